@@ -1,0 +1,84 @@
+"""The contract of a collective: whose contributions each rank holds per block, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from roundelay.errors import InvalidArgumentError
+
+__all__ = ["Collective", "letter"]
+
+
+def letter(index: int) -> str:
+    """Name a block or chunk by letters, as spreadsheets name columns.
+
+    >>> [letter(index) for index in (0, 1, 25, 26, 701, 702)]
+    ['a', 'b', 'z', 'aa', 'zz', 'aaa']
+    """
+    name = ""
+    while index >= 0:
+        index, digit = divmod(index, 26)
+        name = chr(ord("a") + digit) + name
+        index -= 1
+    return name
+
+
+@dataclass(frozen=True, eq=False)
+class Collective:
+    """A contract over numbered blocks, for any size and root.
+
+    `before` lists the blocks in a rank's input (its own contribution to each); `after` maps each
+    block of a rank's output to the ranks whose contributions it holds. Cells that `after` does
+    not name may end up holding anything.
+    """
+
+    name: str
+    blocks: Callable[[int], int]
+    before: Callable[[int, int, int], Iterable[int]]
+    after: Callable[[int, int, int], Mapping[int, Iterable[int]]]
+    rooted: bool = False
+    reduces: bool = False
+    #: A contribution counted twice is as good as once: only a barrier can say so.
+    idempotent: bool = False
+    #: Output cell c of a rank may share its memory with input cell c.
+    in_place: bool = True
+
+    def check(self, size: int, root: int = 0) -> None:
+        """Refuse a size below 1 and a root that is not one of the ranks."""
+        for word, value in (("size", size), ("root", root)):
+            if type(value) is not int:
+                raise InvalidArgumentError(
+                    f"{self.name} needs a whole number as {word}, not {value!r}."
+                )
+        if size < 1:
+            raise InvalidArgumentError(f"{self.name} needs at least 1 rank, not {size}.")
+        if not 0 <= root < size:
+            raise InvalidArgumentError(
+                f"{self.name} on {size} ranks has no root {root}; roots go from 0 to {size - 1}."
+            )
+
+    def per_rank(self, size: int, root: int = 0) -> int:
+        """Count the blocks of the largest buffer that any rank passes in or gets back."""
+        return max(
+            max(len(list(self.before(size, root, rank))), len(self.after(size, root, rank)))
+            for rank in range(size)
+        )
+
+    def picture(self, size: int = 3, root: int = 0) -> str:
+        """Draw who holds what before and after, as the docstrings of this folder show it."""
+        self.check(size, root)
+        join = " " if self.idempotent else "+"
+        rows = [("", "before", "after")]
+        for rank in range(size):
+            held = [f"{letter(block)}{rank}" for block in self.before(size, root, rank)]
+            due = [
+                join.join(f"{letter(block)}{source}" for source in sources)
+                for block, sources in self.after(size, root, rank).items()
+            ]
+            rows.append((f"rank {rank}", "  ".join(held) or "-", "  ".join(due) or "-"))
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        return "\n".join(
+            f"{name:<{widths[0]}}   {held:<{widths[1]}}   {due}".rstrip()
+            for name, held, due in rows
+        )

@@ -1,0 +1,109 @@
+"""What there is to see of a schedule, frame by frame; terminal, SVG and page all draw this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from roundelay.collectives import letter
+from roundelay.schedule import (
+    Algebra,
+    Cell,
+    Expression,
+    Failure,
+    Price,
+    Schedule,
+    Transfer,
+    find_failures,
+    held_at_start,
+    replay,
+)
+
+__all__ = ["CellView", "Frame", "Picture", "picture"]
+
+
+@dataclass(frozen=True, slots=True)
+class CellView:
+    """What one cell holds: whose contributions, and how that reads."""
+
+    ranks: tuple[int, ...]  # contributing ranks, in the order they were folded
+    text: str  # 'a0+a1', or numbers
+    done: bool  # holds what the contract asks of this cell
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The moment after a step; frame 0 is the moment before the first."""
+
+    number: int
+    transfers: tuple[Transfer, ...]  # that led here
+    cells: Mapping[Cell, CellView]  # every cell that holds something
+    changed: frozenset[Cell]
+    failures: tuple[Failure, ...]
+
+    @property
+    def step(self) -> int | None:
+        """The step that led here; none led to frame 0."""
+        return self.number - 1 if self.number else None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A schedule ready to be drawn."""
+
+    title: str
+    schedule: Schedule
+    frames: tuple[Frame, ...]
+    failures: tuple[Failure, ...]  # of steps, and of the end
+    price: Price | None
+    ranks: tuple[str, ...]  # names to show
+    chunks: tuple[str, ...]
+
+
+def picture(
+    schedule: Schedule,
+    *,
+    values: Sequence[Mapping[Cell, str]] | None = None,
+    price: Price | None = None,
+    rank_name: str = "GPU",
+    title: str | None = None,
+) -> Picture:
+    """Return all frames of a schedule; `values[frame][cell]` replaces the symbols by real numbers.
+
+    A schedule that fails its proof has a picture too, with the failures in it.
+    """
+    return Picture(
+        title=title or schedule.name,
+        schedule=schedule,
+        frames=tuple(_frames(schedule, values)),
+        failures=tuple(find_failures(schedule)),
+        price=price,
+        ranks=tuple(f"{rank_name}{rank}" for rank in range(schedule.size)),
+        chunks=tuple(letter(chunk) for chunk in range(schedule.chunks)),
+    )
+
+
+def _frames(
+    schedule: Schedule, values: Sequence[Mapping[Cell, str]] | None
+) -> Iterator[Frame]:
+    due = dict(schedule.due_after())
+    join = " " if schedule.collective.idempotent else "+"
+
+    def view(frame: int, cell: Cell, expression: Expression) -> CellView:
+        ranks = tuple(expression.leaves())
+        if values is not None:
+            text = values[frame].get(cell, "")
+        else:
+            name = letter(cell.chunk)
+            text = join.join(f"{name}{rank}" for rank in ranks)
+        return CellView(ranks, text, due.get(cell) == frozenset(ranks))
+
+    algebra = Algebra()
+    cells = {
+        cell: view(0, cell, value) for cell, value in held_at_start(schedule, algebra).items()
+    }
+    yield Frame(0, (), cells, frozenset(), ())
+    for number, step in enumerate(replay(schedule, algebra), start=1):
+        cells = {**cells, **{w.cell: view(number, w.cell, w.value) for w in step.writes}}
+        changed = frozenset(write.cell for write in step.writes)
+        yield Frame(number, schedule.steps[step.number], cells, changed, tuple(step.failures))
