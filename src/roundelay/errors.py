@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from roundelay.schedule import Failure
 
 __all__ = [
+    "FormatError",
     "InvalidArgumentError",
+    "NetworkError",
     "ProofError",
     "RoundelayError",
     "ScheduleError",
     "UnknownNameError",
+    "UnsupportedReductionError",
     "UnsupportedSizeError",
 ]
+
+
+SHOWN = 60  # characters of a name that a message repeats
 
 
 class RoundelayError(Exception):
@@ -28,25 +34,24 @@ class RoundelayError(Exception):
 
 
 class InvalidArgumentError(RoundelayError, ValueError):
-    """A value that no engine or algorithm could take: a size below 1, a root out of range, …"""
+    """A value that no engine or algorithm could take: a size below 1, a root out of range."""
 
 
 class UnknownNameError(InvalidArgumentError):
     """A name that is not there, with the nearest one that is.
 
-    >>> raise UnknownNameError("engines", "thread", ["reference", "threads"])
-    Traceback (most recent call last):
-        ...
-    roundelay.errors.UnknownNameError: engines has no 'thread'. Did you mean 'threads'? Known: reference, threads.
+    >>> print(UnknownNameError("engines", "thread", ["mpi", "threads"]))
+    engines has no 'thread'. Did you mean 'threads'? Known: mpi, threads.
     """
 
     def __init__(self, family: str, name: str, known: Iterable[str]) -> None:
         self.family, self.name, self.known = family, name, sorted(known)
-        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
+        # A name may come from a stranger's file: show enough to recognise it, not all of it, and
+        # no control characters; comparing is quadratic, so compare no more than is shown.
+        shown = name if len(name) <= SHOWN else name[:SHOWN] + "…"
+        near = difflib.get_close_matches(shown, self.known, n=1, cutoff=0.5)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        # A name may come from a stranger's file: show enough to recognise it, not all of it.
-        shown = name if len(name) <= 60 else name[:57] + "…"
-        super().__init__(f"{family} has no '{shown}'.{hint} Known: {', '.join(self.known)}.")
+        super().__init__(f"{family} has no {shown!r}.{hint} Known: {', '.join(self.known)}.")
 
 
 class UnsupportedSizeError(InvalidArgumentError):
@@ -57,15 +62,30 @@ class UnsupportedSizeError(InvalidArgumentError):
         super().__init__(f"{algorithm} does not run on {size} ranks; it takes {takes}.")
 
 
-class ScheduleError(InvalidArgumentError):
-    """A schedule that is not well formed: wrong types, ranks or chunks out of range, over a limit.
+class UnsupportedReductionError(InvalidArgumentError, TypeError):
+    """A reduction that has no meaning for this dtype, collective or order of addition."""
 
-    `place` says where: `mine.json: transfers[3].dst`.
-    """
+
+class FormatError(InvalidArgumentError):
+    """Something that is not well formed; `place` says where: `mine.json: transfers[3].dst`."""
 
     def __init__(self, place: str, problem: str) -> None:
         self.place, self.problem = place, problem
         super().__init__(f"{place}: {problem}")
+
+
+class ScheduleError(FormatError):
+    """A schedule that is not well formed: wrong types, ranks or chunks out of range, over a limit.
+
+    >>> raise ScheduleError("mine.json: transfers[3].dst", "4 is not one of the 4 ranks")
+    Traceback (most recent call last):
+        ...
+    roundelay.errors.ScheduleError: mine.json: transfers[3].dst: 4 is not one of the 4 ranks
+    """
+
+
+class NetworkError(FormatError):
+    """A network that is not well formed: nodes that are not linked, no bandwidth, over a limit."""
 
 
 class ProofError(RoundelayError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -16,7 +16,7 @@ Member = TypeVar("Member")
 
 
 class Family(Generic[Member]):
-    """The members of a package: one file each, one public name each, the same as the file's.
+    """The members of a package: one file each, one public name each, after the file's.
 
     Adding a member is adding a file. Files that start with an underscore are private helpers.
 
@@ -27,8 +27,9 @@ class Family(Generic[Member]):
     'all_reduce'
     """
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str, *, public: Callable[[str], str] = str) -> None:
         self.package = package
+        self._public = public  # from a file's name to its member's: engines are classes
         self.label = package.rpartition(".")[2]
         self._load = cache(self._load_member)
 
@@ -45,7 +46,8 @@ class Family(Generic[Member]):
         known = self.names()
         if name not in known:
             raise UnknownNameError(self.label, name, known)
-        member: Member = getattr(importlib.import_module(f"{self.package}.{name}"), name)
+        module = importlib.import_module(f"{self.package}.{name}")
+        member: Member = getattr(module, self._public(name))
         return member
 
     def __iter__(self) -> Iterator[Member]:

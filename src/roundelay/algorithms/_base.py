@@ -63,7 +63,7 @@ class Algorithm:
         unknown = options.keys() - self.options.keys()
         if unknown:
             known = self.options or {"no options": None}
-            raise UnknownNameError(f"options of {self.name}", sorted(unknown)[0], known)
+            raise UnknownNameError(f"options of {self.name}", min(unknown), known)
         arguments = (size, root) if "root" in self._signature.parameters else (size,)
         return self.function(*arguments, **options)
 
@@ -78,7 +78,7 @@ class Algorithm:
         transfers = self(size, root, **options)
         parts = self._parts
         if not isinstance(parts, int):
-            parts = parts(size, **{**self.options, **options})
+            parts = parts(size=size, **{**self.options, **options})
         return Schedule(self.collective, size, transfers, root=root, parts=parts, name=self.name)
 
 

@@ -24,7 +24,7 @@ def binomial(size: int) -> Iterator[tuple[int, int, int, range]]:
 
 
 def rotated(size: int, root: int) -> list[int]:
-    """Number the ranks so that the root comes first.
+    """Return the ranks in order, starting with the root.
 
     >>> rotated(4, root=2)
     [2, 3, 0, 1]

@@ -11,7 +11,7 @@ from roundelay.schedule import Transfer, parallel, pipeline, relabel, sequence
 __all__ = ["all_reduce_double_binary_tree"]
 
 
-@implements(all_reduce, parts=lambda size, segments: 2 * segments)
+@implements(all_reduce, parts=lambda segments, **_: 2 * segments)
 def all_reduce_double_binary_tree(size: int, *, segments: int = 1) -> Iterator[Transfer]:
     """Reduce and broadcast one half of the data over each of two complementary binary trees.
 

@@ -18,7 +18,7 @@ from roundelay.schedule import Transfer, sequence
 __all__ = ["all_reduce_halving_doubling"]
 
 
-@implements(all_reduce, parts=lambda size: largest_power(size))
+@implements(all_reduce, parts=largest_power)
 def all_reduce_halving_doubling(size: int) -> Iterator[Transfer]:
     """Reduce-scatter by recursive halving, then all-gather by recursive doubling.
 

@@ -16,7 +16,7 @@ from roundelay.schedule import Transfer, nest, refine, sequence
 __all__ = ["all_reduce_hierarchical"]
 
 
-@implements(all_reduce, parts=lambda size, group: size)
+@implements(all_reduce, parts=lambda size, **_: size)
 def all_reduce_hierarchical(size: int, *, group: int | None = None) -> Iterator[Transfer]:
     """Reduce-scatter inside every group, all-reduce between groups, all-gather inside.
 

@@ -14,7 +14,7 @@ from roundelay.schedule import Transfer, relabel, sequence
 __all__ = ["all_reduce_ring"]
 
 
-@implements(all_reduce, parts=lambda size, direction: size)
+@implements(all_reduce, parts=lambda size, **_: size)
 def all_reduce_ring(size: int, *, direction: Direction = "right") -> Iterable[Transfer]:
     """Reduce-scatter, then all-gather, around the same ring.
 

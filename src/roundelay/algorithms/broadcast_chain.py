@@ -12,7 +12,7 @@ from roundelay.schedule import Transfer, pipeline, relabel
 __all__ = ["broadcast_chain"]
 
 
-@implements(broadcast, parts=lambda size, segments: segments)
+@implements(broadcast, parts=lambda segments, **_: segments)
 def broadcast_chain(size: int, root: int, *, segments: int = 4) -> Iterator[Transfer]:
     """Pass segments from neighbour to neighbour; every rank sends one while it receives the next.
 

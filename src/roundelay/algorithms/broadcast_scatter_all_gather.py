@@ -19,4 +19,9 @@ def broadcast_scatter_all_gather(size: int, root: int) -> Iterator[Transfer]:
 
     ceil(log2 N) + N - 1 steps; no rank sends more than about twice the data.
     """
-    return sequence(scatter_binomial(size, root), all_gather_ring(size))
+    held = {(root, piece) for piece in range(size)}
+    for transfer in sequence(scatter_binomial(size, root), all_gather_ring(size)):
+        place = (transfer.dst, transfer.chunk)
+        if place not in held:  # the ring would also bring back what the scatter left on its way
+            held.add(place)
+            yield transfer

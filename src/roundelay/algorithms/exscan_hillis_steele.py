@@ -14,6 +14,9 @@ __all__ = ["exscan_hillis_steele"]
 
 @implements(exscan)
 def exscan_hillis_steele(size: int) -> Iterator[Transfer]:
-    """Hand everyone's data one rank up, then scan over the ranks that got some: 1 + ceil(log2(N - 1)) steps."""
+    """Hand everyone's data one rank up, then scan over the ranks that got some.
+
+    1 + ceil(log2(N - 1)) steps.
+    """
     above = scan_hillis_steele(size - 1) if size > 1 else []
     return sequence(shift(size), relabel(above, ranks=range(1, size)))

@@ -1,4 +1,4 @@
-"""Reduce-scatter by recursive halving: pairs swap halves, then quarters, …"""
+"""Reduce-scatter by recursive halving: pairs swap ever smaller shares."""
 
 from __future__ import annotations
 

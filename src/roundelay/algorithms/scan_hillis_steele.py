@@ -1,4 +1,4 @@
-"""Scan, Hillis-Steele: add from 1 below, then 2 below, then 4, …"""
+"""Scan, Hillis-Steele: add from 1 below, then from 2, then from 4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scatter down a binomial tree: halves of the data, then quarters, …"""
+"""Scatter down a binomial tree: halves of the data, then quarters."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ class Algebra:
         """Return what `rank` itself brings."""
         known = self._leaves.get(rank)
         if known is None:
-            known = self._leaves[rank] = Expression(1 << rank, rank, rank, 0, True, True, ())
+            known = self._leaves[rank] = Expression(
+                1 << rank, rank, rank, folds=0, ascending=True, left=True, children=()
+            )
         return known
 
     def fold(self, operands: Sequence[Expression]) -> Expression:

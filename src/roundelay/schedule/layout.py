@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.schedule.schedule import Schedule
@@ -21,7 +22,7 @@ def split(numel: int, parts: int) -> list[slice]:
     """
     base, extra = divmod(numel, parts)
     bounds = [part * base + min(part, extra) for part in range(parts + 1)]
-    return [slice(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [slice(low, high) for low, high in pairwise(bounds)]
 
 
 @dataclass(frozen=True)

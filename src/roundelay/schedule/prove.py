@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import or_
 from typing import get_args
 
 from roundelay.errors import ProofError
@@ -13,6 +16,8 @@ from roundelay.schedule.schedule import Cell, Schedule
 __all__ = ["Proof", "find_failures", "prove"]
 
 ORDERS: tuple[Order, ...] = get_args(Order)
+#: Sums of more ranks are shown with their middle left out.
+MANY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,61 +64,82 @@ def _run(schedule: Schedule) -> tuple[list[Failure], list[Expression]]:
             held[write.cell] = write.value
 
     finals: list[Expression] = []
-    histories: dict[int, list[tuple[int, Write]]] | None = None
+    history: _History | None = None
     for cell, due in schedule.due_after():
         value = held.get(cell)
-        if value is not None and value.ranks == sum(1 << rank for rank in due):
+        wanted = sum(1 << rank for rank in due)
+        if value is not None and value.ranks == wanted:
             finals.append(value)
             continue
-        histories = histories if histories is not None else _histories(schedule)
-        history = histories.get(cell.chunk, [])
-        failures.append(_diagnose(cell, due, value, history))
+        history = history or _History(schedule)
+        failures.append(history.diagnose(cell, wanted, value))
     return failures, finals
 
 
-def _histories(schedule: Schedule) -> dict[int, list[tuple[int, Write]]]:
-    """Return every write of every chunk, in order, with its step."""
-    found: dict[int, list[tuple[int, Write]]] = {}
-    for step in replay(schedule):
-        for write in step.writes:
-            found.setdefault(write.cell.chunk, []).append((step.number, write))
-    return found
+class _History:
+    """Every write of every cell: what it takes to say why a cell does not hold what is due.
+
+    Contributions are compared as bit masks. A faulty schedule can count a contribution again and
+    again, so its expressions may have far more leaves than anyone could list.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._at_start = set(schedule.held_before())
+        self._writes: dict[Cell, list[tuple[int, Write]]] = {}
+        for step in replay(schedule):
+            for write in step.writes:
+                self._writes.setdefault(write.cell, []).append((step.number, write))
+        self._later: dict[Cell, list[int]] = {}
+
+    def diagnose(self, cell: Cell, due: int, value: Expression | None) -> Failure:
+        """Say why `cell` does not hold what is due: the likeliest single cause."""
+        rank, chunk = cell
+        if value is None:
+            return Failure("missing", rank, chunk, None, f"holds nothing, needs {_sum(due)}")
+        writes = self._writes.get(cell, [])
+        got = f"holds {_sum(value.ranks)}, needs {_sum(due)}"
+        foreign = value.ranks & ~due
+        if foreign:
+            first = next((step for step, write in writes if write.value.ranks & foreign), None)
+            return Failure("foreign", rank, chunk, first, f"{got}: {_sum(foreign)} does not belong")
+        lacking = due & ~value.ranks
+        lost = self._lost(cell, lacking)
+        if lost is not None:
+            return Failure("overwritten", rank, chunk, lost, f"{got}; this step overwrote the rest")
+        if writes and len(writes[-1][1].sources) == 1:
+            step, write = writes[-1]
+            (src,) = write.sources
+            later = self._comes_later(Cell(src, chunk), step) & lacking
+            if later:
+                detail = f"{got}; rank {src} sent it too early, before it had {_sum(later)}"
+                return Failure("stale", rank, chunk, step, detail)
+        return Failure("missing", rank, chunk, None, got)
+
+    def _lost(self, cell: Cell, lacking: int) -> int | None:
+        """Return the last step that took something away that is lacking at the end."""
+        had = 1 << cell.rank & lacking if cell in self._at_start else 0
+        found = None
+        for step, write in self._writes.get(cell, []):
+            has = write.value.ranks & lacking
+            if had & ~has:
+                found = step
+            had = has
+        return found
+
+    def _comes_later(self, cell: Cell, step: int) -> int:
+        """Return the contributions that `cell` holds at any time after `step` has begun."""
+        writes = self._writes.get(cell, [])
+        if cell not in self._later:
+            # From the last write back, so that many questions about one cell cost one walk.
+            reversed_masks = (write.value.ranks for _, write in reversed(writes))
+            self._later[cell] = list(accumulate(reversed_masks, or_))[::-1]
+        index = bisect_left(writes, step, key=lambda entry: entry[0])
+        return self._later[cell][index] if index < len(writes) else 0
 
 
-def _diagnose(
-    cell: Cell, due: frozenset[int], value: Expression | None, history: list[tuple[int, Write]]
-) -> Failure:
-    """Say why `cell` does not hold what is due: the likeliest single cause."""
-    rank, chunk = cell
-    writes = [(step, write) for step, write in history if write.cell == cell]
-    last = writes[-1][0] if writes else None
-    if value is None:
-        return Failure("missing", rank, chunk, None, f"holds nothing, needs {_sum(due)}")
-
-    has = frozenset(value.leaves())
-    got = f"holds {_sum(has)}, needs {_sum(due)}"
-    if has - due:
-        return Failure("foreign", rank, chunk, last, f"{got}: {_sum(has - due)} does not belong")
-
-    lacking = due - has
-    best = max(
-        (len(lacking & frozenset(write.value.leaves())) for _, write in writes[:-1]), default=0
-    )
-    if best:
-        return Failure("overwritten", rank, chunk, last, f"{got}; this step overwrote the rest")
-    if writes and len(writes[-1][1].sources) == 1:
-        (src,) = writes[-1][1].sources
-        for step, write in history:
-            if write.cell.rank == src and step >= writes[-1][0]:
-                later = frozenset(write.value.leaves())
-                if lacking & later:
-                    detail = f"{got}; rank {src} sent it too early: it has {_sum(later)}"
-                    return Failure("stale", rank, chunk, last, f"{detail} after step {step}")
-    return Failure("missing", rank, chunk, None, got)
-
-
-def _sum(ranks: frozenset[int]) -> str:
-    shown = [str(rank) for rank in sorted(ranks)]
-    if len(shown) > 8:
+def _sum(mask: int) -> str:
+    shown = [str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1]
+    word = "rank " if len(shown) == 1 else "ranks "
+    if len(shown) > MANY:
         shown[4:-3] = ["…"]
-    return "ranks " + "+".join(shown) if len(ranks) != 1 else f"rank {shown[0]}"
+    return word + "+".join(shown)

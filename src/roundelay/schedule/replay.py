@@ -33,9 +33,12 @@ class Failure:
     chunk: int
     step: int | None
     detail: str
+    instruction: int | None = None  # of the rank's program, where a program fails
 
     def __str__(self) -> str:
         when = "at the end" if self.step is None else f"step {self.step}"
+        if self.instruction is not None:
+            when = f"instruction {self.instruction}"
         name = f"chunk {self.chunk} ({letter(self.chunk)})"
         return f"{when}, rank {self.rank}, {name}: {self.kind}: {self.detail}"
 

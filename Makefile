@@ -1,0 +1,47 @@
+# Two commands are enough on a bare machine: `make demo` and `make test`.
+# Each installs what it needs into .venv; only Python >= 3.11, a C++ compiler, git and make are given.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint bench docs browser clean
+
+demo: $(READY)
+	$(BIN)/roundelay prove --sizes 1-16
+	mkdir -p out
+	$(BIN)/roundelay explain all_reduce --algorithm ring -n 5 --out out/ring.html
+
+test: $(READY) browser
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py
+
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Roundelay needs Python 3.11 or newer; set PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group build --group test --group lint
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e .
+	touch $@
+
+# The page is tested in a real browser. Where there is none and we may install one, we do;
+# otherwise those tests say so and are skipped.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 \
+	     && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
+	|| echo "No Chromium found: install one (apt install chromium) to run the browser tests too."
+
+clean:
+	rm -rf $(VENV) build out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,169 @@
+"""The thirteen reductions and your own: what they mean, for which dtypes, exactly.
+
+Every fold goes from left to right in an accumulator (float32 for half types) and is rounded once.
+Floating-point corner cases are fixed here, so that every engine can agree bit for bit: `min` and
+`max` hand on NaN and keep the first of equal values, whatever the sign of zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from roundelay.errors import InvalidArgumentError, UnknownNameError, UnsupportedReductionError
+
+__all__ = ["REDUCTIONS", "Array", "Located", "Op", "Reduction", "fold", "reduction"]
+
+Array: TypeAlias = npt.NDArray[Any]  # of any dtype: the reduction decides which it takes
+Fold: TypeAlias = Callable[[Array, Array], Array]
+
+
+class Located(NamedTuple):
+    """Values with the place each came from: what `maxloc` and `minloc` take and return."""
+
+    values: Array
+    locations: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A way to fold two arrays into one, element by element."""
+
+    name: str
+    summary: str
+    fold: Fold
+    kinds: str  # numpy dtype kinds it takes: b i u f c
+    commutative: bool = True
+
+    def check(self, dtype: np.dtype[Any]) -> None:
+        """Refuse a dtype for which this reduction has no meaning."""
+        if _kind(dtype) not in self.kinds:
+            takes = ", ".join(KINDS[kind] for kind in self.kinds)
+            raise UnsupportedReductionError(f"{self.name} takes {takes}, not {dtype}.")
+
+
+class Op:
+    """A reduction of your own: `fn(left, right)` folds two arrays of equal shape and dtype.
+
+    It must be associative. With `commutative=False` only algorithms proved `contiguous` or
+    `rank_order` are taken.
+
+    >>> first = Op(lambda left, right: left, commutative=False, name="first")
+    >>> first.reduction.commutative
+    False
+    """
+
+    def __init__(self, fn: Fold, *, commutative: bool = True, name: str | None = None) -> None:
+        if not callable(fn):
+            raise InvalidArgumentError(f"Op needs a function of two arrays, not {fn!r}.")
+        name = name or str(getattr(fn, "__name__", "op"))
+
+        def checked(left: Array, right: Array) -> Array:
+            result = np.asarray(fn(left, right))
+            if result.shape != left.shape or result.dtype != left.dtype:
+                raise UnsupportedReductionError(
+                    f"{name} made {result.dtype}{list(result.shape)} out of two arrays of "
+                    f"{left.dtype}{list(left.shape)}; it must keep shape and dtype."
+                )
+            return result
+
+        self.reduction = Reduction(name, "Your own.", checked, "biufc", commutative)
+
+
+KINDS = {
+    "b": "bool",
+    "i": "signed integers",
+    "u": "unsigned integers",
+    "f": "floats",
+    "c": "complex numbers",
+}
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    # ml_dtypes' bfloat16 is a void to numpy's eyes, a float to ours.
+    if dtype.name == "bfloat16":
+        return "f"
+    if dtype.names == ("value", "location"):
+        return _kind(dtype["value"])
+    return dtype.kind
+
+
+def _min(left: Array, right: Array) -> Array:
+    return np.where((right < left) | (right != right), right, left)  # noqa: PLR0124 - NaN
+
+
+def _max(left: Array, right: Array) -> Array:
+    return np.where((right > left) | (right != right), right, left)  # noqa: PLR0124 - NaN
+
+
+def _logical(function: Callable[[Array, Array], Array]) -> Fold:
+    return lambda left, right: function(left != 0, right != 0).astype(left.dtype)
+
+
+def _located(beats: Callable[[Array, Array], Array]) -> Fold:
+    """Choose the value that beats the other; of equal ones, the lowest location. NaN beats all."""
+
+    def choose(left: Array, right: Array) -> Array:
+        a, b = left["value"], right["value"]
+        a_nan, b_nan = a != a, b != b  # noqa: PLR0124 - NaN
+        better = beats(b, a) | (b_nan & ~a_nan)
+        equal = (a == b) | (a_nan & b_nan)
+        return np.where(better | (equal & (right["location"] < left["location"])), right, left)
+
+    return choose
+
+
+REDUCTIONS: Mapping[str, Reduction] = {
+    made.name: made
+    for made in (
+        Reduction("sum", "Add; integers wrap, bools saturate.", np.add, "biufc"),
+        Reduction("prod", "Multiply; integers wrap.", np.multiply, "biufc"),
+        Reduction("min", "Keep the smallest; NaN wins.", _min, "biuf"),
+        Reduction("max", "Keep the largest; NaN wins.", _max, "biuf"),
+        Reduction("avg", "Add, then divide by the number of ranks.", np.add, "fc"),
+        Reduction("land", "1 where all are non-zero.", _logical(np.logical_and), "biufc"),
+        Reduction("lor", "1 where any is non-zero.", _logical(np.logical_or), "biufc"),
+        Reduction("lxor", "1 where an odd number is non-zero.", _logical(np.logical_xor), "biufc"),
+        Reduction("band", "Keep the bits set in all.", np.bitwise_and, "biu"),
+        Reduction("bor", "Keep the bits set in any.", np.bitwise_or, "biu"),
+        Reduction("bxor", "Keep the bits set in an odd number.", np.bitwise_xor, "biu"),
+        Reduction("maxloc", "Keep the largest and where it was.", _located(np.greater), "biuf"),
+        Reduction("minloc", "Keep the smallest and where it was.", _located(np.less), "biuf"),
+    )
+}
+
+
+def reduction(op: str | Op) -> Reduction:
+    """Return the reduction that `op` names or is.
+
+    >>> reduction("sum").name
+    'sum'
+    """
+    if isinstance(op, Op):
+        return op.reduction
+    if op not in REDUCTIONS:
+        raise UnknownNameError("reductions", str(op), REDUCTIONS)
+    return REDUCTIONS[op]
+
+
+def fold(made: Reduction, operands: Sequence[Array], *, divide_by: int | None = None) -> Array:
+    """Fold operands from left to right in the accumulator, and round once.
+
+    >>> fold(REDUCTIONS["avg"], [np.array([1.0]), np.array([2.0])], divide_by=2)
+    array([1.5])
+    """
+    dtype = operands[0].dtype
+    half = dtype.name in ("float16", "bfloat16")
+    with np.errstate(all="ignore"):  # overflow and invalid give inf and NaN, as on every engine
+        result = operands[0].astype(np.float32) if half else operands[0]
+        for operand in operands[1:]:
+            result = made.fold(result, operand.astype(result.dtype) if half else operand)
+        if divide_by is not None:
+            # A complex number is divided as the two reals it is: one rounding each.
+            real = result.view(result.real.dtype)
+            result = (real / real.dtype.type(divide_by)).view(result.dtype)
+        return result.astype(dtype, copy=False)

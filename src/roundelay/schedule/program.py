@@ -1,0 +1,128 @@
+"""What really runs: one flat program per rank, of three instructions.
+
+    WAIT q,k            until rank q has posted k
+    APPLY dsts ← srcs   fold the sources from left to right into every destination
+    POST k              all before this is done and may be seen by others
+
+Operands lie in a rank's input, its output, or one of its slots in memory that all can reach. A
+program describes one slice of the data and holds no lengths. Slices are numbered across calls;
+slice g uses the slots of parity g mod 2, and before its slots are written, every rank that read
+them in slice g - 2 must have posted in slice g - 1. All programs of a call end at one flag value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from roundelay.errors import InvalidArgumentError
+from roundelay.schedule.schedule import Schedule
+
+__all__ = [
+    "Apply",
+    "Instruction",
+    "Operand",
+    "Post",
+    "Program",
+    "Programs",
+    "Reach",
+    "Space",
+    "Wait",
+    "format_program",
+]
+
+Space = Literal["in", "out", "slot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which buffers the other ranks can reach, beside the slots, which all can.
+
+    `in_place` says that input and output are one buffer: writing cell c of the output overwrites
+    cell c of the input.
+    """
+
+    input: bool = False
+    output: bool = False
+    in_place: bool = False
+
+    def __post_init__(self) -> None:
+        if self.in_place and self.input != self.output:
+            raise InvalidArgumentError(
+                "Reach(in_place=True) is one buffer: its input and output are reached alike."
+            )
+
+
+class Operand(NamedTuple):
+    """A chunk of a rank's input or output, or one of its slots."""
+
+    space: Space
+    rank: int
+    at: int  # chunk of a buffer, or number of a slot
+
+    def __str__(self) -> str:
+        return f"{self.space.upper()} {self.rank}[{self.at}]"
+
+
+class Wait(NamedTuple):
+    """Until `rank` has posted at least `post`."""
+
+    rank: int
+    post: int
+
+    def __str__(self) -> str:
+        return f"WAIT {self.rank},{self.post}"
+
+
+class Apply(NamedTuple):
+    """Fold the sources into every destination; one source is a copy, several dsts are a push."""
+
+    dsts: tuple[Operand, ...]
+    srcs: tuple[Operand, ...]
+    chunk: int  # whose length this moves
+    complete: bool  # the fold that brings in the last contribution: here an average divides
+
+    def __str__(self) -> str:
+        dsts = ", ".join(map(str, self.dsts))
+        srcs = ", ".join(map(str, self.srcs))
+        if len(self.dsts) > 1:
+            dsts = f"{{{dsts}}}"
+        return f"APPLY {dsts} ← {srcs if len(self.srcs) == 1 else f'fold({srcs})'}"
+
+
+class Post(NamedTuple):
+    """Let the others see everything done so far."""
+
+    post: int
+
+    def __str__(self) -> str:
+        return f"POST {self.post}"
+
+
+Instruction: TypeAlias = Wait | Apply | Post
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one rank does for one slice."""
+
+    rank: int
+    instructions: tuple[Instruction, ...]
+    slots: int  # how many it owns
+    readers: tuple[int, ...]  # the other ranks that read them
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs of all ranks for one schedule; every flag grows by `posts` per slice."""
+
+    schedule: Schedule
+    reach: Reach
+    ranks: tuple[Program, ...]
+    posts: int
+
+
+def format_program(program: Program) -> str:
+    """Write a program down, one numbered instruction per line."""
+    lines = [f"{number:4d}  {line}" for number, line in enumerate(program.instructions)]
+    return "\n".join(lines) if lines else "      (nothing to do)"

@@ -1,0 +1,241 @@
+"""Proof that programs do what their schedule says, whatever the timing.
+
+What is proved must be what runs, so nothing of the compiler is trusted or used. All programs run
+symbolically, for three slices in a row where there are slots to be used again. Every access is
+checked against every other on the same memory by what its rank can know of the others' posts
+(vector clocks): two accesses of which one writes, with no order between them, are a race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, NoReturn
+
+from roundelay.errors import ProofError
+from roundelay.schedule.expression import Algebra, Expression
+from roundelay.schedule.program import Apply, Operand, Post, Programs, Space, Wait
+from roundelay.schedule.replay import Failure, Kind, held_at_start, replay
+from roundelay.schedule.schedule import Cell
+
+__all__ = ["prove_program"]
+
+SLICES = 3
+AFTERWARDS = 1 << 62  # no post ever covers what a caller does after the call
+
+
+def prove_program(programs: Programs) -> None:
+    """Raise `ProofError` naming rank and instruction unless the programs keep the contract.
+
+    Private buffers are tried both apart and in place, since callers may pass either.
+
+    >>> from roundelay.algorithms import algorithms
+    >>> from roundelay.schedule import compile_schedule
+    >>> prove_program(compile_schedule(algorithms.load("all_reduce_ring").schedule(4)))
+    """
+    reach = programs.reach
+    private = not reach.input and not reach.output
+    both = private and programs.schedule.collective.in_place
+    slices = SLICES if any(program.slots for program in programs.ranks) else 1
+    runs = [(reach.in_place, slices)] + ([(True, 1)] if both else [])
+    for in_place, count in runs:
+        failures = _Machine(programs, in_place=in_place, slices=count).run()
+        if failures:
+            raise ProofError(f"The program of {programs.schedule.name} ({reach})", failures)
+
+
+class Place(NamedTuple):
+    """A piece of memory: `turn` is the slice for buffers, its parity for slots."""
+
+    space: Space | Literal["buffer"]  # one buffer when in and out are the same
+    rank: int
+    at: int
+    turn: int
+
+
+@dataclass(slots=True)
+class Memory:
+    """What lies in a place, and who touched it last: by rank, with its flag at that time."""
+
+    value: Expression | None = None
+    chunk: int = 0  # of which chunk,
+    turn: int = 0  # and of which slice
+    writer: tuple[int, int] | None = None
+    readers: dict[int, int] = field(default_factory=dict)
+
+
+class _FaultError(Exception):
+    """Stops the machine at the first failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class _Machine:
+    def __init__(self, programs: Programs, *, in_place: bool, slices: int) -> None:
+        self.programs, self.schedule, self.reach = programs, programs.schedule, programs.reach
+        self.in_place, self.slices = in_place, slices
+        size = self.schedule.size
+        self.algebra = Algebra()
+        self.memory: dict[Place, Memory] = {}
+        self.flags = [0] * size
+        self.known = [[0] * size for _ in range(size)]
+        self.posted: list[list[tuple[int, list[int]]]] = [[] for _ in range(size)]
+        self.line = [0] * size
+        self.due = dict(self.schedule.due_after())
+        self.everyone = (1 << size) - 1
+        # Buffers were last touched by their own rank's caller, before it began.
+        held = held_at_start(self.schedule, self.algebra)
+        for turn in range(self.slices):
+            for cell, value in held.items():
+                place = self.place(Operand("in", *cell), turn)
+                self.memory[place] = Memory(value, cell.chunk, turn, (cell.rank, 0))
+            for cell in self.due:
+                place = self.place(Operand("out", *cell), turn)
+                self.memory.setdefault(place, Memory(None, cell.chunk, turn, (cell.rank, 0)))
+
+    def run(self) -> list[Failure]:
+        ranks = {rank: self.walk(rank) for rank in range(self.schedule.size)}
+        blocked: dict[int, Wait] = {}
+        try:
+            while ranks:
+                progress = False
+                for rank, walk in list(ranks.items()):
+                    waiting = next(walk, None)
+                    progress |= waiting is None or waiting is not blocked.get(rank)
+                    if waiting is None:
+                        del ranks[rank]
+                    else:
+                        blocked[rank] = waiting
+                if not progress:
+                    stuck = ", ".join(f"rank {rank} in {blocked[rank]}" for rank in ranks)
+                    self.fail("deadlock", min(ranks), 0, f"nobody can go on: {stuck}")
+            self.compare()
+        except _FaultError as fault:
+            return [fault.failure]
+        return []
+
+    def walk(self, rank: int) -> Iterator[Wait]:
+        """Run one rank; yield the wait it stands at whenever it can't go on."""
+        program, posts = self.programs.ranks[rank], self.programs.posts
+        for turn in range(self.slices):
+            base = turn * posts
+            if turn > 1:
+                for reader in program.readers:
+                    yield from self.wait(rank, Wait(reader, base - posts + 1))
+            for number, line in enumerate(program.instructions):
+                self.line[rank] = number
+                if isinstance(line, Wait):
+                    yield from self.wait(rank, Wait(line.rank, base + line.post))
+                elif isinstance(line, Post):
+                    self.post(rank, base + line.post)
+                else:
+                    self.apply(rank, line, turn)
+            if self.flags[rank] != base + posts:
+                self.fail("untidy", rank, 0, f"ends at flag {self.flags[rank] - base}, not {posts}")
+        self.leave(rank)
+
+    def wait(self, rank: int, line: Wait) -> Iterator[Wait]:
+        while self.flags[line.rank] < line.post:
+            yield line
+        # All it may conclude is what held at the first post that lets it go on.
+        clock = next(clock for flag, clock in self.posted[line.rank] if flag >= line.post)
+        self.known[rank] = list(map(max, self.known[rank], clock))
+
+    def post(self, rank: int, flag: int) -> None:
+        if flag <= self.flags[rank]:
+            self.fail("untidy", rank, 0, f"posts {flag} after {self.flags[rank]}")
+        self.flags[rank] = self.known[rank][rank] = flag
+        self.posted[rank].append((flag, list(self.known[rank])))
+
+    def apply(self, rank: int, line: Apply, turn: int) -> None:
+        values = [self.read(rank, operand, line, turn) for operand in line.srcs]
+        value = self.algebra.fold(values)
+        complete = len(values) > 1 and value.ranks == self.everyone
+        if complete != line.complete:
+            self.fail("untidy", rank, line.chunk, f"{line} has complete={line.complete}")
+        for operand in line.dsts:
+            self.write(rank, operand, line, value, turn)
+
+    def read(self, rank: int, operand: Operand, line: Apply, turn: int) -> Expression:
+        if operand.rank != rank and not self.may_reach(operand):
+            self.fail("untidy", rank, line.chunk, f"{line} reads {operand}, which it can't reach")
+        memory = self.memory.get(self.place(operand, turn))
+        if memory is None or memory.value is None:
+            self.fail("missing", rank, line.chunk, f"{line} reads {operand}, which holds nothing")
+        if (memory.chunk, memory.turn) != (line.chunk, turn):
+            held = f"chunk {memory.chunk} of slice {memory.turn}"
+            self.fail("stale", rank, line.chunk, f"{line} reads {held} in {operand}")
+        self.require(rank, memory.writer, line, operand)
+        memory.readers[rank] = self.flags[rank]
+        return memory.value
+
+    def write(self, rank: int, operand: Operand, line: Apply, value: Expression, turn: int) -> None:
+        if operand.rank != rank and (operand.space == "slot" or not self.may_reach(operand)):
+            self.fail("untidy", rank, line.chunk, f"{line} writes {operand}, which is not its own")
+        cell = Cell(operand.rank, operand.at)
+        slots = self.programs.ranks[rank].slots
+        if (
+            operand.space == "in"
+            or (operand.space == "out" and cell not in self.due)
+            or (operand.space == "slot" and not 0 <= operand.at < slots)
+        ):
+            self.fail("untidy", rank, line.chunk, f"{line} writes {operand}, which must stay")
+        place = self.place(operand, turn)
+        memory = self.memory.get(place)
+        if memory is None:
+            memory = self.memory[place] = Memory()
+        self.require(rank, memory.writer, line, operand)
+        for reader in memory.readers.items():
+            self.require(rank, reader, line, operand)
+        memory.value, memory.chunk, memory.turn = value, line.chunk, turn
+        memory.writer, memory.readers = (rank, self.flags[rank]), {}
+
+    def leave(self, rank: int) -> None:
+        """Return from the call: its caller may use and overwrite both buffers."""
+        for place, memory in self.memory.items():
+            if place.rank == rank and place.space != "slot":
+                for other in (memory.writer, *memory.readers.items()):
+                    self.require(rank, other, None, Operand("out", rank, place.at))
+                memory.writer = (rank, AFTERWARDS)
+
+    def require(
+        self, rank: int, other: tuple[int, int] | None, line: Apply | None, operand: Operand
+    ) -> None:
+        """Fail unless this rank knows that the other's access to the operand is over."""
+        if other is None or other[0] == rank or self.known[rank][other[0]] > other[1]:
+            return
+        what = line or "the caller's next use"
+        detail = f"nothing orders {what} after what rank {other[0]} does with {operand}"
+        self.fail("race", rank, line.chunk if line else operand.at, detail)
+
+    def compare(self) -> None:
+        """Every output must be the very expression that the schedule was proved with."""
+        held = held_at_start(self.schedule, self.algebra)
+        for step in replay(self.schedule, self.algebra):
+            held.update((write.cell, write.value) for write in step.writes)
+        for turn in range(self.slices):
+            for cell in self.due:
+                memory = self.memory[self.place(Operand("out", *cell), turn)]
+                if memory.value is not held[cell] or (memory.chunk, memory.turn) != (
+                    cell.chunk,
+                    turn,
+                ):
+                    self.line[cell.rank] = len(self.programs.ranks[cell.rank].instructions)
+                    detail = f"OUT {cell.rank}[{cell.chunk}] is not what the schedule gives"
+                    self.fail("missing", *cell, detail)
+
+    def may_reach(self, operand: Operand) -> bool:
+        return operand.space == "slot" or (
+            self.reach.input if operand.space == "in" else self.reach.output
+        )
+
+    def place(self, operand: Operand, turn: int) -> Place:
+        if operand.space == "slot":
+            return Place("slot", operand.rank, operand.at, turn % 2)
+        space = "buffer" if self.in_place else operand.space
+        return Place(space, operand.rank, operand.at, turn)
+
+    def fail(self, kind: Kind, rank: int, chunk: int, detail: str) -> NoReturn:
+        raise _FaultError(Failure(kind, rank, chunk, None, detail, instruction=self.line[rank]))
