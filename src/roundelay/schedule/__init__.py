@@ -1,5 +1,6 @@
 """Layer 2: a collective algorithm as data, and what can be done with it before it runs."""
 
+from roundelay.schedule.compile import compile_schedule
 from roundelay.schedule.compose import (
     nest,
     parallel,
@@ -12,37 +13,63 @@ from roundelay.schedule.compose import (
 from roundelay.schedule.expression import Algebra, Expression, Order
 from roundelay.schedule.layout import Layout, split
 from roundelay.schedule.price import Link, Network, Price, StepPrice, price
+from roundelay.schedule.program import (
+    Apply,
+    Operand,
+    Post,
+    Program,
+    Programs,
+    Reach,
+    Wait,
+    format_program,
+)
 from roundelay.schedule.prove import Proof, find_failures, prove
+from roundelay.schedule.prove_program import prove_program
 from roundelay.schedule.replay import Failure, Step, Write, held_at_start, replay
 from roundelay.schedule.schedule import Cell, Schedule, Transfer
+from roundelay.schedule.serialize import from_json, load, save, to_json
 
 __all__ = [
     "Algebra",
+    "Apply",
     "Cell",
     "Expression",
     "Failure",
     "Layout",
     "Link",
     "Network",
+    "Operand",
     "Order",
+    "Post",
     "Price",
+    "Program",
+    "Programs",
     "Proof",
+    "Reach",
     "Schedule",
     "Step",
     "StepPrice",
     "Transfer",
+    "Wait",
     "Write",
+    "compile_schedule",
     "find_failures",
+    "format_program",
+    "from_json",
     "held_at_start",
+    "load",
     "nest",
     "parallel",
     "pipeline",
     "price",
     "prove",
+    "prove_program",
     "refine",
     "relabel",
     "replay",
+    "save",
     "sequence",
     "shift",
     "split",
+    "to_json",
 ]

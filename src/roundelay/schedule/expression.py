@@ -11,6 +11,8 @@ __all__ = ["Algebra", "Expression", "Order"]
 #: How the additions of a result are ordered, from the strongest promise to the weakest.
 Order = Literal["rank_order", "contiguous", "any"]
 
+MANY_TERMS = 4096
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expression:
@@ -19,6 +21,7 @@ class Expression:
     ranks: int  # bit r is set when rank r's contribution is in it
     low: int
     high: int
+    terms: int  # how many contributions, each counted as often as it is in it
     folds: int  # how many folds deep: how often a half-precision value is rounded
     ascending: bool  # contributions appear in rank order, however parenthesised
     left: bool  # ascending, and parenthesised as (((0 + 1) + 2) + 3)
@@ -30,7 +33,13 @@ class Expression:
         return "rank_order" if self.left else "contiguous" if self.ascending else "any"
 
     def leaves(self) -> list[int]:
-        """List the contributing ranks in the order they are folded."""
+        """List the contributing ranks in the order they are folded.
+
+        A faulty schedule can double the terms in every step: beyond any use of an order, each
+        rank is listed once.
+        """
+        if self.terms > MANY_TERMS:
+            return [rank for rank in range(self.high + 1) if self.ranks >> rank & 1]
         found: list[int] = []
         stack = [self]
         while stack:
@@ -54,7 +63,7 @@ class Algebra:
         known = self._leaves.get(rank)
         if known is None:
             known = self._leaves[rank] = Expression(
-                1 << rank, rank, rank, folds=0, ascending=True, left=True, children=()
+                1 << rank, rank, rank, terms=1, folds=0, ascending=True, left=True, children=()
             )
         return known
 
@@ -81,6 +90,7 @@ def _fold(operands: tuple[Expression, ...]) -> Expression:
         ranks=ranks,
         low=min(operand.low for operand in operands),
         high=high,
+        terms=sum(operand.terms for operand in operands),
         folds=folds + 1,
         ascending=ascending,
         left=ascending and operands[0].left and not any(o.children for o in operands[1:]),

@@ -12,6 +12,9 @@ from roundelay.schedule.schedule import Schedule
 
 __all__ = ["Link", "Network", "Price", "StepPrice", "price"]
 
+#: More than any buffer; what is larger is a slip, and no longer fits the arithmetic of seconds.
+MOST_BYTES = 1 << 63
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -30,9 +33,13 @@ class Network(Protocol):
     """What pricing needs to know of a network; layer 3 has them by name."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What to call it."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """How many ranks it links."""
+
     @property
     def reduce_bandwidth(self) -> float:
         """Bytes per second that one rank can fold (1 / gamma)."""
@@ -92,4 +99,113 @@ def price(
     >>> len(ring.steps), ring.sent[0], ring.seconds
     (6, 6144, None)
     """
-    raise NotImplementedError
+    lengths = _chunk_bytes(schedule, nbytes, itemsize)
+    roads = None if network is None else _Roads(network, schedule)
+    sent, received = [0] * schedule.size, [0] * schedule.size
+    steps = []
+    for transfers in schedule.steps:
+        messages: dict[tuple[int, int], int] = {}
+        folded: dict[int, int] = {}
+        for _, src, dst, chunk, op in transfers:
+            pair, length = (src, dst), lengths[chunk]
+            messages[pair] = messages.get(pair, 0) + length
+            if op == "reduce":
+                folded[dst] = folded.get(dst, 0) + length
+        for (src, dst), length in messages.items():
+            sent[src] += length
+            received[dst] += length
+        seconds = (
+            None if roads is None else roads.seconds(messages, max(folded.values(), default=0))
+        )
+        steps.append(StepPrice(len(messages), sum(messages.values()), seconds))
+    return Price(
+        nbytes=nbytes,
+        steps=tuple(steps),
+        sent=tuple(sent),
+        received=tuple(received),
+        links={} if roads is None else roads.loads(),
+        network=None if network is None else network.name,
+    )
+
+
+def _chunk_bytes(schedule: Schedule, nbytes: int, itemsize: int) -> list[int]:
+    """Return how many bytes every chunk has; refuse what is no whole number of elements."""
+    if type(itemsize) is not int or itemsize < 1:
+        raise InvalidArgumentError(
+            f"price needs a whole number from 1 as itemsize, not {itemsize!r}."
+        )
+    if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
+        raise InvalidArgumentError(
+            f"price needs a whole number from 0 to 2**63 as nbytes, not {nbytes!r}."
+        )
+    if nbytes % itemsize:
+        raise InvalidArgumentError(
+            f"price needs nbytes in whole elements, but {nbytes} is no multiple of the itemsize "
+            f"{itemsize}. Take {nbytes - nbytes % itemsize}, or itemsize=1."
+        )
+    if schedule.collective.idempotent:
+        return [0] * schedule.chunks
+    elements = Layout.even(schedule, nbytes // itemsize).chunk_lengths()
+    return [length * itemsize for length in elements]
+
+
+class _Roads:
+    """The links of a network that a schedule uses, numbered, with the bytes that crossed each."""
+
+    def __init__(self, network: Network, schedule: Schedule) -> None:
+        if network.size < schedule.size:
+            raise InvalidArgumentError(
+                f"{schedule.name} runs on {schedule.size} ranks, but the network {network.name} "
+                f"has only {network.size}. Take a network of at least {schedule.size} ranks."
+            )
+        self._network = network
+        # Links are hashed once per route and not once per message: large schedules stay quick.
+        self._numbers: dict[Link, int] = {}
+        self._bandwidths: list[float] = []
+        self._total: list[int] = []
+        self._routes: dict[tuple[int, int], tuple[float, list[int]]] = {}
+        # Most algorithms send the same messages step after step.
+        self._same: dict[tuple[tuple[tuple[int, int], int], ...], tuple[float, dict[int, int]]] = {}
+
+    def seconds(self, messages: Mapping[tuple[int, int], int], folded: int) -> float:
+        """Return the time of one step, and add its bytes to the links."""
+        key = tuple(messages.items())
+        known = self._same.get(key)
+        if known is None:
+            known = self._same[key] = self._carry(messages)
+        slowest, load = known
+        for link, length in load.items():
+            self._total[link] += length
+        return slowest + folded / self._network.reduce_bandwidth
+
+    def loads(self) -> dict[Link, int]:
+        """Return the bytes that crossed every link in use."""
+        return {link: self._total[number] for link, number in self._numbers.items()}
+
+    def _carry(self, messages: Mapping[tuple[int, int], int]) -> tuple[float, dict[int, int]]:
+        """Return the time of the slowest message, and the bytes on every link."""
+        load: dict[int, int] = {}
+        for pair, length in messages.items():
+            for link in self._route(pair)[1]:
+                load[link] = load.get(link, 0) + length
+        busy = {link: length / self._bandwidths[link] for link, length in load.items()}
+        slowest = 0.0
+        for pair in messages:
+            latency, links = self._routes[pair]
+            slowest = max(slowest, latency + max((busy[link] for link in links), default=0.0))
+        return slowest, load
+
+    def _route(self, pair: tuple[int, int]) -> tuple[float, list[int]]:
+        known = self._routes.get(pair)
+        if known is None:
+            route = self._network.route(*pair)
+            known = sum(link.latency for link in route), [self._number(link) for link in route]
+            self._routes[pair] = known
+        return known
+
+    def _number(self, link: Link) -> int:
+        number = self._numbers.setdefault(link, len(self._numbers))
+        if number == len(self._total):
+            self._total.append(0)
+            self._bandwidths.append(link.bandwidth)
+        return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from operator import or_
 from typing import get_args
@@ -16,6 +17,8 @@ from roundelay.schedule.schedule import Cell, Schedule
 __all__ = ["Proof", "find_failures", "prove"]
 
 ORDERS: tuple[Order, ...] = get_args(Order)
+#: A schedule that fails this often is not read to its end for more.
+ENOUGH = 1000
 #: Sums of more ranks are shown with their middle left out.
 MANY = 8
 
@@ -50,7 +53,7 @@ def prove(schedule: Schedule) -> Proof:
 
 
 def find_failures(schedule: Schedule) -> list[Failure]:
-    """List every failure of a schedule; empty when it is proved."""
+    """List the failures of a schedule, the first thousand at most; empty when it is proved."""
     return _run(schedule)[0]
 
 
@@ -59,7 +62,7 @@ def _run(schedule: Schedule) -> tuple[list[Failure], list[Expression]]:
     held = held_at_start(schedule, algebra)
     failures: list[Failure] = []
     for step in replay(schedule, algebra):
-        failures += step.failures
+        failures += step.failures[: ENOUGH - len(failures)]
         for write in step.writes:
             held[write.cell] = write.value
 
@@ -67,10 +70,12 @@ def _run(schedule: Schedule) -> tuple[list[Failure], list[Expression]]:
     history: _History | None = None
     for cell, due in schedule.due_after():
         value = held.get(cell)
-        wanted = sum(1 << rank for rank in due)
+        wanted = _mask(due)
         if value is not None and value.ranks == wanted:
             finals.append(value)
             continue
+        if len(failures) >= ENOUGH:
+            break
         history = history or _History(schedule)
         failures.append(history.diagnose(cell, wanted, value))
     return failures, finals
@@ -137,8 +142,19 @@ class _History:
         return self._later[cell][index] if index < len(writes) else 0
 
 
+# Most cells are due the same sum: a schedule may have millions, of a thousand ranks each.
+@lru_cache(maxsize=1024)
+def _mask(ranks: frozenset[int]) -> int:
+    return sum(1 << rank for rank in ranks)
+
+
+@lru_cache(maxsize=1024)
 def _sum(mask: int) -> str:
-    shown = [str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1]
+    shown = []
+    while mask:
+        lowest = mask & -mask
+        shown.append(str(lowest.bit_length() - 1))
+        mask ^= lowest
     word = "rank " if len(shown) == 1 else "ranks "
     if len(shown) > MANY:
         shown[4:-3] = ["…"]

@@ -1,0 +1,12 @@
+"""Layer 3: who is linked to whom, at what latency and bandwidth; what `price` needs for seconds.
+
+The numbers that networks have by default are round and illustrative: measure your own.
+"""
+
+from roundelay.networks._base import Graph, Maker
+from roundelay.networks._file import load_network
+from roundelay.registry import Family
+
+__all__ = ["Graph", "Maker", "load_network", "networks"]
+
+networks: Family[Maker] = Family(__name__)
