@@ -1,0 +1,198 @@
+"""From words on the command line to collectives, algorithms, schedules and networks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roundelay.algorithms import Algorithm, algorithms
+from roundelay.collectives import Collective, collectives
+from roundelay.errors import InvalidArgumentError, UnknownNameError
+from roundelay.networks import load_network, networks
+from roundelay.schedule import Network, Order, Price, Schedule, price
+
+__all__ = [
+    "ORDERS",
+    "adds_up",
+    "algorithm_of",
+    "algorithms_of",
+    "collective_called",
+    "collective_or_algorithm",
+    "default_algorithm",
+    "network_called",
+    "options_from",
+    "priced",
+    "schedule_of",
+    "shared",
+]
+
+#: What `explain` draws when no algorithm is named: the one that introductions show.
+DEFAULTS = {
+    "all_gather": "ring",
+    "all_reduce": "ring",
+    "all_to_all": "pairwise",
+    "barrier": "dissemination",
+    "broadcast": "binomial",
+    "exscan": "hillis_steele",
+    "gather": "binomial",
+    "reduce": "binomial",
+    "reduce_scatter": "ring",
+    "scan": "hillis_steele",
+    "scatter": "binomial",
+}
+
+#: How a proof's order of addition reads in a sentence.
+ORDERS: Mapping[Order, str] = {
+    "rank_order": "rank order (0, 1, 2, ...)",
+    "contiguous": "rank order, in groups of neighbours",
+    "any": "any order",
+}
+
+#: More ranks than this can be priced by a program, but hardly waited for at a prompt.
+MOST_RANKS = 1024
+#: No option of an algorithm (segments, ranks per group) makes sense beyond this.
+MOST_OPTION = 65_536
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def collective_called(name: str) -> Collective:
+    """Find a collective by any spelling: all_reduce, all-reduce, AllReduce."""
+    known = {_key(each): each for each in collectives.names()}
+    return collectives.load(known.get(_key(name), name))
+
+
+def collective_or_algorithm(name: str) -> tuple[Collective, str | None]:
+    """Find a collective by its name, or by the full name of one of its algorithms."""
+    known = {_key(each): each for each in algorithms.names()}
+    if _key(name) in known and _key(name) not in map(_key, collectives.names()):
+        algorithm = algorithms.load(known[_key(name)])
+        return algorithm.collective, algorithm.name
+    return collective_called(name), None
+
+
+def algorithms_of(collective: Collective) -> list[Algorithm]:
+    """List the algorithms that keep the contract of a collective."""
+    return [each for each in algorithms if each.collective is collective]
+
+
+def algorithm_of(collective: Collective, name: str) -> Algorithm:
+    """Find an algorithm by its short or full name, in any spelling."""
+    found = algorithms_of(collective)
+    known = {_key(each.short_name): each for each in found}
+    known |= {_key(each.name): each for each in found}
+    if _key(name) not in known:
+        family = f"{collective.name} (see `roundelay list {collective.name}`)"
+        raise UnknownNameError(family, name, [each.short_name for each in found])
+    return known[_key(name)]
+
+
+def default_algorithm(collective: Collective) -> Algorithm:
+    """Return the algorithm that explains a collective best."""
+    found = algorithms_of(collective)
+    if not found:
+        raise InvalidArgumentError(
+            f"{collective.name} has no algorithm yet. Add a file "
+            f"algorithms/{collective.name}_<name>.py, or draw your own with --schedule."
+        )
+    wanted = DEFAULTS.get(collective.name)
+    return next((each for each in found if each.short_name == wanted), found[0])
+
+
+def schedule_of(
+    algorithm: Algorithm, size: int, root: int = 0, options: Mapping[str, Any] | None = None
+) -> Schedule:
+    """Return the schedule, after checking what the algorithm itself would trip over."""
+    if size > MOST_RANKS:
+        raise InvalidArgumentError(
+            f"-n {size} is more than the command line takes; up to {MOST_RANKS} ranks are fine."
+        )
+    if root and not algorithm.collective.rooted:
+        raise InvalidArgumentError(
+            f"{algorithm.collective.name} has no root: its ranks are all alike. Leave out --root."
+        )
+    options = dict(options or {})
+    for name in options.keys() & algorithm.options.keys():
+        _check_option(algorithm, name, options[name])
+    return algorithm.schedule(size, root, **options)
+
+
+def shared(
+    algorithm: Algorithm, among: list[Algorithm], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options that are this algorithm's; one that nobody knows stays, to be refused."""
+    others = {name for each in among if each is not algorithm for name in each.options}
+    return {
+        name: value
+        for name, value in options.items()
+        if name in algorithm.options or name not in others
+    }
+
+
+def adds_up(collective: Collective) -> bool:
+    """Tell whether an order of addition means anything: data is reduced, not only news."""
+    return collective.reduces and not collective.idempotent
+
+
+def priced(schedule: Schedule, nbytes: int, network: Network) -> Price:
+    """Price a schedule in elements of 4 bytes, or of 1 where that does not go."""
+    return price(schedule, nbytes, itemsize=1 if nbytes % 4 else 4, network=network)
+
+
+def _check_option(algorithm: Algorithm, name: str, value: Any) -> None:  # as the user wrote it
+    annotation = str(inspect.signature(algorithm.function).parameters[name].annotation)
+    if "int" in annotation and (type(value) is not int or not 0 < value <= MOST_OPTION):
+        raise InvalidArgumentError(
+            f"{name} of {algorithm.name} is a whole number from 1 to {MOST_OPTION}, "
+            f"not {value!r}. Its default is {algorithm.options[name]}."
+        )
+
+
+def options_from(pairs: list[str], *, where: str) -> dict[str, Any]:
+    """Read `name=value` pairs; values that look like numbers become numbers.
+
+    >>> options_from(["direction=left", "segments=8", "latency=1e-6"], where="-O")
+    {'direction': 'left', 'segments': 8, 'latency': 1e-06}
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not (name and equals and value):
+            raise InvalidArgumentError(f"{where} takes name=value, not '{pair}'.")
+        if name in found:
+            raise InvalidArgumentError(f"{where} gives {name} twice.")
+        found[name] = _number(value.strip())
+    return found
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def network_called(text: str, size: int) -> Network:
+    """Return a network by name (`switch`), with options (`hosts:per_host=4`), or from a file."""
+    if text.endswith(".json") or "/" in text:
+        return load_network(Path(text))
+    name, _, rest = text.partition(":")
+    make = networks.load(name.replace("-", "_"))
+    pairs = [pair for pair in rest.split(",") if pair]
+    options = options_from(pairs, where=f"--network {name}")
+    known = [
+        parameter.name
+        for parameter in inspect.signature(make).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    unknown = sorted(options.keys() - set(known))
+    if unknown:
+        raise UnknownNameError(f"network {name}", unknown[0], known)
+    return make(size, **options)

@@ -1,0 +1,72 @@
+"""Tables of results, and how amounts stand in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from roundelay.schedule import Price
+from roundelay.view import Picture
+from roundelay.view.terminal_text import ASCII, UNICODE, nbytes_text, safe, seconds_text
+
+__all__ = ["compare", "outputs", "sent_text", "table"]
+
+
+def table(*, ascii_only: bool) -> Table:
+    """Return an empty table in the house's look."""
+    return Table(
+        box=box.ASCII2 if ascii_only else box.ROUNDED, border_style="dim", header_style="bold"
+    )
+
+
+def sent_text(price: Price) -> str:
+    """Say what the busiest rank sends, also as a multiple of the buffer S."""
+    most = max(price.sent)
+    return f"{nbytes_text(most)} = {most / price.nbytes:.3g} S" if most else "0"
+
+
+def outputs(
+    ranks: Sequence[str], texts: Sequence[str], *, rank_name: str, ascii_only: bool
+) -> Table:
+    """Show what every rank gets back."""
+    glyphs = ASCII if ascii_only else UNICODE
+    made = table(ascii_only=ascii_only)
+    made.add_column(safe(rank_name, glyphs), no_wrap=True)
+    made.add_column("output", overflow="fold")
+    for rank, text in zip(ranks, texts, strict=True):
+        made.add_row(safe(rank.removeprefix(rank_name), glyphs), safe(text, glyphs))
+    return made
+
+
+def compare(pictures: Sequence[Picture], orders: Sequence[str], *, ascii_only: bool) -> Table:
+    """Put the prices of two schedules beside each other; the lower of two numbers is bold."""
+    glyphs = ASCII if ascii_only else UNICODE
+    made = table(ascii_only=ascii_only)
+    made.add_column("")
+    for picture in pictures:
+        made.add_column(safe(picture.schedule.name, glyphs), justify="right")
+    prices = [picture.price for picture in pictures if picture.price is not None]
+
+    def row(label: str, amounts: list[float], texts: list[str]) -> None:
+        best = min(amounts) if len(set(amounts)) > 1 else None
+        cells = [
+            Text(text, style="bold green" if amount == best else "")
+            for amount, text in zip(amounts, texts, strict=True)
+        ]
+        made.add_row(label, *cells)
+
+    steps = [len(price.steps) for price in prices]
+    row("steps", [*steps], [*map(str, steps)])
+    messages = [price.messages for price in prices]
+    row("messages", [*messages], [*map(str, messages)])
+    row("a rank sends at most", [max(p.sent) for p in prices], [*map(sent_text, prices)])
+    loads = [max(price.links.values(), default=0) for price in prices]
+    row("busiest link carries", [*loads], [*map(nbytes_text, loads)])
+    seconds = [price.seconds or 0.0 for price in prices]
+    where = f"on {safe(prices[0].network or '', glyphs)}"
+    row(where, seconds, [seconds_text(each, glyphs) for each in seconds])
+    made.add_row("order of addition", *orders)
+    return made

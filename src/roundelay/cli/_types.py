@@ -1,0 +1,114 @@
+"""What options of several commands have in common: sizes in bytes, ranges, the console."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+import click
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+
+__all__ = ["NBYTES", "SIZES", "bytes_option", "console_for", "network_option", "wants_ascii"]
+
+UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}ib": 1 << 10 * power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{letter: 1 << 10 * power for power, letter in enumerate("kmgt", start=1)},
+}
+MOST_BYTES = 1 << 60
+PIPED_WIDTH = 120
+MOST_WIDTH = 1000
+
+
+class NBytes(click.ParamType[int]):
+    """A number of bytes: 1MiB, 64KiB, 1e6, 1MB."""
+
+    name = "size"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:  # click hands over strings and defaults alike
+        """Read a number and a unit."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(
+            r"([+-]?[0-9.]+(?:e[+-]?[0-9]{1,3})?)\s*([a-z]*)", value.strip().lower()
+        )
+        try:
+            number = float(found[1]) if found else None
+        except ValueError:
+            number = None
+        if found is None or number is None or found[2] not in UNITS:
+            self.fail(f"'{value}' is not a size; write 1MiB, 64KiB, 1MB, 1e6 or 4096.", param, ctx)
+        nbytes = number * UNITS[found[2]]
+        if not 1 <= nbytes <= MOST_BYTES:
+            self.fail(f"'{value}' is not between 1 byte and 1024 PiB.", param, ctx)
+        return int(nbytes)
+
+
+class Sizes(click.ParamType[list[int]]):
+    """Numbers of ranks: 8, 1-16, or 2,4,8."""
+
+    name = "sizes"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[int]:  # click hands over strings and defaults alike
+        """Read a list of numbers and ranges."""
+        if isinstance(value, list):
+            return value
+        sizes: set[int] = set()
+        for item in str(value).split(","):
+            found = re.fullmatch(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", item)
+            if not found:
+                self.fail(f"'{value}' is not a list of sizes; write 1-16, or 2,4,8.", param, ctx)
+            low, high = int(found[1]), int(found[2] or found[1])
+            if not 1 <= low <= high <= 1024:  # noqa: PLR2004 - said in the message
+                self.fail(f"'{item.strip()}': sizes go up, from 1 to 1024.", param, ctx)
+            sizes.update(range(low, high + 1))
+        return sorted(sizes)
+
+
+NBYTES = NBytes()
+SIZES = Sizes()
+
+bytes_option = click.option(
+    "--bytes",
+    "nbytes",
+    type=NBYTES,
+    default="1MiB",
+    show_default=True,
+    help="The largest buffer a rank passes in or gets back: 64KiB, 1e6.",
+)
+network_option = click.option(
+    "--network",
+    default="switch",
+    show_default=True,
+    metavar="NETWORK",
+    help="What to price on: a name, with options (hosts:per_host=4), or a JSON file.",
+)
+
+
+def wants_ascii(*, asked: bool) -> bool:
+    """Tell whether to write plain ASCII: on request, or where the terminal can't do better."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return asked or not encoding.lower().startswith("utf")
+
+
+def console_for(*, fit: RenderableType | None = None) -> Console:
+    """Return a console on standard output; piped text has no control codes and a fixed width.
+
+    What must `fit` gets the room it needs when piped, so that a line stays a line for grep.
+    """
+    width = None
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdigit():
+        width = PIPED_WIDTH
+        if fit is not None:
+            wide = Console(file=sys.stdout, width=MOST_WIDTH)
+            width = Measurement.get(wide, wide.options, fit).maximum
+    return Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)

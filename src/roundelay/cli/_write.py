@@ -1,0 +1,66 @@
+"""Pictures as files: the ending of the name chooses page, drawing or schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from roundelay.errors import InvalidArgumentError
+from roundelay.schedule import to_json
+from roundelay.view import Picture
+
+__all__ = ["check_out", "write"]
+
+OPENING = {
+    ".html": "open it in any browser; it needs no network",
+    ".svg": "open it in a browser, or put it in a document",
+    ".json": "draw it again with: roundelay explain --schedule {path}",
+}
+
+
+def check_out(path: Path, *, several: bool) -> None:
+    """Refuse a file that can't be written, before any work is done."""
+    if path.is_dir():
+        raise InvalidArgumentError(
+            f"--out {path}: this is a folder. Add a file name: {path / 'ring.html'}."
+        )
+    if path.suffix.lower() not in OPENING:
+        raise InvalidArgumentError(
+            f"--out {path}: the name must end in .html (a page to step through), .svg (a drawing) "
+            f"or .json (the schedule itself)."
+        )
+    if several and path.suffix.lower() == ".json":
+        raise InvalidArgumentError(
+            f"--out {path}: a .json file holds one schedule. Leave out --diff, or write .html."
+        )
+    if not path.parent.is_dir():
+        raise InvalidArgumentError(
+            f"--out {path}: there is no folder {path.parent}. Create it, or choose another."
+        )
+
+
+def write(path: Path, pictures: Sequence[Picture]) -> None:
+    """Write the pictures and say, on stderr, how to open them."""
+    kind = path.suffix.lower()
+    text = _text(kind, pictures)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--out {path}: can't write ({error.strerror or error}). Choose another place."
+        ) from error
+    click.echo(f"Wrote {path}: {OPENING[kind].format(path=path)}.", err=True)
+
+
+def _text(kind: str, pictures: Sequence[Picture]) -> str:
+    if kind == ".html":
+        from roundelay.view.html import html  # noqa: PLC0415 - drawing in a terminal needs none
+
+        return html(pictures)
+    if kind == ".svg":
+        from roundelay.view.svg import svg  # noqa: PLC0415 - likewise
+
+        return svg(pictures)
+    return to_json(pictures[0].schedule)

@@ -1,0 +1,253 @@
+"""`roundelay explain`: who sends what to whom, step by step, and what each rank then holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import RenderableType
+
+from roundelay.cli import _choose as choose
+from roundelay.cli import _numbers as numbers
+from roundelay.cli import _tables as tables
+from roundelay.cli._program import print_program
+from roundelay.cli._stage import Stage, show
+from roundelay.cli._types import bytes_option, network_option, wants_ascii
+from roundelay.cli._write import check_out, write
+from roundelay.errors import InvalidArgumentError, ProofError
+from roundelay.schedule import Schedule, load, prove
+from roundelay.view import Picture, picture
+
+__all__ = ["command"]
+
+DEFAULT_SIZE = 4
+#: Cells times frames: beyond this a picture is neither drawn in reasonable time nor of any use.
+MOST_CELLS = 2_000_000
+
+EXAMPLES = """\b
+Examples:
+  roundelay explain all_reduce                            ring, 4 ranks
+  roundelay explain all-reduce --algorithm tree -n 8
+  roundelay explain all_reduce --values "1,1 2,2 3,3 4,4" --op avg
+  roundelay explain broadcast -O segments=2 --algorithm chain --root 1
+  roundelay explain reduce_scatter --values "1,1 2,2 3,3 4,4" --counts 1,1,0,0
+  roundelay explain all_reduce --diff ring,tree --network hosts:per_host=4 -n 8
+  roundelay explain all_reduce --out ring.html --out ring.svg
+  roundelay explain --schedule mine.json
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for, as it stood on the command line."""
+
+    collective: str | None
+    algorithm: str | None
+    size: int | None
+    root: int | None
+    options: tuple[str, ...]
+    values: numbers.Values | None
+    op: str
+    counts: list[int] | None
+    nbytes: int
+    network: str
+    rank_name: str
+    schedule: Path | None
+    diff: str | None
+
+
+@click.command("explain", epilog=EXAMPLES)
+@click.argument("collective", required=False)
+@click.option("-a", "--algorithm", metavar="NAME", help="Which algorithm; `roundelay list` knows.")
+@click.option("-n", "--size", type=int, help=f"How many ranks.  [default: {DEFAULT_SIZE}]")
+@click.option("--root", type=int, help="The root, where there is one.  [default: 0]")
+@click.option("-O", "options", multiple=True, metavar="NAME=VALUE", help="An algorithm's option.")
+@click.option("--values", metavar="NUMBERS", help='Real numbers: "1,1 2,2 3,3 4,4".')
+@click.option("--op", default="sum", show_default=True, help="The reduction of --values.")
+@click.option("--counts", metavar="COUNTS", help="Elements of every block of --values: 1,1,0,0.")
+@bytes_option
+@network_option
+@click.option("--rank-name", default="GPU", show_default=True, help="What to call a rank.")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
+@click.option(
+    "-o",
+    "--out",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Write FILE.html, .svg or .json instead; may be given several times.",
+)
+@click.option(
+    "--schedule", type=click.Path(path_type=Path), help="Prove and draw your own, from JSON."
+)
+@click.option("--diff", metavar="A,B", help="Two algorithms side by side.")
+@click.option("--program", type=int, metavar="RANK", help="Print the program that RANK runs.")
+def command(
+    *,
+    values: str | None,
+    counts: str | None,
+    ascii_only: bool,
+    out: tuple[Path, ...],
+    program: int | None,
+    **asked: Any,  # the fields of Request, as click read them
+) -> None:
+    """Show, step by step, who sends what to whom and what each rank then holds.
+
+    In a terminal, step with the arrow keys; piped, all steps are printed.
+    """
+    if counts is not None and values is None:
+        raise InvalidArgumentError("--counts says how --values split into blocks. Give both.")
+    request = Request(
+        values=numbers.values_from(values) if values is not None else None,
+        counts=numbers.counts_from(counts) if counts is not None else None,
+        **asked,
+    )
+    for path in out:
+        check_out(path, several=request.diff is not None)
+    schedules = _schedules(request)
+    if program is not None:
+        if out or request.diff is not None or values is not None:
+            raise InvalidArgumentError(
+                "--program prints one program. Leave out --out, --diff and --values."
+            )
+        print_program(schedules[0], program, ascii_only=wants_ascii(asked=ascii_only))
+        return
+    _present(request, schedules, out, ascii_only=wants_ascii(asked=ascii_only))
+
+
+def _present(
+    request: Request, schedules: list[Schedule], out: tuple[Path, ...], *, ascii_only: bool
+) -> None:
+    """Draw or write; a schedule that fails its proof is shown all the same, and then refused."""
+    runs = [_numbers(request, schedule) for schedule in schedules]
+    pictures = [
+        _picture(request, schedule, run) for schedule, run in zip(schedules, runs, strict=True)
+    ]
+    if out:
+        for path in out:
+            write(path, pictures)
+    else:
+        ending = _ending(request, pictures, runs[0], ascii_only=ascii_only)
+        remark = "\n".join(map(_remark, pictures))
+        show(Stage(pictures, ending=ending, remark=remark, ascii_only=ascii_only))
+    for drawn in pictures:
+        if drawn.failures:
+            name = f"{drawn.schedule.name} ({drawn.schedule.collective.name})"
+            raise ProofError(name, drawn.failures)
+
+
+def _schedules(request: Request) -> list[Schedule]:
+    if request.schedule is not None:
+        return [_own_schedule(request)]
+    if request.collective is None:
+        raise InvalidArgumentError(
+            "explain needs a collective, such as all_reduce, or --schedule FILE. "
+            "`roundelay list` shows all."
+        )
+    collective, named = choose.collective_or_algorithm(request.collective)
+    size = request.size
+    if request.values is not None:
+        size = numbers.size_for(collective, request.values, size)
+    names = [request.algorithm or named]
+    if request.diff is not None:
+        names = [name.strip() for name in request.diff.split(",")]
+        if len(names) != 2 or request.algorithm is not None:  # noqa: PLR2004 - side by side
+            raise InvalidArgumentError(
+                f"--diff takes two algorithms, as in --diff ring,tree (without --algorithm), "
+                f"not '{request.diff}'."
+            )
+    options = choose.options_from(list(request.options), where="-O")
+    found = [
+        choose.algorithm_of(collective, name) if name else choose.default_algorithm(collective)
+        for name in names
+    ]
+    size = DEFAULT_SIZE if size is None else size
+    return [
+        choose.schedule_of(each, size, request.root or 0, choose.shared(each, found, options))
+        for each in found
+    ]
+
+
+def _own_schedule(request: Request) -> Schedule:
+    """Load a user's schedule; what it says itself can't be said again."""
+    given = {
+        "--algorithm": request.algorithm,
+        "-n": request.size,
+        "--root": request.root,
+        "-O": request.options or None,
+        "--diff": request.diff,
+    }
+    extra = [name for name, value in given.items() if value is not None]
+    if extra:
+        raise InvalidArgumentError(
+            f"--schedule {request.schedule} says all that itself. Leave out {', '.join(extra)}."
+        )
+    schedule = load(request.schedule or "")
+    if request.collective is not None:
+        collective = choose.collective_called(request.collective)
+        if collective is not schedule.collective:
+            raise InvalidArgumentError(
+                f"{request.schedule} is a schedule of {schedule.collective.name}, not of "
+                f"{collective.name}. Leave the name out."
+            )
+    return schedule
+
+
+def _numbers(request: Request, schedule: Schedule) -> numbers.Numbers | None:
+    cells = {*schedule.held_before(), *((t.dst, t.chunk) for t in schedule.transfers)}
+    frames = len(schedule.steps) + 1
+    if len(cells) * frames > MOST_CELLS:
+        raise InvalidArgumentError(
+            f"{schedule.name} on {schedule.size} ranks has {len(cells)} cells in {frames} frames: "
+            f"too much to draw. Use fewer ranks; `roundelay list -n {schedule.size}` prices it."
+        )
+    if request.values is None:
+        if request.op != "sum":
+            raise InvalidArgumentError("--op says how --values are reduced. Give both.")
+        return None
+    return numbers.run(schedule, request.values, op=request.op, counts=request.counts)
+
+
+def _picture(request: Request, schedule: Schedule, run: numbers.Numbers | None) -> Picture:
+    network = choose.network_called(request.network, schedule.size)
+    root = f", root {schedule.root}" if schedule.collective.rooted else ""
+    op = f", {request.op}" if run is not None and schedule.collective.reduces else ""
+    ranks = "1 rank" if schedule.size == 1 else f"{schedule.size} ranks"
+    return picture(
+        schedule,
+        values=run.frames if run is not None else None,
+        price=choose.priced(schedule, request.nbytes, network),
+        rank_name=request.rank_name,
+        title=f"{schedule.name}: {schedule.collective.name} on {ranks}{root}{op}",
+    )
+
+
+def _remark(drawn: Picture) -> str:
+    """Say what the proof says."""
+    name, collective = drawn.schedule.name, drawn.schedule.collective
+    if drawn.failures:
+        return f"{name} does NOT keep the contract of {collective.name}."
+    order = choose.ORDERS[prove(drawn.schedule).order]
+    adds = f", and adds in {order}" if choose.adds_up(collective) else ""
+    return f"{name} is proved to keep the contract of {collective.name}{adds}."
+
+
+def _ending(
+    request: Request,
+    pictures: list[Picture],
+    run: numbers.Numbers | None,
+    *,
+    ascii_only: bool,
+) -> RenderableType | None:
+    if request.diff is not None:
+        shown = choose.adds_up(pictures[0].schedule.collective)
+        orders = [
+            prove(each.schedule).order if shown and not each.failures else "-" for each in pictures
+        ]
+        return tables.compare(pictures, orders, ascii_only=ascii_only)
+    if run is not None:
+        return tables.outputs(
+            pictures[0].ranks, run.outputs, rank_name=request.rank_name, ascii_only=ascii_only
+        )
+    return None

@@ -1,0 +1,184 @@
+"""`roundelay prove`: every algorithm keeps its contract, as a schedule and as programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import get_args
+
+import click
+from rich.text import Text
+
+from roundelay.algorithms import Algorithm, algorithms
+from roundelay.cli import _choose as choose
+from roundelay.cli._progress import watched
+from roundelay.cli._tables import table
+from roundelay.cli._types import SIZES, console_for, wants_ascii
+from roundelay.errors import (
+    InvalidArgumentError,
+    ProofError,
+    RoundelayError,
+    UnknownNameError,
+    UnsupportedSizeError,
+)
+from roundelay.schedule import Order, Schedule, compile_schedule, load, prove, prove_program
+from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, safe
+
+__all__ = ["command"]
+
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of one algorithm, or of one schedule from a file."""
+
+    name: str
+    collective: str
+    proved: int = 0  # schedules, each with its programs
+    orders: set[Order] = field(default_factory=set)
+    skipped: list[int] = field(default_factory=list)  # sizes it does not take
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def order(self) -> Order | None:
+        """The weakest promise over all sizes and roots."""
+        return max(self.orders, key=ORDERS.index, default=None)
+
+    def take(self, schedule: Schedule) -> None:
+        """Prove a schedule and what it compiles to."""
+        try:
+            order = prove(schedule).order
+            prove_program(compile_schedule(schedule))
+        except ProofError as error:
+            where = f"{schedule.size} ranks, root {schedule.root}"
+            self.failures.append(f"{self.name} on {where}: {error}")
+        else:
+            self.proved += 1
+            if choose.adds_up(schedule.collective):
+                self.orders.add(order)
+
+
+@click.command("prove")
+@click.argument("names", nargs=-1)
+@click.option("--schedule", type=click.Path(path_type=Path), help="Prove your own, from JSON.")
+@click.option("--sizes", type=SIZES, default="1-16", show_default=True, help="Numbers of ranks.")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def command(
+    *,
+    names: tuple[str, ...],
+    schedule: Path | None,
+    sizes: list[int],
+    ascii_only: bool,
+    as_json: bool,
+) -> None:
+    """Prove that algorithms keep their contracts, for every size and root.
+
+    NAMES are algorithms (all_reduce_ring) or collectives (all_reduce); all, when none is named.
+    What is proved is the schedule and the program that every rank really runs.
+    """
+    if schedule is not None:
+        if names:
+            raise InvalidArgumentError("prove takes NAMES or --schedule FILE, not both.")
+        own = load(schedule)
+        verdicts = [Verdict(own.name, own.collective.name)]
+        verdicts[0].take(own)
+    else:
+        verdicts = _prove_all(_chosen(names), sizes)
+    if as_json:
+        click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=1))
+    else:
+        _print(verdicts, ASCII if wants_ascii(asked=ascii_only) else UNICODE)
+    _report(verdicts)
+
+
+def _chosen(names: Sequence[str]) -> list[Algorithm]:
+    """Find algorithms by their names, or all of a collective."""
+    if not names:
+        return list(algorithms)
+    found: dict[str, Algorithm] = {}
+    for name in names:
+        try:
+            collective, named = choose.collective_or_algorithm(name)
+        except UnknownNameError as error:
+            near = get_close_matches(name[:60], [*algorithms.names(), *error.known], n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise InvalidArgumentError(
+                f"No algorithm or collective is called {name[:60]!r}.{hint} "
+                f"`roundelay list` shows all."
+            ) from None
+        chosen = [algorithms.load(named)] if named else choose.algorithms_of(collective)
+        found.update({each.name: each for each in chosen})
+    return list(found.values())
+
+
+def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[Verdict]:
+    verdicts = {each.name: Verdict(each.name, each.collective.name) for each in chosen}
+    work = [(each, size) for each in chosen for size in sizes]
+    for algorithm, size in watched(work, "Proving"):
+        verdict = verdicts[algorithm.name]
+        try:
+            for schedule in _schedules(algorithm, size):
+                verdict.take(schedule)
+        except UnsupportedSizeError:
+            verdict.skipped.append(size)
+        except RoundelayError as error:
+            verdict.failures.append(f"{algorithm.name} on {size} ranks: {error}")
+    return list(verdicts.values())
+
+
+def _schedules(algorithm: Algorithm, size: int) -> Iterator[Schedule]:
+    for root in range(size) if algorithm.collective.rooted else (0,):
+        yield choose.schedule_of(algorithm, size, root)
+
+
+def _as_json(verdict: Verdict) -> dict[str, object]:
+    return {
+        "name": verdict.name,
+        "collective": verdict.collective,
+        "proved": verdict.proved,
+        "order": verdict.order,
+        "skipped_sizes": verdict.skipped,
+        "failures": verdict.failures,
+    }
+
+
+def _print(verdicts: Sequence[Verdict], glyphs: Glyphs) -> None:
+    made = table(ascii_only=glyphs is ASCII)
+    for name in ("", "name", "collective"):
+        made.add_column(name, no_wrap=True)
+    made.add_column("proved", justify="right")
+    made.add_column("order", no_wrap=True)
+    made.add_column("remarks")
+    for verdict in verdicts:
+        failed = len(verdict.failures)
+        remarks = [f"{failed} failed"] if failed else []
+        if verdict.skipped:
+            remarks.append(f"not for sizes {', '.join(map(str, verdict.skipped))}")
+        mark = (glyphs.failed, "bold red") if failed else (glyphs.done, "green")
+        made.add_row(
+            Text(*mark),
+            safe(verdict.name, glyphs),
+            verdict.collective,
+            str(verdict.proved),
+            verdict.order or "-",
+            "; ".join(remarks),
+        )
+    console_for(fit=made).print(made)
+
+
+def _report(verdicts: Sequence[Verdict]) -> None:
+    """Say how it went on stderr, and end with 1 if anything failed."""
+    failures = [failure for verdict in verdicts for failure in verdict.failures]
+    proved = sum(verdict.proved for verdict in verdicts)
+    for failure in failures[:10]:
+        for line in failure.splitlines():
+            click.echo(safe(line), err=True)
+    if failures:
+        click.echo(f"{proved} proved, {len(failures)} failed.", err=True)
+        raise click.exceptions.Exit(1)
+    click.echo(f"{proved} proved, each with the programs it compiles to.", err=True)

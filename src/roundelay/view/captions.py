@@ -1,0 +1,101 @@
+"""What page and SVG say beside the drawing: costs, failures, and names that any file can hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from roundelay.schedule import Link, Price
+from roundelay.view._shape import messages
+from roundelay.view.picture import CellView, Picture
+from roundelay.view.terminal_text import nbytes_text, seconds_text, short_sum
+
+__all__ = ["about", "brief", "costs", "failures", "printable", "step_cost"]
+
+#: Characters that no XML document may hold, and halves of surrogate pairs that no file can.
+UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def printable(text: str) -> str:
+    r"""Replace what can be written neither into a page nor into an XML file.
+
+    >>> printable("ring\x00 \ud800") == "ring\ufffd \ufffd"
+    True
+    """
+    return UNPRINTABLE.sub("\ufffd", text)
+
+
+def about(picture: Picture) -> str:
+    """Say which collective this is, on how many ranks, in how many chunks."""
+    schedule = picture.schedule
+    said = [
+        schedule.collective.name,
+        _count(schedule.size, "rank"),
+        _count(schedule.chunks, "chunk"),
+    ]
+    if schedule.collective.rooted:
+        said.append(f"root {picture.ranks[schedule.root]}")
+    return printable(" · ".join(said))
+
+
+def brief(name: str, view: CellView) -> str:
+    """Return the text of a cell of chunk `name`; of a sum of symbols, its short form.
+
+    >>> brief("a", CellView((0, 1, 2), "a0+a1+a2", True)), brief("a", CellView((0, 1), "3.5", True))
+    ('a0…2', '3.5')
+    """
+    symbols = [f"{name}{rank}" for rank in view.ranks]
+    if view.text in ("+".join(symbols), " ".join(symbols)):
+        return short_sum(name, view.ranks)
+    return view.text
+
+
+def costs(picture: Picture) -> Iterator[tuple[str, str]]:
+    """Yield what the schedule costs, as pairs of a label and an amount."""
+    price = picture.price
+    yield "Steps", str(len(picture.frames) - 1)
+    yield "Messages", str(sum(len(messages(frame.transfers)) for frame in picture.frames))
+    if price is None:
+        return
+    yield "Buffer", nbytes_text(price.nbytes)
+    yield "Sent per rank, at most", nbytes_text(max(price.sent, default=0))
+    if price.links:
+        link, load = max(price.links.items(), key=lambda item: item[1])
+        yield "Busiest link", f"{_link(link, picture)}, {_joined(nbytes_text(load))}"
+    if price.seconds is not None:
+        yield "Time", f"{_joined(seconds_text(price.seconds))} on {printable(price.network or '')}"
+
+
+def step_cost(price: Price | None, number: int, count: int) -> str:
+    """Say what step `number` costs, given how many messages it has."""
+    said = [_count(count, "message")]
+    if price is not None:
+        step = price.steps[number]
+        said.append(nbytes_text(step.nbytes))
+        if step.seconds is not None:
+            said.append(seconds_text(step.seconds))
+    return " · ".join(said)
+
+
+def failures(picture: Picture) -> Iterator[tuple[int, int, int, str]]:
+    """Yield frame, rank, chunk and words of each failure; those of no step are the last frame's."""
+    last = len(picture.frames) - 1
+    found = [(last if f.step is None else f.step + 1, f) for f in picture.failures]
+    for frame, failure in sorted(found, key=lambda item: item[0]):
+        where = f"{picture.ranks[failure.rank]}, chunk {picture.chunks[failure.chunk]}"
+        words = printable(f"{where}: {failure.kind}: {failure.detail}")
+        yield frame, failure.rank, failure.chunk, words
+
+
+def _link(link: Link, picture: Picture) -> str:
+    ends = [end if isinstance(end, str) else picture.ranks[end] for end in (link.src, link.dst)]
+    return printable(" → ".join(ends))
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _joined(amount: str) -> str:
+    """Keep a number and its unit on one line."""
+    return amount.replace(" ", "\u00a0")

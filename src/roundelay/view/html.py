@@ -1,0 +1,118 @@
+"""A picture as one HTML file that steps through the schedule; works from disk, with no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from string import Template
+from typing import Any
+
+from roundelay.errors import InvalidArgumentError
+from roundelay.schedule import Cell
+from roundelay.view._shape import hues, messages, slots
+from roundelay.view.captions import about, brief, costs, failures, printable, step_cost
+from roundelay.view.picture import CellView, Frame, Picture
+
+__all__ = ["html"]
+
+#: In the order in which they build on each other; joined, they are the page's one script.
+SCRIPTS = ("kit.js", "story.js", "layout.js", "stage.js", "table.js", "panel.js", "player.js")
+
+#: Sums longer than this have a short form, for large tables.
+LONG = 18
+
+#: The page shows one picture, or two side by side.
+MOST_PICTURES = 2
+
+Json = dict[str, Any]  # JSON of any shape
+Values = dict[tuple[str | tuple[int, ...], ...], int]
+
+
+def html(pictures: Sequence[Picture]) -> str:
+    """Return a page that steps through one picture, or through two under one slider.
+
+    Names and titles may come from strangers: they reach the page as data, are shown as text
+    only, and the page's own policy allows no script or style but those written here.
+    """
+    if not 1 <= len(pictures) <= MOST_PICTURES:
+        raise InvalidArgumentError(
+            f"html draws 1 or {MOST_PICTURES} pictures, not {len(pictures)}. Draw more pages."
+        )
+    style = _read("page.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(map(_read, SCRIPTS)) + "\n})();\n"
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    # One pass over the template, so that a title that looks like a placeholder stays a title.
+    return Template(_read("page.html")).substitute(
+        policy=policy,
+        title=escape(printable(" and ".join(picture.title for picture in pictures))),
+        style=style,
+        data=_embedded({"pictures": [_data(picture) for picture in pictures]}),
+        script=script,
+    )
+
+
+def _read(name: str) -> str:
+    return resources.files("roundelay.view").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _embedded(data: Json) -> str:
+    """Write JSON that can't end its script element: no `<`, and nothing outside ASCII."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _data(picture: Picture) -> Json:
+    """Return what the page needs: frame 0 in full, then only what each step changed.
+
+    Ring all-reduce writes the same sums again and again on its way around, so texts and
+    contributors are listed once, as `values`, and cells point at them.
+    """
+    values: Values = {}
+    frames = [_frame(picture, frame, values) for frame in picture.frames]
+    return {
+        "title": printable(picture.title),
+        "about": about(picture),
+        "ranks": [printable(name) for name in picture.ranks],
+        "chunks": [printable(name) for name in picture.chunks],
+        "hues": hues(len(picture.chunks)),
+        "slots": slots(picture),
+        "values": list(values),
+        "frames": frames,
+        "failures": list(failures(picture)),
+        "costs": list(costs(picture)),
+    }
+
+
+def _value(name: str, view: CellView) -> tuple[str | tuple[int, ...], ...]:
+    """Return text and contributors, and the short form of a long sum: a0…15."""
+    short = brief(name, view) if len(view.text) > LONG else view.text
+    if short != view.text:
+        return view.text, view.ranks, short
+    return printable(view.text), view.ranks
+
+
+def _frame(picture: Picture, frame: Frame, values: Values) -> Json:
+    def entry(cell: Cell, view: CellView) -> list[int]:
+        value = _value(picture.chunks[cell.chunk], view)
+        return [cell.rank, cell.chunk, values.setdefault(value, len(values)), int(view.done)]
+
+    shown = frame.cells if frame.step is None else sorted(frame.changed)
+    found: Json = {"cells": [entry(Cell(*cell), frame.cells[cell]) for cell in shown]}
+    if frame.step is not None:
+        sent = messages(frame.transfers)
+        found["messages"] = [
+            [src, dst, [[transfer.chunk, transfer.op] for transfer in joined]]
+            for src, dst, joined in sent
+        ]
+        found["cost"] = step_cost(picture.price, frame.step, len(sent))
+    return found

@@ -1,0 +1,135 @@
+// One schedule on the page: its cost, its picture, the step in words, and the table.
+
+// More failures than this are counted, not listed.
+const LISTED = 12;
+
+class Panel {
+  constructor(picture, { titled, index, jump }) {
+    this.story = new Story(picture);
+    this.number = 0;
+    this.stage = new Stage(this.story, (message) => this.emphasize(message));
+    this.table = new Table(this.story);
+    this.hint = make("p", { class: "hint" });
+    this.heading = make("h3", {});
+    this.cost = make("p", { class: "step-cost" });
+    this.problems = make("ul", { class: "problems" });
+    this.list = make("ul", { class: "messages" });
+    this.list.addEventListener("keydown", (event) => this.walk(event));
+    this.frame = make("div", { class: "frame" }, this.stage.svg, this.hint);
+    this.aside = make("aside", {}, this.heading, this.cost, this.problems, this.list);
+    this.element = make("section", { class: "panel", "data-picture": index, "aria-label": picture.title });
+    if (titled) {
+      this.element.append(make("h2", {}, picture.title), make("p", { class: "about" }, picture.about));
+    }
+    this.element.append(...this.verdict(jump));
+    this.element.append(make("div", { class: "view" }, this.frame, this.aside), this.costs());
+    this.element.append(make("h3", {}, "What each rank holds"));
+    // Thousands of cells take the browser a while: the picture need not wait for them.
+    if (this.table.large) requestAnimationFrame(() => setTimeout(() => this.element.append(this.table.element)));
+    else this.element.append(this.table.element);
+  }
+
+  get last() {
+    return this.story.last;
+  }
+
+  // The most lines any step has in the list, so that room can be kept for them.
+  get rows() {
+    return Math.max(1, ...this.story.picture.frames.map(({ messages = [] }) => messages.length));
+  }
+
+  costs() {
+    const pairs = this.story.picture.costs.map(([label, amount]) =>
+      make("div", {}, make("dt", {}, label), make("dd", {}, amount)));
+    return make("dl", { class: "costs" }, ...pairs);
+  }
+
+  verdict(jump) {
+    const steps = [...this.story.failures.keys()].sort((one, other) => one - other);
+    if (!steps.length) return [];
+    const buttons = steps.slice(0, LISTED).map((number) => {
+      const words = number === this.last ? "end" : `step ${number}`;
+      const button = make("button", { type: "button" }, words);
+      button.addEventListener("click", () => jump(number));
+      return button;
+    });
+    const count = this.story.picture.failures.length;
+    const said = `This schedule does not keep its contract: ${count} ${count === 1 ? "failure" : "failures"}. See `;
+    const more = steps.length > LISTED ? ` and ${steps.length - LISTED} more steps` : "";
+    return [make("p", { class: "verdict" }, said, ...buttons, more)];
+  }
+
+  // Lay out for the room there is, and return the height that takes.
+  fit() {
+    const width = Math.max(100, Math.floor(this.frame.clientWidth));
+    if (width !== this.width) this.stage.build(width);
+    this.width = width;
+    return this.stage.layout.height;
+  }
+
+  show(shared) {
+    const number = Math.min(shared, this.last);
+    const from = this.number;
+    this.emphasize(null);
+    this.number = number;
+    this.stage.show(number, from);
+    this.table.show(number, from);
+    this.describe();
+  }
+
+  describe() {
+    const { number, story } = this;
+    const messages = story.messages(number);
+    const failed = story.failures.get(number) || [];
+    this.element.classList.toggle("failing", failed.length > 0);
+    this.heading.textContent = number === 0 ? "Before the first step" : `In step ${number}`;
+    this.cost.textContent = number === 0 ? "Nothing has moved yet." : story.picture.frames[number].cost;
+    const shown = failed.slice(0, LISTED).map(({ words }) => make("li", {}, words));
+    if (failed.length > LISTED) shown.push(make("li", {}, `… and ${failed.length - LISTED} more`));
+    this.problems.replaceChildren(...shown);
+    this.list.replaceChildren(...messages.map((message, index) => this.item(message, index)));
+    this.rest();
+  }
+
+  item(message, index) {
+    const [, , parts] = message;
+    const item = make(
+      "li",
+      { class: opOf(parts), tabindex: index === 0 ? "0" : "-1", "data-message": index },
+      this.story.words(message),
+    );
+    if (parts.length === 1) tint(item, this.story.picture.hues[parts[0][0]]).classList.add("tinted");
+    for (const [event, value] of [["pointerenter", index], ["pointerleave", null], ["focus", index], ["blur", null]]) {
+      item.addEventListener(event, () => this.emphasize(value));
+    }
+    return item;
+  }
+
+  // Up and down move within the list, so that Tab passes it in one stop.
+  walk(event) {
+    const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    const next = step && event.target[step];
+    if (!next) return;
+    event.preventDefault();
+    event.target.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+
+  rest() {
+    const some = this.story.messages(this.number).length > 0;
+    this.hint.textContent = some ? "Point at an arrow or a line of the list to read it." : "";
+    if (this.last === 0) this.hint.textContent = "One rank has nothing to send.";
+  }
+
+  emphasize(index) {
+    const message = index === null ? null : this.story.messages(this.number)[index];
+    if (message === undefined) return;
+    this.stage.emphasize(index);
+    this.table.emphasize(message);
+    for (const item of this.list.querySelectorAll(".hot")) item.classList.remove("hot");
+    if (message === null) return this.rest();
+    this.list.children[index].classList.add("hot");
+    this.hint.textContent = this.story.outcome(message, this.number);
+  }
+}
