@@ -69,7 +69,7 @@ function place(count, card, width, height) {
   if (count === 1) return [{ x: width / 2, y: height / 2 }];
   const flat = count === 2 ? 0 : ry;
   const points = around(count, rx, flat);
-  if (!roomy(points, card, 36)) return null;
+  if (!roomy(points, card, width < 600 ? 30 : 36)) return null;
   return points.map(({ x, y }) => ({ x: x + width / 2, y: y + height / 2 }));
 }
 
@@ -79,7 +79,8 @@ function arrange(count, slots, nameLength, width) {
   const largest = slots === 1 ? 44 : slots <= 3 ? 36 : 30;
   const low = width < 600 ? 440 : 500;
   const tall = width < 600 ? 700 : 650;
-  for (const [from, to, tallest] of [[largest, 20, low], [20, 14, tall], [12, 6, 1.1 * tall]]) {
+  const rounds = [[largest, 20, low], [20, 16, 1.1 * low], [20, 14, tall], [12, 6, 1.1 * tall]];
+  for (const [from, to, tallest] of rounds) {
     for (let cell = Math.min(from, largest); cell >= to; cell -= 2) {
       const card = cardShape(slots, cell, nameLength);
       const least = count <= 2 ? card.height + 110 : Math.max(0.8 * low, card.height * 2 + 90);
