@@ -1,0 +1,299 @@
+"""Write the generated pages and pictures, and refresh the outputs that the written pages show.
+
+Run it as `make docs`. In a ```console block every line after `$ ` is run in a shell (`> ` goes on
+with it), and what it prints replaces the lines below. A ```python block is run too; if a ```text
+block follows, it takes what was printed. The tests fail when any of this is out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from roundelay import errors
+from roundelay.algorithms import Algorithm, algorithms
+from roundelay.cli._choose import adds_up, algorithms_of, default_algorithm
+from roundelay.cli._group import COMMANDS, roundelay
+from roundelay.collectives import collectives
+from roundelay.networks import networks
+from roundelay.reductions import KINDS, REDUCTIONS
+from roundelay.schedule import price, prove
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+SIZE = 8  # ranks in the tables
+DRAWN = 4  # ranks in the pictures
+NBYTES = 1 << 20
+WIDTH = "96"
+
+BLOCK = re.compile(
+    r"^```(?P<kind>console|python)\n(?P<body>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+REGION = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+NOTE = "<!-- Written by docs/generate.py; edit that, then run `make docs`. -->\n"
+
+#: Pictures of their own, beside one per collective: file and arguments of `roundelay explain`.
+EXTRA_PICTURES = {
+    "five_gpus_right": ["all_reduce", "-n", "5", "-O", "direction=right"],
+    "five_gpus_left": ["all_reduce", "-n", "5", "-O", "direction=left"],
+    "parameter_server": ["all_reduce", "-a", "parameter_server", "-n", "5"],
+}
+
+
+def generated() -> dict[str, Callable[[], str]]:
+    """Return what writes each generated file, by its path from the root."""
+    found: dict[str, Callable[[], str]] = {
+        "docs/algorithms.md": algorithms_page,
+        "docs/networks.md": networks_page,
+        "docs/reductions.md": reductions_page,
+        "docs/cli.md": cli_page,
+    }
+    for collective in collectives:
+        drawn = default_algorithm(collective)
+        arguments = [drawn.name, "-n", str(DRAWN)]
+        found[f"docs/pictures/{drawn.name}.svg"] = partial(_picture, arguments)
+    for name, arguments in EXTRA_PICTURES.items():
+        found[f"docs/pictures/{name}.svg"] = partial(_picture, arguments)
+    return found
+
+
+def written() -> list[Path]:
+    """List the pages that people write."""
+    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    return sorted(page for page in pages if str(page.relative_to(ROOT)) not in generated())
+
+
+def refreshed(text: str) -> str:
+    """Return a page with the outputs and tables that hold today."""
+    text = REGION.sub(lambda found: f"{found[1]}{REGIONS[found[2]]()}{found[3]}", text)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")
+        return BLOCK.sub(lambda found: _refreshed_block(found, folder), text)
+
+
+def _refreshed_block(found: re.Match[str], folder: str) -> str:
+    body, shown = found["body"], found["shown"]
+    if found["kind"] == "console":
+        lines = []
+        for command in _commands(body):
+            shell = "\n".join(line[2:] for line in command)
+            lines += [*command, *_run(["bash", "-c", shell], folder)[0].splitlines()]
+        fresh = "\n".join(lines)
+        return found[0].replace(f"console\n{body}", f"console\n{fresh}\n")
+    if body.startswith(">>>"):
+        return found[0]  # the tests compare these line by line
+    printed, code = _run([sys.executable, "-c", body], folder)
+    if code:
+        raise RuntimeError(f"This block fails:\n{body}\n{printed}")
+    return found[0] if shown is None else found[0].replace(f"text\n{shown}", f"text\n{printed}")
+
+
+def _commands(body: str) -> Iterator[list[str]]:
+    """Yield the lines of every command of a console block, without its output."""
+    command: list[str] = []
+    for line in body.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command
+            command = [line]
+        elif line.startswith("> ") or line == ">":
+            command.append(line)
+    yield command
+
+
+def _run(command: list[str], folder: str) -> tuple[str, int]:
+    """Run a command as a reader would, in a window of a fixed width."""
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    settings = {"PATH": path, "COLUMNS": WIDTH, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
+    unwanted = {"FORCE_COLOR", "TTY_COMPATIBLE", "PYTHONWARNINGS"}
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    done = subprocess.run(  # noqa: S603 - the commands are those of our own pages
+        command,
+        cwd=folder,
+        env=kept | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        check=False,
+    )
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    return "".join(f"{line}\n" for line in lines), done.returncode
+
+
+def _picture(arguments: list[str]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "picture.svg"
+        with contextlib.redirect_stderr(io.StringIO()):
+            roundelay.main(["explain", *arguments, "--out", str(file)], standalone_mode=False)
+        return file.read_text(encoding="utf-8")
+
+
+def _row(algorithm: Algorithm) -> str:
+    schedule = algorithm.schedule(SIZE)
+    cost, proof = price(schedule, NBYTES), prove(schedule)
+    adds = adds_up(algorithm.collective)
+    options = ", ".join(f"`{name}={value}`" for name, value in algorithm.options.items())
+    cells = [
+        f"[{algorithm.short_name}](../src/roundelay/algorithms/{algorithm.name}.py)",
+        str(len(cost.steps)),
+        str(cost.messages),
+        f"{max(cost.sent) / NBYTES:.3g} S",
+        f"`{proof.order}`" if adds else "-",
+        str(proof.folds) if adds else "-",
+        algorithm.summary + (f" Options: {options}." if options else ""),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def algorithms_page() -> str:
+    """Return one section per collective: what it promises, a picture, and every algorithm."""
+    lines = [
+        NOTE,
+        "# Collectives and their algorithms",
+        "",
+        f"Every row is counted off the schedule on {SIZE} ranks, and proved. S is the largest",
+        "buffer that a rank passes in or gets back; *sent* is what the busiest rank sends.",
+        "*Order* is how results are added up, *folds* how many folds deep: see",
+        "[concepts](concepts.md). `roundelay list` has other sizes, and seconds on a network.",
+        "",
+    ]
+    for collective in collectives:
+        module = sys.modules[f"roundelay.collectives.{collective.name}"]
+        drawn = default_algorithm(collective)
+        lines += [
+            f"## {collective.name}",
+            "",
+            (inspect.getdoc(module) or "").partition(">>>")[0].rstrip() + "\n",
+            "```text",
+            collective.picture(),
+            "```",
+            "",
+            "| algorithm | steps | messages | sent | order | folds | how |",
+            "|---|---:|---:|---:|---|---:|---|",
+            *map(_row, algorithms_of(collective)),
+            "",
+            f"![{drawn.name} on {DRAWN} ranks](pictures/{drawn.name}.svg)",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def networks_page() -> str:
+    """Return a section per network: its options, and what a ring all-reduce takes on it."""
+    ring = algorithms.load("all_reduce_ring").schedule(16)
+    lines = [
+        NOTE,
+        "# Networks",
+        "",
+        "A network says who is linked to whom, at what latency and bandwidth; with one, `price`",
+        "gives seconds. Take one by name, `--network mesh`, with options,",
+        "`--network hosts:per_host=4`, or your own from a [file](schedule-format.md#networks).",
+        "The default numbers are round and illustrative: measure your own.",
+        "",
+        "| network | ring all-reduce of 64 MiB on 16 ranks | what it is |",
+        "|---|---:|---|",
+    ]
+    sections = []
+    for name in networks.names():
+        make = networks.load(name)
+        seconds = price(ring, 64 << 20, network=make(16)).seconds or 0.0
+        text = inspect.getdoc(make) or ""
+        options = [
+            f"`{option.name}={_number(option.default)}`"
+            for option in inspect.signature(make).parameters.values()
+            if option.kind is option.KEYWORD_ONLY
+        ]
+        lines.append(f"| [{name}](#{name}) | {seconds * 1e3:.2f} ms | {text.splitlines()[0]} |")
+        prose = text.partition(">>>")[0].strip()
+        sections += ["", f"## {name}", "", prose, "", f"Options: {', '.join(options)}."]
+    return "\n".join([*lines, *sections, ""])
+
+
+def _number(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def reductions_page() -> str:
+    """Return the table of reductions."""
+    lines = [
+        NOTE,
+        "# Reductions",
+        "",
+        "Every fold goes from left to right in an accumulator (float32 for half types) and is",
+        "rounded once. `roundelay.reductions.Op` makes one of your own.",
+        "",
+        "| reduction | what it does | takes |",
+        "|---|---|---|",
+    ]
+    for made in REDUCTIONS.values():
+        takes = ", ".join(KINDS[kind] for kind in made.kinds)
+        lines.append(f"| `{made.name}` | {made.summary} | {takes} |")
+    return "\n".join([*lines, ""])
+
+
+def cli_page() -> str:
+    """Return the help of every command, and the errors with their exit codes."""
+    blocks = ["roundelay --help", *(f"roundelay {name} --help" for name in COMMANDS.names())]
+    lines = [
+        NOTE,
+        "# The command line",
+        "",
+        "Results go to standard output, all else to standard error. Piped, nothing has colours.",
+        "",
+        *(f"## {each.removesuffix(' --help')}\n\n```console\n$ {each}\n```\n" for each in blocks),
+        "## Exit codes and errors",
+        "",
+        "0: done. 1: the work failed, as when a proof does. 2: wrong use. 130: interrupted.",
+        "",
+        "| error | exit code | when |",
+        "|---|---:|---|",
+    ]
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        code = 2 if issubclass(error, errors.InvalidArgumentError) else 1
+        lines.append(f"| `{name}` | {code} | {(inspect.getdoc(error) or '').splitlines()[0]} |")
+    return refreshed("\n".join([*lines, ""]))
+
+
+def short_table() -> str:
+    """Return the README's table: which algorithms each collective has."""
+    rows = [
+        f"| [{each.name}](docs/algorithms.md#{each.name}) "
+        f"| {', '.join(algorithm.short_name for algorithm in algorithms_of(each))} |\n"
+        for each in collectives
+    ]
+    return "| collective | algorithms |\n|---|---|\n" + "".join(rows)
+
+
+REGIONS: dict[str, Callable[[], str]] = {"algorithms": short_table}
+
+
+def main() -> None:
+    """Write every file that is not as it should be."""
+    made: dict[Path, Callable[[], str]] = {ROOT / name: make for name, make in generated().items()}
+    for page in written():
+        made[page] = partial(refreshed, page.read_text(encoding="utf-8"))
+    for path, make in made.items():
+        text = make()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+            print(f"wrote {path.relative_to(ROOT)}")
+    for stray in set((DOCS / "pictures").glob("*.svg")) - made.keys():
+        stray.unlink()
+        print(f"removed {stray.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
