@@ -83,9 +83,7 @@ def picture(
     )
 
 
-def _frames(
-    schedule: Schedule, values: Sequence[Mapping[Cell, str]] | None
-) -> Iterator[Frame]:
+def _frames(schedule: Schedule, values: Sequence[Mapping[Cell, str]] | None) -> Iterator[Frame]:
     due = dict(schedule.due_after())
     join = " " if schedule.collective.idempotent else "+"
 
@@ -99,9 +97,7 @@ def _frames(
         return CellView(ranks, text, due.get(cell) == frozenset(ranks))
 
     algebra = Algebra()
-    cells = {
-        cell: view(0, cell, value) for cell, value in held_at_start(schedule, algebra).items()
-    }
+    cells = {cell: view(0, cell, value) for cell, value in held_at_start(schedule, algebra).items()}
     yield Frame(0, (), cells, frozenset(), ())
     for number, step in enumerate(replay(schedule, algebra), start=1):
         cells = {**cells, **{w.cell: view(number, w.cell, w.value) for w in step.writes}}
