@@ -3,14 +3,20 @@
 namespace roundelay {
 
 std::vector<std::string> instruction_sets() {
-    std::vector<std::string> found;
-#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("sse2")) found.emplace_back("sse2");
-    if (__builtin_cpu_supports("avx2")) found.emplace_back("avx2");
-    if (__builtin_cpu_supports("avx512f")) found.emplace_back("avx512f");
+#if defined(__x86_64__) || defined(_M_X64)
+    std::vector<std::string> found = {"sse2"};
 #elif defined(__aarch64__)
-    found.emplace_back("neon");
+    std::vector<std::string> found = {"neon"};
+#else
+    std::vector<std::string> found = {"portable"};
+#endif
+#if defined(ROUNDELAY_X86_KERNELS)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) found.push_back("avx2");
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        found.push_back("avx512");
+    }
 #endif
     return found;
 }

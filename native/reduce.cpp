@@ -1,0 +1,80 @@
+#include "reduce.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "host.hpp"
+#include "reduce_table.hpp"
+
+namespace roundelay {
+
+namespace {
+
+const KernelTable* const tables[] = {
+    &baseline_kernels,
+#if defined(ROUNDELAY_X86_KERNELS)
+    &avx2_kernels,
+    &avx512_kernels,
+#endif
+};
+
+// The newest table that this CPU runs, or the one of that name.
+const KernelTable* find_table(std::string_view name) {
+    const std::vector<std::string> runnable = instruction_sets();
+    const KernelTable* found = nullptr;
+    for (const KernelTable* table : tables) {
+        const bool runs =
+            std::find(runnable.begin(), runnable.end(), table->name) != runnable.end();
+        if (runs && (name.empty() || name == table->name)) found = table;
+    }
+    return found;
+}
+
+std::atomic<const KernelTable*> active{find_table("")};
+
+// A block stays in the first-level cache while it goes to several destinations.
+constexpr std::size_t copy_block = 16384;
+
+void copy(void* const* dsts, int dst_count, const void* src, std::size_t bytes) {
+    const std::size_t block = dst_count > 1 ? copy_block : bytes;
+    for (std::size_t begin = 0; begin < bytes; begin += block) {
+        const std::size_t length = std::min(block, bytes - begin);
+        for (int dst = 0; dst < dst_count; ++dst) {
+            if (dsts[dst] == src) continue;
+            std::memcpy(static_cast<char*>(dsts[dst]) + begin,
+                        static_cast<const char*>(src) + begin, length);
+        }
+    }
+}
+
+Kernel kernel_of(const KernelTable& table, Op op, DType dtype) {
+    return table.kernels[static_cast<std::size_t>(op)][static_cast<std::size_t>(dtype)];
+}
+
+}  // namespace
+
+bool supports(Op op, DType dtype) { return kernel_of(baseline_kernels, op, dtype) != nullptr; }
+
+void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* const* srcs,
+          int src_count, std::size_t count, int divide_by) {
+    if (op == Op::avg && divide_by <= 0) op = Op::sum;
+    if (src_count == 1 && op != Op::avg) {
+        copy(dsts, dst_count, srcs[0], count * record_size(op, dtype));
+        return;
+    }
+    const KernelTable& table = *active.load(std::memory_order_relaxed);
+    kernel_of(table, op, dtype)(dsts, dst_count, srcs, src_count, count, divide_by);
+}
+
+const char* instruction_set() { return active.load(std::memory_order_relaxed)->name; }
+
+bool use_instruction_set(std::string_view name) {
+    const KernelTable* found = name.empty() ? nullptr : find_table(name);
+    if (found != nullptr) active.store(found, std::memory_order_relaxed);
+    return found != nullptr;
+}
+
+}  // namespace roundelay
