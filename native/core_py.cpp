@@ -1,4 +1,4 @@
-// The Python face of the native core; no other file here knows Python.
+// The Python face of the native core; only files named *_py.cpp know Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -7,10 +7,21 @@
 
 namespace nb = nanobind;
 
+namespace roundelay {
+void register_reduce(nb::module_& module);
+#ifdef ROUNDELAY_ENGINE
+void register_engine(nb::module_& module);
+#endif
+}  // namespace roundelay
+
 NB_MODULE(_core, module) {
     module.doc() = "Roundelay's native core.";
     module.attr("version") = ROUNDELAY_VERSION;
     module.def("instruction_sets", &roundelay::instruction_sets,
                "Name the instruction sets of this CPU that kernels are built for.");
     module.def("compiler", &roundelay::compiler, "Name the compiler that built this library.");
+    roundelay::register_reduce(module);
+#ifdef ROUNDELAY_ENGINE
+    roundelay::register_engine(module);
+#endif
 }

@@ -14,13 +14,21 @@ if TYPE_CHECKING:
     from roundelay.schedule import Failure
 
 __all__ = [
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "CommunicationError",
     "FormatError",
     "InvalidArgumentError",
+    "MeetingError",
     "NetworkError",
+    "NoRoomError",
+    "PeerLost",
     "ProofError",
+    "RankFailed",
     "RoundelayError",
     "ScheduleError",
     "UnknownNameError",
+    "UnsendableError",
     "UnsupportedReductionError",
     "UnsupportedSizeError",
 ]
@@ -97,3 +105,57 @@ class ProofError(RoundelayError):
         if len(self.failures) > len(shown):
             shown.append(f"… and {len(self.failures) - len(shown)} more")
         super().__init__("\n  ".join([f"{what} does not keep its contract:", *shown]))
+
+
+class UnsendableError(InvalidArgumentError, TypeError):
+    """A value that can't go from one process to another without pickle, which nobody asked for."""
+
+
+class NoRoomError(RoundelayError, MemoryError):
+    """The memory that ranks share has no room for so many bytes; raised on every rank."""
+
+    def __init__(self, nbytes: int, available: int | None = None) -> None:
+        self.nbytes, self.available = nbytes, available
+        has = "" if available is None else f"; {available} are available"
+        super().__init__(
+            f"The shared memory of this host has no room for {nbytes} more bytes{has}. Let go of "
+            f"arrays made by empty(), or give the machine or container more memory."
+        )
+
+
+class MeetingError(RoundelayError):
+    """The processes of a job did not find one another; the message names who is missing, or why."""
+
+
+class RankFailed(RoundelayError):  # noqa: N818 - says what happened
+    """A rank raised or died: `rank` says which, `kind` and `message` by what, `traceback` where.
+
+    >>> print(RankFailed(2, "ValueError", "no such layer"))
+    rank 2 raised ValueError: no such layer
+    >>> print(RankFailed(2, ended="was killed by SIGKILL"))
+    rank 2 was killed by SIGKILL
+    """
+
+    def __init__(
+        self, rank: int, kind: str = "", message: str = "", *, traceback: str = "", ended: str = ""
+    ) -> None:
+        self.rank, self.kind, self.message, self.traceback = rank, kind, message, traceback
+        super().__init__(f"rank {rank} {ended or f'raised {kind}: {message}'}")
+        if traceback:
+            self.add_note(f"On rank {rank}:\n{traceback.rstrip()}")
+
+
+class CommunicationError(RoundelayError, RuntimeError):
+    """A call that the ranks could not finish together; the group is broken from then on."""
+
+
+class CollectiveMismatch(CommunicationError):  # noqa: N818 - the public name
+    """Ranks made different calls; the message is a table of who called what, where."""
+
+
+class PeerLost(CommunicationError):  # noqa: N818 - the public name
+    """A rank died, failed or left while others needed it."""
+
+
+class CollectiveTimeout(CommunicationError):  # noqa: N818 - the public name
+    """A rank did not come in time, though it is alive as far as anyone can tell."""

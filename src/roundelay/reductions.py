@@ -39,8 +39,8 @@ class Reduction:
     kinds: str  # numpy dtype kinds it takes: b i u f c
     commutative: bool = True
 
-    def check(self, dtype: np.dtype[Any]) -> None:
-        """Refuse a dtype for which this reduction has no meaning."""
+    def check(self, dtype: np.dtype[Any] | str) -> None:
+        """Refuse a dtype, or the name of one, for which this reduction has no meaning."""
         if _kind(dtype) not in self.kinds:
             takes = ", ".join(KINDS[kind] for kind in self.kinds)
             raise UnsupportedReductionError(f"{self.name} takes {takes}, not {dtype}.")
@@ -83,13 +83,24 @@ KINDS = {
 }
 
 
-def _kind(dtype: np.dtype[Any]) -> str:
-    # ml_dtypes' bfloat16 is a void to numpy's eyes, a float to ours.
-    if dtype.name == "bfloat16":
+def _kind(dtype: np.dtype[Any] | str) -> str:
+    # bfloat16 is unknown to numpy, or a void of ml_dtypes; to us it is a float.
+    if dtype == "bfloat16" or (isinstance(dtype, np.dtype) and dtype.name == "bfloat16"):
         return "f"
+    dtype = np.dtype(dtype)
     if dtype.names == ("value", "location"):
         return _kind(dtype["value"])
     return dtype.kind
+
+
+def _prod(left: Array, right: Array) -> Array:
+    # numpy fuses complex products where the CPU can, so its last bit differs between machines.
+    if left.dtype.kind != "c":
+        return np.asarray(np.multiply(left, right))
+    result = np.empty_like(left)
+    result.real = left.real * right.real - left.imag * right.imag
+    result.imag = left.real * right.imag + left.imag * right.real
+    return result
 
 
 def _min(left: Array, right: Array) -> Array:
@@ -121,7 +132,7 @@ REDUCTIONS: Mapping[str, Reduction] = {
     made.name: made
     for made in (
         Reduction("sum", "Add; integers wrap, bools saturate.", np.add, "biufc"),
-        Reduction("prod", "Multiply; integers wrap.", np.multiply, "biufc"),
+        Reduction("prod", "Multiply; integers wrap.", _prod, "biufc"),
         Reduction("min", "Keep the smallest; NaN wins.", _min, "biuf"),
         Reduction("max", "Keep the largest; NaN wins.", _max, "biuf"),
         Reduction("avg", "Add, then divide by the number of ranks.", np.add, "fc"),

@@ -7,7 +7,8 @@
 Operands lie in a rank's input, its output, or one of its slots in memory that all can reach. A
 program describes one slice of the data and holds no lengths. Slices are numbered across calls;
 slice g uses the slots of parity g mod 2, and before its slots are written, every rank that read
-them in slice g - 2 must have posted in slice g - 1. All programs of a call end at one flag value.
+them in slice g - 2 must have posted in slice g - 1, or have ended slice g - 2 with a post. All
+programs of a call end at one flag value.
 """
 
 from __future__ import annotations
@@ -110,6 +111,11 @@ class Program:
     instructions: tuple[Instruction, ...]
     slots: int  # how many it owns
     readers: tuple[int, ...]  # the other ranks that read them
+
+    @property
+    def posts_last(self) -> bool:
+        """Tell whether it ends with a post: then its last flag says that it has read all."""
+        return bool(self.instructions) and isinstance(self.instructions[-1], Post)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,8 @@ class _Machine:
             base = turn * posts
             if turn > 1:
                 for reader in program.readers:
-                    yield from self.wait(rank, Wait(reader, base - posts + 1))
+                    ended = self.programs.ranks[reader].posts_last
+                    yield from self.wait(rank, Wait(reader, base - posts + (not ended)))
             for number, line in enumerate(program.instructions):
                 self.line[rank] = number
                 if isinstance(line, Wait):

@@ -1,0 +1,287 @@
+#include "group.hpp"
+
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace roundelay {
+
+namespace {
+
+constexpr std::int64_t nap_ns = 50'000'000;
+constexpr int yields = 64;
+
+std::int64_t kill_in = 0;
+
+// Every place at which a rank can be lost: each instruction, each turn of a wait.
+inline void kill_point() {
+    if (kill_in > 0 && --kill_in == 0) ::raise(SIGKILL);
+}
+
+bool reached(std::uint32_t flag, std::uint32_t target) {
+    return std::int32_t(flag - target) >= 0;  // flags wrap around
+}
+
+}  // namespace
+
+void set_kill_point(std::int64_t steps) { kill_in = steps; }
+
+std::size_t Group::bytes_for(int size, std::size_t slot_bytes) {
+    return round_up(sizeof(RankArea) * std::size_t(size), 4096) +
+           std::size_t(size) * 2 * slot_bytes;
+}
+
+Group::Group(std::shared_ptr<World> world, std::uint64_t at, int rank,
+             std::vector<int> world_ranks, std::size_t slot_bytes)
+    : world_(std::move(world)),
+      at_(at),
+      rank_(rank),
+      size_(int(world_ranks.size())),
+      world_ranks_(std::move(world_ranks)),
+      slot_bytes_(slot_bytes),
+      areas_(world_->at<RankArea>(at)),
+      mine_(areas_ + rank),
+      slots_(world_->at<std::byte>(at) + round_up(sizeof(RankArea) * std::size_t(size_), 4096)),
+      known_(std::size_t(size_), 0),
+      compared_(std::size_t(size_), 0),
+      // Spinning pays only while every rank has a core to itself.
+      spin_ns_(world_->size() <= available_cores() ? 100'000 : 0) {}
+
+Record Group::record(int rank, std::uint64_t call) const {
+    const auto& records = areas_[rank].records;
+    if (call != 0) return records[call % record_count].get();
+    Record latest{};
+    for (const SharedRecord& one : records) {
+        const Record record = one.get();
+        if (record.call >= latest.call) latest = record;
+    }
+    return latest;
+}
+
+void Group::run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
+                std::size_t count, Waiter& waiter) {
+    std::unique_lock turn(turn_, std::try_to_lock);
+    if (!turn.owns_lock()) {
+        waiter.blocks();
+        turn.lock();
+    }
+    begin(call);
+    if (size_ > 1) {
+        // Nobody gets more than two slices ahead: two sets of slots and hashes are enough.
+        if (slices_ > 0)
+            for (int other = 0; other < size_; ++other)
+                if (other != rank_) meet(other, call, waiter);
+        mine_->line.hash[call.record.call % 2].store(call.record.hash, std::memory_order_relaxed);
+        last_hash_ = call.record.hash;
+    }
+    Reached where;
+    Plan* chosen = &plan;
+    if (reaching != nullptr && agree(call, *reaching, where, waiter)) chosen = reaching;
+    const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
+    if (counts.empty()) {
+        slices(call, *chosen, chosen->even(count, grain), where, waiter);
+    } else {
+        slices(call, *chosen, chosen->uneven(counts, grain), where, waiter);
+    }
+}
+
+// Wait until a rank has begun the call before this one, and see that it was the same: a rank that
+// got nothing from another in that call has not compared it yet.
+void Group::meet(int rank, const Call& call, Waiter& waiter) {
+    arrive(rank, previous_ + 1, call, waiter);
+    if (compared_[std::size_t(rank)] + 1 < calls_) compare(rank, calls_ - 1, last_hash_);
+}
+
+void Group::begin(Call& call) {
+    const bool troubled = world_->troubled();
+    // Who comes late to the very call that went wrong still shows what it came with.
+    const Header& header = world_->header();
+    if (troubled && (header.group != at_ || header.call != calls_ + 1)) throw Broken{};
+    call.record.call = ++calls_;
+    call.record.in_at = call.in == nullptr ? World::nowhere : world_->offset_of(call.in);
+    call.record.out_at = call.out == nullptr ? World::nowhere : world_->offset_of(call.out);
+    mine_->records[calls_ % record_count].put(call.record);
+    if (troubled) throw Broken{};
+}
+
+// Large messages first show where their buffers lie, so that all ranks take the same path. Who has a
+// buffer that others can't reach knows the answer and need not wait for it.
+bool Group::agree(const Call& call, const Plan& plan, Reached& where, Waiter& waiter) {
+    kill_point();
+    post(base_ + 1);
+    const auto fits = [&](const Record& record) {
+        return (!plan.reaches_in || record.in_at != World::nowhere) &&
+               (!plan.reaches_out || record.out_at != World::nowhere) &&
+               (!plan.in_place || record.in_at == record.out_at);
+    };
+    bool all = fits(call.record);
+    for (int other = 0; all && other < size_; ++other) {
+        if (other != rank_) wait(other, base_ + 1, call, waiter);
+        const Record record = areas_[other].records[calls_ % record_count].get();
+        all = fits(record);
+        where.in.push_back(world_->at<std::byte>(record.in_at));
+        where.out.push_back(world_->at<std::byte>(record.out_at));
+    }
+    base_ += 1;  // no slice: it touches no slots
+    return all;
+}
+
+void Group::slices(const Call& call, const Plan& plan, const Geometry& geometry,
+                   const Reached& where, Waiter& waiter) {
+    std::size_t width = std::max<std::size_t>(geometry.longest, 1);
+    inline_ = plan.slots == 1 && geometry.longest * call.item <= inline_bytes;
+    if (plan.slots > 0 && !inline_) {
+        const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
+        const std::size_t room = slot_bytes_ / plan.slots / call.item / grain * grain;
+        width = std::max<std::size_t>(room, 1);
+    }
+    std::size_t slice = 0;
+    for (std::size_t from = 0; slice == 0 || from < geometry.longest; from += width, ++slice) {
+        // Slots of two slices ago are written again when all are known to have read them: by a post
+        // of the last slice, or by the post that ended that one.
+        for (int other = 0; slice > 0 && other < size_; ++other) {
+            const bool ended = slice > 1 && plan.posts_last[std::size_t(other)];
+            if (other != rank_) wait(other, previous_ + (ended ? 0 : 1), call, waiter);
+        }
+        parity_ = slices_ % 2;
+        for (std::size_t number = 0; number < plan.lines.size(); ++number) {
+            const Line& line = plan.lines[number];
+            kill_point();
+            switch (line.kind) {
+                case Kind::wait:
+                    wait(line.rank, base_ + line.post, call, waiter);
+                    break;
+                case Kind::post:
+                    post(base_ + line.post);
+                    break;
+                case Kind::apply:
+                    apply(call, plan, geometry, number, from, width, where);
+                    break;
+            }
+        }
+        if (plan.posts > 0) {
+            previous_ = base_;
+            base_ += plan.posts;
+            ++slices_;
+        }
+    }
+}
+
+void Group::apply(const Call& call, const Plan& plan, const Geometry& geometry,
+                  std::size_t number, std::size_t from, std::size_t width,
+                  const Reached& where) {
+    const Line& line = plan.lines[number];
+    const std::size_t length = geometry.lengths[number];
+    if (from >= length) return;
+    const std::size_t count = std::min(width, length - from);
+    constexpr std::size_t few = 32;
+    std::array<std::byte*, few> small;
+    std::vector<std::byte*> large;
+    std::byte** places = small.data();
+    const std::size_t total = std::size_t(line.dsts) + line.srcs;
+    if (total > few) {
+        large.resize(total);
+        places = large.data();
+    }
+    for (std::size_t index = 0; index < total; ++index) {
+        const Operand& operand = plan.operands[line.first + index];
+        if (operand.space == Space::slot) {
+            places[index] = inline_ ? areas_[operand.rank].line.payload[parity_].data()
+                                    : slot(operand.rank, operand.at, width * call.item);
+            continue;
+        }
+        std::byte* buffer = nullptr;
+        if (operand.space == Space::in)
+            buffer = operand.rank == rank_ ? const_cast<std::byte*>(call.in) : where.in[operand.rank];
+        else
+            buffer = operand.rank == rank_ ? call.out : where.out[operand.rank];
+        places[index] = buffer + (geometry.operands[line.first + index] + from) * call.item;
+    }
+    if (line.srcs == 1) {
+        const std::byte* source = places[line.dsts];
+        for (std::size_t index = 0; index < line.dsts; ++index)
+            if (places[index] != source) std::memcpy(places[index], source, count * call.item);
+        return;
+    }
+    fold(call.op, call.dtype, reinterpret_cast<void* const*>(places), line.dsts,
+         reinterpret_cast<const void* const*>(places + line.dsts), line.srcs, count,
+         line.complete && call.op == Op::avg ? size_ : 0);
+}
+
+void Group::arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {
+    std::uint32_t& known = known_[std::size_t(rank)];
+    if (reached(known, target)) return;
+    known = areas_[rank].line.flag.value.load(std::memory_order_acquire);
+    if (!reached(known, target)) wait_long(rank, target, call, waiter);
+}
+
+void Group::wait(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {
+    arrive(rank, target, call, waiter);
+    const std::uint32_t known = known_[std::size_t(rank)];
+    // Compare before any of its data is touched. What it had posted before this call says nothing.
+    if (compared_[std::size_t(rank)] != calls_ && reached(known, base_ + 1))
+        compare(rank, calls_, call.record.hash);
+}
+
+void Group::compare(int rank, std::uint64_t number, std::uint32_t hash) {
+    compared_[std::size_t(rank)] = number;
+    if (areas_[rank].line.hash[number % 2].load(std::memory_order_relaxed) == hash) return;
+    world_->fail(Trouble::mismatch, world_rank(rank), world_rank(rank_), at_, number, "");
+    throw Broken{};
+}
+
+void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {
+    Signal& flag = areas_[rank].line.flag;
+    std::uint32_t& known = known_[std::size_t(rank)];
+    const auto arrived = [&] {
+        known = flag.value.load(std::memory_order_acquire);
+        return reached(known, target);
+    };
+    // A couple of microseconds are spent with all that the caller holds; then it is told.
+    for (int turn = 0; turn < 64 && spin_ns_ > 0; ++turn) {
+        if (arrived()) return;
+        cpu_pause();
+    }
+    waiter.blocks();
+    const std::int64_t start = now_ns();
+    while (spin_ns_ > 0 && now_ns() - start < spin_ns_) {
+        for (int turn = 0; turn < 32; ++turn) {
+            if (arrived()) return;
+            cpu_pause();
+        }
+        if (world_->troubled()) throw Broken{};
+    }
+    for (int turn = 0; turn < yields; ++turn) {
+        if (arrived()) return;
+        sched_yield();
+    }
+    while (true) {
+        kill_point();
+        if (arrived()) return;
+        if (world_->troubled()) throw Broken{};
+        const Record theirs = areas_[rank].records[calls_ % record_count].get();
+        if (theirs.call == calls_ && theirs.hash != call.record.hash) {
+            world_->fail(Trouble::mismatch, world_rank(rank), world_rank(rank_), at_, calls_, "");
+            throw Broken{};
+        }
+        if (theirs.call < calls_ &&
+            world_->rank(world_rank(rank)).life.load() == Life::left && !arrived()) {
+            world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_, "left");
+            throw Broken{};
+        }
+        flag.sleep(known, nap_ns);
+        const std::int64_t waited = now_ns() - start;
+        if (!waiter.goes_on(rank, waited)) {
+            world_->fail(Trouble::interrupted, world_rank(rank_), world_rank(rank_), at_, calls_, "");
+            throw Broken{};
+        }
+        if (waited > timeout_ns_ && !arrived()) {
+            world_->fail(Trouble::timeout, world_rank(rank), world_rank(rank_), at_, calls_, "");
+            throw Broken{};
+        }
+    }
+}
+
+}  // namespace roundelay

@@ -1,0 +1,164 @@
+// One communicator of one rank: flags, call records, slots, and the interpreter that walks programs.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "plan.hpp"
+#include "reduce.hpp"
+#include "wait.hpp"
+#include "world.hpp"
+
+namespace roundelay {
+
+constexpr std::size_t inline_bytes = 24;
+
+// What a rank shows of its progress. The payload of tiny messages travels in the same cache line.
+struct alignas(64) FlagLine {
+    Signal flag;
+    std::array<std::atomic<std::uint32_t>, 2> hash;  // of the call, by parity of its number
+    std::array<std::array<std::byte, inline_bytes>, 2> payload;  // by parity of the slice
+};
+static_assert(sizeof(FlagLine) == 64);
+
+// What a rank is doing: for the error that names it.
+struct alignas(64) Record {
+    std::uint64_t call;
+    std::uint32_t hash;
+    std::uint32_t site;
+    std::uint64_t count;
+    std::int32_t root;
+    std::uint8_t collective;
+    std::uint8_t dtype;
+    std::uint8_t op;
+    std::uint8_t algorithm;
+    std::uint64_t in_at;  // in the shared memory, or nowhere
+    std::uint64_t out_at;
+};
+static_assert(sizeof(Record) == 64);
+
+// A record that one rank writes and others read at any time, and never see by halves.
+class SharedRecord {
+   public:
+    void put(const Record& record) {
+        const auto words = std::bit_cast<Words>(record);
+        // The number of the call goes first and comes last: in between, readers see none.
+        words_[0].store(0, std::memory_order_relaxed);
+        for (std::size_t at = 1; at < words.size(); ++at)
+            words_[at].store(words[at], std::memory_order_release);
+        words_[0].store(words[0], std::memory_order_release);
+    }
+    Record get() const {
+        Words words;
+        do {
+            for (std::size_t at = 0; at < words.size(); ++at)
+                words[at] = words_[at].load(std::memory_order_acquire);
+        } while (words_[0].load(std::memory_order_relaxed) != words[0]);
+        return std::bit_cast<Record>(words);
+    }
+
+   private:
+    using Words = std::array<std::uint64_t, 8>;
+    std::array<std::atomic<std::uint64_t>, 8> words_;
+};
+
+constexpr std::size_t record_count = 4;  // nobody is ever more than two calls ahead
+
+struct alignas(64) RankArea {
+    FlagLine line;
+    std::array<SharedRecord, record_count> records;
+};
+
+// What a caller asks for.
+struct Call {
+    Record record{};
+    const std::byte* in = nullptr;
+    std::byte* out = nullptr;
+    DType dtype = DType::uint8;
+    Op op = Op::sum;
+    std::size_t item = 1;  // bytes of one element
+};
+
+// How the caller wants to wait: told when it blocks, asked from time to time whether to go on.
+struct Waiter {
+    virtual ~Waiter() = default;
+    virtual void blocks() {}  // about to wait for long, or to work for long
+    // Called every 50 ms of sleep; false interrupts.
+    virtual bool goes_on(int /*for_rank*/, std::int64_t /*waited_ns*/) { return true; }
+};
+
+// For tests: this process kills itself at the n-th step from now. What is tested is what ships.
+void set_kill_point(std::int64_t steps);
+
+class Group {
+   public:
+    static std::size_t bytes_for(int size, std::size_t slot_bytes);
+    Group(std::shared_ptr<World> world, std::uint64_t at, int rank, std::vector<int> world_ranks,
+          std::size_t slot_bytes);
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    World& world() { return *world_; }
+    int world_rank(int rank) const { return world_ranks_[std::size_t(rank)]; }
+    std::uint64_t at() const { return at_; }
+    std::uint64_t calls() const { return calls_; }
+    Record record(int rank, std::uint64_t call) const;  // call 0: the latest
+    void set_timeout(std::int64_t ns) { timeout_ns_ = ns; }
+    void set_spin(std::int64_t ns) { spin_ns_ = ns; }
+
+    // Run a program; with `reaching`, that one if the buffers of all ranks lie in shared memory.
+    void run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
+             std::size_t count, Waiter& waiter);
+
+   private:
+    struct Reached {
+        std::vector<std::byte*> in, out;
+    };
+    void begin(Call& call);
+    void meet(int rank, const Call& call, Waiter& waiter);
+    void publish(const Call& call);
+    bool agree(const Call& call, const Plan& plan, Reached& reached, Waiter& waiter);
+    void slices(const Call& call, const Plan& plan, const Geometry& geometry,
+                const Reached& reached, Waiter& waiter);
+    void apply(const Call& call, const Plan& plan, const Geometry& geometry, std::size_t number,
+               std::size_t from, std::size_t width, const Reached& reached);
+    void arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
+    void wait(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
+    void wait_long(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
+    void compare(int rank, std::uint64_t number, std::uint32_t hash);
+    void post(std::uint32_t value) { mine_->line.flag.set(value); }
+    std::byte* slot(int rank, std::uint32_t index, std::size_t stride) {
+        return slots_ + (std::size_t(rank) * 2 + parity_) * slot_bytes_ + index * stride;
+    }
+
+    std::shared_ptr<World> world_;
+    std::uint64_t at_;
+    int rank_, size_;
+    std::vector<int> world_ranks_;
+    std::size_t slot_bytes_;
+    RankArea* areas_;
+    RankArea* mine_;
+    std::byte* slots_;
+    std::mutex turn_;  // one call at a time, whichever thread of this rank makes it
+
+    std::uint64_t calls_ = 0;
+    std::uint32_t base_ = 0;           // flag value at which this slice began
+    std::uint32_t previous_ = 0;       // and the one before
+    std::uint32_t last_hash_ = 0;      // of the call before
+    std::uint32_t slices_ = 0;
+    std::size_t parity_ = 0;
+    bool inline_ = false;
+    std::vector<std::uint32_t> known_;   // flags as last seen
+    std::vector<std::uint64_t> compared_;  // call in which a rank's hash was last compared
+    std::int64_t timeout_ns_ = 60'000'000'000;
+    std::int64_t spin_ns_;
+};
+
+}  // namespace roundelay

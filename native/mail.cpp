@@ -1,0 +1,250 @@
+#include "mail.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace roundelay {
+
+namespace {
+
+constexpr std::int64_t nap_ns = 50'000'000;
+
+// Copy between a flat buffer and a ring, which may wrap around once.
+void copy_in(std::byte* ring, std::size_t capacity, std::uint64_t at, const void* from,
+             std::size_t bytes) {
+    if (bytes == 0) return;  // an empty message may lie nowhere
+    const std::size_t start = at % capacity, head = std::min(bytes, capacity - start);
+    std::memcpy(ring + start, from, head);
+    std::memcpy(ring, static_cast<const std::byte*>(from) + head, bytes - head);
+}
+
+void copy_out(const std::byte* ring, std::size_t capacity, std::uint64_t at, void* to,
+              std::size_t bytes) {
+    if (bytes == 0) return;
+    const std::size_t start = at % capacity, head = std::min(bytes, capacity - start);
+    std::memcpy(to, ring + start, head);
+    std::memcpy(static_cast<std::byte*>(to) + head, ring, bytes - head);
+}
+
+}  // namespace
+
+Mailbox::Mailbox(std::shared_ptr<World> world, int rank)
+    : world_(std::move(world)),
+      rank_(rank),
+      capacity_(world_->header().mail_bytes - 256),
+      outgoing_(std::size_t(world_->size())),
+      arriving_(std::size_t(world_->size())) {}
+
+Mailbox::~Mailbox() { stop(); }
+
+void Mailbox::stop() {
+    stop_ = true;
+    if (!thread_.joinable()) return;
+    if (world_->foreign()) {
+        abandon(thread_);
+        return;
+    }
+    world_->rank(rank_).bell.ring();
+    thread_.join();
+}
+
+Mailbox::Ring& Mailbox::ring(int src, int dst) {
+    const std::size_t pair = std::size_t(src) * std::size_t(world_->size()) + std::size_t(dst);
+    return *world_->at<Ring>(world_->header().mail_at + pair * world_->header().mail_bytes);
+}
+
+void Mailbox::post(const std::shared_ptr<Letter>& letter) {
+    const std::lock_guard guard(mutex_);
+    if (letter->sends) {
+        outgoing_[std::size_t(letter->other)].push_back(letter);
+        return;
+    }
+    // What came first is taken first, whether it is whole yet or not.
+    for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
+        Parcel& parcel = **at;
+        if (matches(*letter, parcel)) {
+            parcel.letter = letter;
+            hand_over(parcel);
+            waiting_.erase(at);
+            return;
+        }
+    }
+    for (auto& parcel : arriving_) {
+        if (parcel != nullptr && parcel->letter == nullptr && matches(*letter, *parcel)) {
+            parcel->letter = letter;
+            return;
+        }
+    }
+    wanted_.push_back(letter);
+}
+
+bool Mailbox::matches(const Letter& letter, const Parcel& parcel) const {
+    return (letter.other == any_rank || letter.other == parcel.src) &&
+           letter.envelope.group == parcel.envelope.group &&
+           (letter.envelope.tag == any_tag || letter.envelope.tag == parcel.envelope.tag);
+}
+
+void Mailbox::hand_over(Parcel& parcel) {
+    Letter& letter = *parcel.letter;
+    letter.other = parcel.src;
+    letter.found = parcel.envelope;
+    // A message of another size or dtype is not squeezed in: the receiver is told.
+    if (letter.envelope.bytes == parcel.envelope.bytes &&
+        letter.envelope.dtype == parcel.envelope.dtype && !parcel.held.empty())
+        std::memcpy(letter.data, parcel.held.data(), parcel.held.size());
+    letter.done.store(true, std::memory_order_release);
+}
+
+bool Mailbox::push(Letter& letter) {
+    Ring& out = ring(rank_, letter.other);
+    const std::uint64_t written = out.written.load(std::memory_order_relaxed);
+    std::size_t room = capacity_ - std::size_t(written - out.read.load(std::memory_order_acquire));
+    std::uint64_t at = written;
+    if (!letter.opened) {
+        if (room < sizeof(Envelope)) return false;
+        copy_in(out.bytes, capacity_, at, &letter.envelope, sizeof(Envelope));
+        at += sizeof(Envelope);
+        room -= sizeof(Envelope);
+        letter.opened = true;
+    }
+    const std::size_t bytes = std::min(room, std::size_t(letter.envelope.bytes) - letter.moved);
+    copy_in(out.bytes, capacity_, at, letter.data + letter.moved, bytes);
+    letter.moved += bytes;
+    at += bytes;
+    if (at == written) return false;
+    out.written.store(at, std::memory_order_release);
+    world_->rank(letter.other).bell.ring();
+    if (letter.moved == letter.envelope.bytes) letter.done.store(true, std::memory_order_release);
+    return true;
+}
+
+bool Mailbox::pull(int src) {
+    Ring& in = ring(src, rank_);
+    const std::uint64_t read = in.read.load(std::memory_order_relaxed);
+    std::size_t ready = std::size_t(in.written.load(std::memory_order_acquire) - read);
+    std::uint64_t at = read;
+    std::unique_ptr<Parcel>& slot = arriving_[std::size_t(src)];
+    while (ready > 0 || (slot != nullptr && slot->whole())) {
+        if (slot == nullptr) {
+            if (ready < sizeof(Envelope)) break;
+            slot = std::make_unique<Parcel>();
+            slot->src = src;
+            copy_out(in.bytes, capacity_, at, &slot->envelope, sizeof(Envelope));
+            at += sizeof(Envelope);
+            ready -= sizeof(Envelope);
+            for (auto wish = wanted_.begin(); wish != wanted_.end(); ++wish) {
+                if (matches(**wish, *slot)) {
+                    slot->letter = *wish;
+                    wanted_.erase(wish);
+                    break;
+                }
+            }
+        }
+        Parcel& parcel = *slot;
+        const bool fits = parcel.letter != nullptr && parcel.held.empty() &&
+                          parcel.letter->envelope.bytes == parcel.envelope.bytes &&
+                          parcel.letter->envelope.dtype == parcel.envelope.dtype;
+        if (!fits) parcel.held.resize(parcel.envelope.bytes);
+        std::byte* to = fits ? parcel.letter->data : parcel.held.data();
+        const std::size_t bytes = std::min(ready, std::size_t(parcel.envelope.bytes) - parcel.moved);
+        copy_out(in.bytes, capacity_, at, to + parcel.moved, bytes);
+        parcel.moved += bytes;
+        at += bytes;
+        ready -= bytes;
+        if (!parcel.whole()) break;
+        if (parcel.letter != nullptr)
+            hand_over(parcel);
+        else
+            waiting_.push_back(std::move(slot));
+        slot = nullptr;
+    }
+    if (at == read) return false;
+    in.read.store(at, std::memory_order_release);
+    world_->rank(src).bell.ring();
+    return true;
+}
+
+bool Mailbox::pump() {
+    const std::lock_guard guard(mutex_);
+    bool moved = false;
+    for (auto& letters : outgoing_) {
+        while (!letters.empty() && push(*letters.front())) {
+            moved = true;
+            if (!letters.front()->done) break;
+            letters.pop_front();
+        }
+    }
+    for (int src = 0; src < world_->size(); ++src) moved = pull(src) || moved;
+    return moved;
+}
+
+// The rank without which this letter will never be done; for any rank, the last of all others.
+int Mailbox::gone(const Letter& letter) const {
+    const auto left = [&](int rank) { return world_->rank(rank).life.load() == Life::left; };
+    if (letter.other != any_rank) return left(letter.other) ? letter.other.load() : -1;
+    int found = -1;
+    for (int rank = 0; rank < world_->size(); ++rank) {
+        if (rank == rank_) continue;
+        if (!left(rank)) return -1;
+        found = rank;
+    }
+    return found;
+}
+
+void Mailbox::wait(Letter& letter, std::int64_t timeout_ns, Waiter& waiter) {
+    RankInfo& mine = world_->rank(rank_);
+    std::int64_t start = 0;
+    for (int idle = 0; !letter.done.load(std::memory_order_acquire); ++idle) {
+        const std::uint32_t seen = mine.bell.value.load();
+        if (pump()) idle = 0;
+        if (letter.done.load(std::memory_order_acquire)) return;
+        if (world_->troubled()) throw Broken{};
+        if (idle < 64) {
+            cpu_pause();
+            continue;
+        }
+        if (start == 0) {
+            start = now_ns();
+            waiter.blocks();
+        }
+        if (idle < 128) {
+            sched_yield();
+            continue;
+        }
+        const int missing = gone(letter);
+        if (missing >= 0 && !pump() && !letter.done) {
+            world_->fail(Trouble::lost, missing, rank_, 0, 0, "left");
+            throw Broken{};
+        }
+        mine.bell.sleep(seen, nap_ns);
+        const std::int64_t waited = now_ns() - start;
+        if (!waiter.goes_on(letter.other, waited)) {
+            world_->fail(Trouble::interrupted, rank_, rank_, 0, 0, "");
+            throw Broken{};
+        }
+        if (waited > timeout_ns && !letter.done) {
+            // From any rank: nobody in particular is late.
+            const int culprit = letter.other == any_rank ? rank_ : letter.other.load();
+            world_->fail(Trouble::timeout, culprit, rank_, 0, 0, letter.sends ? "send" : "recv");
+            throw Broken{};
+        }
+    }
+}
+
+void Mailbox::run_in_background() {
+    const std::lock_guard guard(mutex_);
+    if (thread_.joinable()) return;
+    thread_ = std::thread([this] {
+        pthread_setname_np(pthread_self(), "roundelay-mail");
+        RankInfo& mine = world_->rank(rank_);
+        while (!stop_ && !world_->troubled()) {
+            const std::uint32_t seen = mine.bell.value.load();
+            if (!pump()) mine.bell.sleep(seen, nap_ns);
+        }
+    });
+}
+
+}  // namespace roundelay

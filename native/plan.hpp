@@ -1,0 +1,72 @@
+// A rank's compiled program as the interpreter walks it, and where its chunks lie for given counts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace roundelay {
+
+enum class Space : std::uint8_t { in, out, slot };
+enum class Kind : std::uint8_t { wait, apply, post };
+
+struct Operand {
+    Space space;
+    std::uint16_t rank;
+    std::uint32_t at;        // number of a slot
+    std::uint32_t position;  // of the block in that rank's buffer
+    std::uint32_t block;
+    std::uint32_t part;
+};
+
+struct Line {
+    Kind kind;
+    bool complete;           // apply: the fold that brings in the last contribution
+    std::uint16_t dsts;      // apply: how many destinations, then how many sources
+    std::uint16_t srcs;
+    std::uint16_t rank;      // wait
+    std::uint32_t post;      // wait, post
+    std::uint32_t first;     // apply: its first operand
+    std::uint32_t block;     // apply: whose length it moves
+    std::uint32_t part;
+};
+
+// Where everything lies for one set of counts, in elements.
+struct Geometry {
+    std::vector<std::size_t> operands;  // offset of each in its buffer
+    std::vector<std::size_t> lengths;   // of each line that applies
+    std::size_t longest = 0;            // chunk of any rank
+};
+
+class Plan {
+   public:
+    int rank = 0;
+    int size = 1;
+    std::uint32_t posts = 0;
+    std::uint32_t slots = 0;   // of the rank that has most
+    std::uint32_t blocks = 1;
+    std::uint32_t parts = 1;
+    bool reaches_in = false;   // reads other ranks' inputs where they lie
+    bool reaches_out = false;  // reads and writes other ranks' outputs
+    bool in_place = false;     // every rank's input and output are one buffer
+    std::vector<bool> posts_last;  // by rank: its program ends with a post, after all its reads
+    std::uint32_t name = 0;    // hash of collective, algorithm and root
+    std::vector<Line> lines;
+    std::vector<Operand> operands;
+    // The blocks in the buffers of every rank, in order; needed for offsets with uneven counts.
+    std::vector<std::vector<std::uint32_t>> in_blocks, out_blocks;
+
+    // The geometry for `count` elements in every block, kept for the next call.
+    const Geometry& even(std::size_t count, std::size_t grain);
+    Geometry uneven(std::span<const std::size_t> counts, std::size_t grain) const;
+
+   private:
+    struct Kept {
+        std::size_t count, grain;
+        Geometry geometry;
+    };
+    std::vector<Kept> kept_;
+};
+
+}  // namespace roundelay

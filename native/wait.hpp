@@ -1,0 +1,57 @@
+// Waiting that spins briefly when cores allow and then sleeps in the kernel.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace roundelay {
+
+// Cores this process may really use: its affinity, cut by the container's CPU quota.
+int available_cores();
+
+// Bytes that this process may still ask for before the kernel would have to kill somebody: what the
+// machine has available, cut by the container's limit.
+std::size_t available_memory();
+
+// Nanoseconds of a clock that never goes back.
+std::int64_t now_ns();
+
+inline void cpu_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield" ::: "memory");
+#endif
+}
+
+// Sleep until `word` is no longer `seen`, somebody wakes it, or `ns` have passed.
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t ns);
+void futex_wake(std::atomic<std::uint32_t>& word);
+
+// A word that one rank changes and others wait on. The sleepers' count saves the system call when
+// nobody sleeps.
+struct Signal {
+    std::atomic<std::uint32_t> value;
+    std::atomic<std::uint32_t> sleepers;
+
+    void set(std::uint32_t next) {
+        // Sequentially consistent: the store must be seen before the sleepers are counted.
+        value.store(next, std::memory_order_seq_cst);
+        if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(value);
+    }
+
+    void ring() {
+        value.fetch_add(1, std::memory_order_seq_cst);
+        if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(value);
+    }
+
+    // Sleep while the value is `seen`, for at most `ns`.
+    void sleep(std::uint32_t seen, std::int64_t ns) {
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        futex_wait(value, seen, ns);
+        sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+};
+
+}  // namespace roundelay

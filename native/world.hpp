@@ -1,0 +1,143 @@
+// Memory that all ranks of one host share, who is alive in it, and what has gone wrong.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "wait.hpp"
+
+namespace roundelay {
+
+enum class Trouble : std::uint32_t { none, mismatch, lost, timeout, failed, interrupted };
+enum class Life : std::uint32_t { absent, alive, left, dead };
+
+// The kernel has no more memory to give; the message says how much was asked for.
+struct OutOfMemory : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Thrown out of a call that can't be finished; the world's header says why.
+struct Broken : std::exception {
+    const char* what() const noexcept override { return "the group is broken"; }
+};
+
+// What one rank shows the others, on cache lines of its own.
+struct alignas(64) RankInfo {
+    Signal bell;  // rung when mail comes, when mail is taken, and when trouble begins
+    std::atomic<Life> life;
+    std::atomic<std::uint32_t> pid;
+    std::atomic<std::uint64_t> heartbeat;  // a stopped process stops counting
+};
+
+constexpr std::size_t site_length = 160;
+constexpr std::size_t site_count = 256;
+using Site = std::array<char, site_length>;
+
+struct alignas(64) Header {
+    std::uint64_t magic;
+    std::uint32_t version;
+    std::uint32_t size;
+    std::uint64_t bytes;
+    std::array<std::uint8_t, 16> token;
+
+    // The first trouble wins; its details are complete once `trouble` is not none.
+    std::atomic<Trouble> trouble;
+    std::atomic<std::uint32_t> trouble_claimed;
+    std::uint32_t culprit;  // world rank
+    std::uint32_t finder;   // world rank
+    std::uint64_t group;    // where the group lies in which it was found
+    std::uint64_t call;
+    std::array<char, 512> text;
+
+    std::atomic<std::uint32_t> lock;  // of the allocator
+    std::uint64_t top;
+    std::uint64_t first_free;
+
+    std::uint64_t ranks_at, sites_at, mail_at, group_at;
+    std::uint64_t mail_bytes;  // of one ring
+};
+
+class World {
+   public:
+    // Make the memory for `size` ranks: reserve the fixed part, leave `arena` bytes to be asked for.
+    static std::shared_ptr<World> create(int size, std::size_t group_bytes, std::size_t arena);
+    // Map memory made by another process; refuses what is not ours.
+    static std::shared_ptr<World> attach(int fd, std::span<const std::uint8_t> token);
+    ~World();
+    World(const World&) = delete;
+    World& operator=(const World&) = delete;
+
+    int size() const { return int(header_->size); }
+    int fd() const { return fd_; }
+    std::span<const std::uint8_t> token() const { return header_->token; }
+    Header& header() { return *header_; }
+    RankInfo& rank(int rank) { return at<RankInfo>(header_->ranks_at)[rank]; }
+    Site& site(int rank, std::size_t index) {
+        return at<Site>(header_->sites_at)[std::size_t(rank) * site_count + index];
+    }
+    template <class T>
+    T* at(std::uint64_t offset) {
+        return reinterpret_cast<T*>(base_ + offset);
+    }
+    // Where a pointer lies in the shared memory, or `nowhere`.
+    static constexpr std::uint64_t nowhere = ~std::uint64_t{0};
+    std::uint64_t offset_of(const void* pointer) const {
+        const auto* byte = static_cast<const std::byte*>(pointer);
+        return byte >= base_ && byte < base_ + bytes_ ? std::uint64_t(byte - base_) : nowhere;
+    }
+
+    // Zeroed memory, in whole pages, really there; throws OutOfMemory.
+    std::uint64_t allocate(std::size_t bytes);
+    void release(std::uint64_t offset, std::size_t bytes);
+    std::size_t used() const { return header_->top; }
+
+    // A rank of this process begins and ends.
+    void enter(int rank);
+    void leave(int rank);
+    // Watch other processes: each rank's pipe is at its end when the rank is.
+    void watch(std::vector<int> pipes, int own_pipe);
+    // This process is a forked child: it may look at nothing here any more.
+    bool foreign() const;
+
+    // Tell everybody; only the first call counts.
+    void fail(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
+              const std::string& text);
+    bool troubled() const {
+        return header_->trouble.load(std::memory_order_acquire) != Trouble::none;
+    }
+
+   private:
+    World(int fd, std::byte* base, std::size_t bytes);
+    void run_watch();
+    friend void close_after_fork();
+
+    int fd_;
+    std::byte* base_;
+    std::size_t bytes_;
+    Header* header_;
+    std::uint32_t forks_;  // of this process and its forebears when the world was made
+    std::mutex mutex_;
+    std::vector<int> local_;  // ranks of this process
+    std::vector<int> pipes_;
+    int own_pipe_ = -1;
+    int stop_read_ = -1, stop_write_ = -1;
+    std::thread watcher_;
+};
+
+// A thread that did not come along into a forked child can be neither joined nor detached there.
+inline void abandon(std::thread& thread) { new std::thread(std::move(thread)); }
+
+constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+}  // namespace roundelay

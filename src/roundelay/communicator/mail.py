@@ -1,0 +1,152 @@
+"""Messages between two ranks: send, recv and sendrecv with tags."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from roundelay import _core
+from roundelay.communicator.buffers import DTYPES, Bound, bind, view
+from roundelay.communicator.trouble import explain, say_slow
+from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
+
+__all__ = ["ANY", "Mail", "Message"]
+
+T = TypeVar("T")
+
+
+class _Any:
+    def __repr__(self) -> str:
+        return "rd.ANY"
+
+
+#: Any source, or any tag.
+ANY: Final = _Any()
+
+
+class Message:
+    """A send or receive under way; after `wait`, `source` and `tag` say what came."""
+
+    def __init__(self, comm: Mail, letter: _core.Letter, bound: Bound, keep: Any) -> None:
+        self._comm, self._letter, self._bound, self._keep = comm, letter, bound, keep
+        self.source: int | None = None
+        self.tag: int | None = None
+
+    def done(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return self._letter.done
+
+    def wait(self) -> Any:
+        """Return the buffer once it is filled, or may be used again."""
+        comm = self._comm
+        try:
+            comm._mailbox.wait(self._letter, comm.timeout, comm._on_slow_mail)
+        except _core.Broken:
+            raise explain(comm) from None
+        return self._bound.given
+
+
+class _Receipt(Message):
+    def wait(self) -> Any:
+        """Return the buffer once it is filled."""
+        super().wait()
+        source, self.tag, nbytes, dtype = self._letter.found
+        self.source = self._comm._ranks.index(source)
+        packed = self._keep
+        if nbytes != packed.nbytes or DTYPES[dtype] != self._bound.dtype:
+            found = nbytes // max(1, _item(DTYPES[dtype]))
+            raise CollectiveMismatch(
+                f"recv on rank {self._comm.rank} from rank {self.source}, tag {self.tag}: the "
+                f"buffer is {self._bound.dtype}[{packed.size}], but the message is "
+                f"{DTYPES[dtype]}[{found}]. The message was taken and dropped."
+            )
+        if packed is not self._bound.array:
+            self._bound.array[...] = packed
+        self._bound.touched()
+        return self._bound.given
+
+
+class Mail(ABC):
+    """The part of a communicator that sends and receives."""
+
+    rank: int
+    size: int
+    timeout: float
+    _ranks: list[int]  # in the world
+    _world: _core.World
+    _group: _core.Group | None
+    _mailbox: _core.Mailbox
+    _told: CommunicationError | None = None  # what went wrong, once somebody has asked
+
+    @abstractmethod
+    def _open(self) -> _core.Group:
+        """Return the native group, or raise if the communicator is closed."""
+
+    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+        """Send `x`; returns when it may be used again, which may be before it has arrived."""
+        self._post(x, dst, tag, sends=True, background=False).wait()
+
+    def recv(self, x: T, src: int | _Any, tag: int | _Any = 0) -> T:
+        """Fill `x` with the next message from `src` with this tag; either may be `rd.ANY`."""
+        result: T = self._post(x, src, tag, sends=False, background=False).wait()
+        return result
+
+    def sendrecv(
+        self,
+        x: Any,
+        dst: int,
+        into: T,
+        src: int | _Any,
+        *,
+        tag: int = 0,
+        recv_tag: int | _Any | None = None,
+    ) -> T:
+        """Send `x` to `dst` and fill `into` from `src` at the same time."""
+        expected = tag if recv_tag is None else recv_tag
+        sent = self._post(x, dst, tag, sends=True, background=False)
+        result: T = self._post(into, src, expected, sends=False, background=False).wait()
+        sent.wait()
+        return result
+
+    def _post(self, x: Any, other: Any, tag: Any, *, sends: bool, background: bool = True) -> Any:
+        call = "send" if sends else "recv"
+        bound = bind(call, x)
+        if not sends:
+            bound.require_writable(call, "buffer")
+        data = bound.array if bound.array.flags.c_contiguous else bound.array.copy()
+        flat = data.reshape(-1)
+        at = self._open().at
+        rank = -1 if other is ANY and not sends else self._ranks[self._checked(call, other)]
+        number = _core.ANY_TAG if tag is ANY and not sends else _tag(call, tag)
+        try:
+            letter = self._mailbox.post(sends, rank, at, number, view(flat), bound.code, background)
+        except _core.Broken:
+            raise explain(self) from None
+        kind = Message if sends else _Receipt
+        return kind(self, letter, bound, data)
+
+    def _checked(self, call: str, rank: Any) -> int:
+        if type(rank) is not int or not 0 <= rank < self.size:
+            ways = "" if call == "send" else ", or rd.ANY"
+            raise InvalidArgumentError(
+                f"{call} on {self.size} ranks has no rank {rank!r}; ranks go from 0 to "
+                f"{self.size - 1}{ways}."
+            )
+        return rank
+
+    def _on_slow_mail(self, world_rank: int, seconds: float) -> None:
+        rank = self._ranks.index(world_rank) if world_rank in self._ranks else -1
+        sys.stderr.write(say_slow(self, rank, seconds) + "\n")
+
+
+def _tag(call: str, tag: Any) -> int:
+    if type(tag) is not int or not 0 <= tag < 1 << 62:
+        raise InvalidArgumentError(f"{call} takes whole numbers from 0 as tag, not {tag!r}.")
+    return tag
+
+
+def _item(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize

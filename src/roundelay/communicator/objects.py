@@ -1,0 +1,124 @@
+"""Python objects between ranks, exactly as they were; pickle only when asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roundelay.engines._wire import decode, encode
+from roundelay.errors import InvalidArgumentError
+
+__all__ = ["ObjectCalls"]
+
+
+class ObjectCalls(ABC):
+    """The part of a communicator that carries Python objects."""
+
+    rank: int
+    size: int
+
+    def broadcast_object(self, thing: Any, root: int = 0, *, allow_pickle: bool = False) -> Any:
+        """Return the root's object on every rank."""
+        data = encode(thing, allow_pickle=allow_pickle) if self.rank == root else b""
+        length = self.broadcast(np.array([len(data)], np.int64), root)
+        buffer = (
+            np.frombuffer(data, np.uint8).copy() if data else np.empty(int(length[0]), np.uint8)
+        )
+        self.broadcast(buffer, root)
+        return thing if self.rank == root else decode(buffer.tobytes(), allow_pickle=allow_pickle)
+
+    def all_gather_object(self, thing: Any, *, allow_pickle: bool = False) -> list[Any]:
+        """Return everybody's object, in rank order, on every rank."""
+        data = np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
+        counts = self.all_gather(np.array([len(data)], np.int64))[:, 0].tolist()
+        joined = self.all_gather(data, axis=0, counts=counts)
+        return _cut(joined, counts, allow_pickle=allow_pickle)
+
+    def gather_object(
+        self, thing: Any, root: int = 0, *, allow_pickle: bool = False
+    ) -> list[Any] | None:
+        """Return everybody's object, in rank order, at the root; None elsewhere."""
+        data = np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
+        counts = self.all_gather(np.array([len(data)], np.int64))[:, 0].tolist()
+        joined = self.gather(data, root, axis=0, counts=counts)
+        return None if joined is None else _cut(joined, counts, allow_pickle=allow_pickle)
+
+    def scatter_object(
+        self, things: Sequence[Any] | None, root: int = 0, *, allow_pickle: bool = False
+    ) -> Any:
+        """Return the r-th of the root's objects on rank r."""
+        parts = []
+        if self.rank == root:
+            if things is None or len(things) != self.size:
+                raise InvalidArgumentError(
+                    f"scatter_object on {self.size} ranks needs {self.size} objects at the root."
+                )
+            parts = [encode(thing, allow_pickle=allow_pickle) for thing in things]
+        width = np.array([max(map(len, parts), default=0)], np.int64)
+        self.broadcast(width, root)
+        rows = np.zeros((self.size, int(width[0]) + 8), np.uint8)
+        for row, part in zip(rows, parts, strict=False):
+            row[:8] = np.frombuffer(len(part).to_bytes(8, "little"), np.uint8)
+            row[8 : 8 + len(part)] = np.frombuffer(part, np.uint8)
+        mine = self.scatter(rows if self.rank == root else None, root).tobytes()
+        length = int.from_bytes(mine[:8], "little")
+        return decode(mine[8 : 8 + length], allow_pickle=allow_pickle)
+
+    def send_object(
+        self, thing: Any, dst: int, tag: int = 0, *, allow_pickle: bool = False
+    ) -> None:
+        """Send an object: its length, then its bytes."""
+        data = np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
+        self.send(np.array([len(data)], np.int64), dst, tag)
+        self.send(data, dst, tag)
+
+    def recv_object(self, src: int, tag: int = 0, *, allow_pickle: bool = False) -> Any:
+        """Return the next object from `src` with this tag."""
+        length = self.recv(np.zeros(1, np.int64), src, tag)
+        data = self.recv(np.empty(int(length[0]), np.uint8), src, tag)
+        return decode(data.tobytes(), allow_pickle=allow_pickle)
+
+    # What the object calls stand on.
+    @abstractmethod
+    def broadcast(self, x: Any, root: int = 0) -> Any:
+        """See the communicator."""
+
+    @abstractmethod
+    def all_gather(
+        self, x: Any, *, axis: int | None = None, counts: Sequence[int] | None = None
+    ) -> Any:
+        """See the communicator."""
+
+    @abstractmethod
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        axis: int | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Any:
+        """See the communicator."""
+
+    @abstractmethod
+    def scatter(self, x: Any, root: int = 0) -> Any:
+        """See the communicator."""
+
+    @abstractmethod
+    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+        """See the communicator."""
+
+    @abstractmethod
+    def recv(self, x: Any, src: Any, tag: Any = 0) -> Any:
+        """See the communicator."""
+
+
+def _cut(joined: Any, counts: Sequence[int], *, allow_pickle: bool) -> list[Any]:
+    ends = np.cumsum(counts)
+    return [
+        decode(joined[end - count : end].tobytes(), allow_pickle=allow_pickle)
+        for end, count in zip(ends, counts, strict=True)
+    ]

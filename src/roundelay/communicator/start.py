@@ -1,0 +1,165 @@
+"""Calls in the background: `comm.start.all_reduce(x)` gives a handle to wait on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from roundelay import _core
+from roundelay.communicator.buffers import bind
+from roundelay.communicator.trouble import explain
+from roundelay.errors import InvalidArgumentError
+from roundelay.reductions import Op, reduction
+
+if TYPE_CHECKING:
+    from roundelay.communicator._communicator import Communicator
+
+__all__ = ["Handle", "Start"]
+
+
+class Handle:
+    """A call under way. It owns its buffers: leave them alone until `wait` has returned."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        task: _core.Task,
+        finish: Callable[[], Any],
+        buffers: Any,  # kept alive for the native thread, whatever they are
+    ) -> None:
+        self._comm, self._task, self._finish, self._buffers = comm, task, finish, buffers
+        self._result: Any = None
+        self._waited = False
+
+    def done(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return self._waited or self._comm._open().done(self._task)
+
+    def wait(self) -> Any:
+        """Return the result of the call, or raise what went wrong."""
+        if not self._waited:
+            try:
+                self._comm._open().wait(self._task)
+            except _core.Broken:
+                raise explain(self._comm) from None
+            self._result, self._waited, self._buffers = self._finish(), True, None
+        return self._result
+
+
+class Start:
+    """The collectives of a communicator, each in the background and in the order of the calls."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def all_reduce(
+        self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
+    ) -> Handle:
+        """Begin an all-reduce."""
+        return self._later(self._comm._jobs.all_reduce(x, _named(op), out), algorithm)
+
+    def reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+    ) -> Handle:
+        """Begin a reduce."""
+        return self._later(self._comm._jobs.reduce(x, _named(op), root, out), algorithm)
+
+    def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Handle:
+        """Begin a broadcast."""
+        return self._later(self._comm._jobs.broadcast(x, root), algorithm)
+
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        axis: int | None = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+    ) -> Handle:
+        """Begin an all-gather."""
+        return self._later(self._comm._jobs.all_gather(x, out, axis, counts), algorithm)
+
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        axis: int | None = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+    ) -> Handle:
+        """Begin a gather."""
+        job = self._comm._jobs.all_gather(x, out, axis, counts, call="gather", root=root)
+        return self._later(job, algorithm)
+
+    def scatter(self, x: Any, root: int = 0, *, out: Any, algorithm: str | None = None) -> Handle:
+        """Begin a scatter into `out`, which tells every rank the shape without asking the root."""
+        jobs = self._comm._jobs
+        jobs.check_root("scatter", root)
+        bound = bind("scatter", out)
+        return self._later(jobs.scatter(x, root, bound.array.shape, bound, out), algorithm)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        axis: int | None = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+    ) -> Handle:
+        """Begin a reduce-scatter."""
+        job = self._comm._jobs.reduce_scatter(x, _named(op), out, axis, counts)
+        return self._later(job, algorithm)
+
+    def all_to_all(
+        self, x: Any, *, out: Any = None, axis: int | None = None, algorithm: str | None = None
+    ) -> Handle:
+        """Begin an all-to-all."""
+        return self._later(self._comm._jobs.all_to_all(x, out, axis, None), algorithm)
+
+    def scan(
+        self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
+    ) -> Handle:
+        """Begin a scan."""
+        return self._later(self._comm._jobs.all_reduce(x, _named(op), out, call="scan"), algorithm)
+
+    def exscan(
+        self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
+    ) -> Handle:
+        """Begin an exclusive scan."""
+        job = self._comm._jobs.all_reduce(x, _named(op), out, call="exscan")
+        return self._later(job, algorithm)
+
+    def barrier(self, *, algorithm: str | None = None) -> Handle:
+        """Begin a barrier."""
+        return self._later(self._comm._jobs.barrier(), algorithm)
+
+    def send(self, x: Any, dst: int, tag: int = 0) -> Any:
+        """Begin a send."""
+        return self._comm._post(x, dst, tag, sends=True)
+
+    def recv(self, x: Any, src: Any, tag: Any = 0) -> Any:
+        """Begin a receive."""
+        return self._comm._post(x, src, tag, sends=False)
+
+    def _later(self, job: Any, algorithm: str | None) -> Handle:
+        return self._comm._later(job, algorithm)
+
+
+def _named(op: str | Op) -> str:
+    if isinstance(op, Op):
+        raise InvalidArgumentError(
+            "A reduction of your own runs in Python, so not in the background: call it without "
+            "start."
+        )
+    return reduction(op).name

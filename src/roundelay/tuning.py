@@ -1,0 +1,247 @@
+"""Which algorithm for which collective, number of ranks and number of bytes.
+
+The defaults were measured on shared memory; `roundelay bench --tune` writes a table for this host.
+Every algorithm of a table that adds up is proved `rank_order` in one fold, so that a choice never
+changes a bit of a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from roundelay.algorithms import algorithms
+from roundelay.collectives import collectives
+from roundelay.errors import FormatError, InvalidArgumentError, ProofError, UnsupportedSizeError
+from roundelay.schedule import prove
+
+__all__ = [
+    "DEFAULT",
+    "Choice",
+    "Tuning",
+    "default_for",
+    "host_tuning",
+    "keeps_every_bit",
+    "tuning_path",
+]
+
+FORMAT = "roundelay-tuning"
+VERSION = 1
+MOST_BYTES = 1 << 20  # of a file: a real one has a few kilobytes
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm, for messages of up to so many bytes."""
+
+    up_to: float
+    algorithm: str
+
+
+Table = Mapping[str, tuple[Choice, ...]]
+
+
+def _always(algorithm: str) -> tuple[Choice, ...]:
+    return (Choice(math.inf, algorithm),)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """A table of choices by collective, in rising order of bytes."""
+
+    table: Table = field(
+        default_factory=lambda: {
+            "all_gather": _always("all_gather_direct"),
+            "all_reduce": (
+                Choice(32 * 1024, "all_reduce_one_shot"),
+                Choice(math.inf, "all_reduce_two_shot"),
+            ),
+            "all_to_all": _always("all_to_all_direct"),
+            "barrier": _always("barrier_dissemination"),
+            "broadcast": _always("broadcast_direct"),
+            "exscan": _always("exscan_direct"),
+            "gather": _always("gather_direct"),
+            "reduce": _always("reduce_direct"),
+            "reduce_scatter": _always("reduce_scatter_direct"),
+            "scan": _always("scan_direct"),
+            "scatter": _always("scatter_direct"),
+        }
+    )
+
+    def choose(self, collective: str, nbytes: int) -> str:
+        """Return the algorithm for a message of `nbytes`.
+
+        >>> DEFAULT.choose("all_reduce", 8), DEFAULT.choose("all_reduce", 1 << 20)
+        ('all_reduce_one_shot', 'all_reduce_two_shot')
+        """
+        for choice in self.table.get(collective, ()):
+            if nbytes <= choice.up_to:
+                return choice.algorithm
+        raise InvalidArgumentError(f"The tuning table has no algorithm for {collective}.")
+
+    @classmethod
+    def load(cls, path: Path, *, size: int) -> Tuning:
+        """Read what was measured for `size` ranks, or for the nearest number of ranks below.
+
+        Collectives that the file leaves out, and sizes below all measured ones, keep the defaults.
+        """
+        tables = _read(path).ranks
+        measured = max((ranks for ranks in tables if ranks <= size), default=None)
+        if measured is None:
+            return default_for(size)
+        place = f"{path}: ranks.{measured}"
+        own = {
+            name: _checked(f"{place}.{name}", name, lines, size)
+            for name, lines in tables[measured].items()
+        }
+        return cls({**default_for(size).table, **own})
+
+    def save(self, path: Path, *, size: int) -> None:
+        """Write this table for `size` ranks; what the file says of other sizes stays."""
+        with contextlib.suppress(FileNotFoundError):
+            kept = _read(path).ranks
+            return self._write(path, {**kept, size: _lines(self.table)})
+        return self._write(path, {size: _lines(self.table)})
+
+    @staticmethod
+    def _write(path: Path, tables: dict[int, dict[str, list[_Line]]]) -> None:
+        data = msgspec.json.encode(_File(FORMAT, VERSION, dict(sorted(tables.items()))))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Ranks may be reading it this moment: they find the old file or the new one, never half.
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.format(data, indent=1) + b"\n")
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+DEFAULT = Tuning()
+
+
+def default_for(size: int) -> Tuning:
+    """Return the defaults for so many ranks, as measured on 16 cores.
+
+    In one shot every rank reads everything of everybody, so it pays for less the more there are.
+
+    >>> [default_for(size).choose("all_reduce", 4096) for size in (2, 16)]
+    ['all_reduce_one_shot', 'all_reduce_two_shot']
+    """
+    limit = max(256, 128 * 1024 // size**2)
+    ladder = (Choice(limit, "all_reduce_one_shot"), Choice(math.inf, "all_reduce_two_shot"))
+    return Tuning({**DEFAULT.table, "all_reduce": ladder})
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    algorithm: str
+    up_to: int | None = None  # the last line of a collective has none
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    version: int
+    ranks: dict[int, dict[str, list[_Line]]]
+
+
+def tuning_path(environment: Mapping[str, str]) -> Path:
+    """Return where this user's table lies.
+
+    >>> tuning_path({"XDG_CONFIG_HOME": "/etc/own"}).as_posix()
+    '/etc/own/roundelay/tuning.json'
+    """
+    base = environment.get("XDG_CONFIG_HOME", "")
+    folder = Path(base) if Path(base).is_absolute() else Path("~/.config").expanduser()
+    return folder / "roundelay" / "tuning.json"
+
+
+def host_tuning(size: int, environment: Mapping[str, str] | None = None) -> Tuning:
+    """Return this host's table where there is one; a bad file is a warning, and the defaults."""
+    try:
+        return Tuning.load(tuning_path(os.environ if environment is None else environment),
+                           size=size)  # fmt: skip
+    except (FileNotFoundError, NotADirectoryError):
+        return default_for(size)
+    except (FormatError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home is known
+        warnings.warn(
+            f"roundelay uses its default algorithms, because the tuning table of this host can't "
+            f"be used: {error}. Remove the file, or write it again with: roundelay bench --tune",
+            stacklevel=2,
+        )
+        return default_for(size)
+
+
+def keeps_every_bit(algorithm: str, size: int) -> bool:
+    """Tell whether a choice of this algorithm can't change a result on `size` ranks.
+
+    >>> keeps_every_bit("all_reduce_two_shot", 4), keeps_every_bit("all_reduce_ring", 4)
+    (True, False)
+    """
+    made = algorithms.load(algorithm)
+    if not made.collective.reduces or made.collective.idempotent:
+        return True
+    proof = prove(made.schedule(size))
+    return proof.order == "rank_order" and proof.folds <= 1
+
+
+def _read(path: Path) -> _File:
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise FormatError(str(path), f"more than {MOST_BYTES} bytes")
+    try:
+        found = msgspec.json.decode(data, type=_File, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(str(path), str(error)) from None
+    if (found.format, found.version) != (FORMAT, VERSION):
+        raise FormatError(
+            str(path), f"format {found.format!r} version {found.version}, not {FORMAT!r} {VERSION}"
+        )
+    return found
+
+
+def _checked(place: str, collective: str, lines: list[_Line], size: int) -> tuple[Choice, ...]:
+    if collective not in collectives.names():
+        raise FormatError(place, f"there is no collective {collective[:60]!r}")
+    limits = [math.inf if line.up_to is None else line.up_to for line in lines]
+    if not limits or limits[-1] != math.inf or sorted(set(limits)) != limits or limits[0] < 0:
+        raise FormatError(place, "up_to must rise from line to line, and the last line has none")
+    for line in lines:
+        _check_algorithm(place, collective, line.algorithm, size)
+    return tuple(Choice(limit, line.algorithm) for limit, line in zip(limits, lines, strict=True))
+
+
+def _check_algorithm(place: str, collective: str, name: str, size: int) -> None:
+    if any(choice.algorithm == name for choice in DEFAULT.table[collective]):
+        return  # proved in the tests, for every size
+    if name not in algorithms.names() or algorithms.load(name).collective.name != collective:
+        raise FormatError(place, f"{name[:60]!r} is no algorithm of {collective}")
+    try:
+        fit = keeps_every_bit(name, size)
+        algorithms.load(name).schedule(size)
+    except (ProofError, UnsupportedSizeError) as error:
+        raise FormatError(place, str(error)) from None
+    if not fit:
+        raise FormatError(
+            place, f"{name} does not add in rank order in one fold on {size} ranks; it is to be "
+            f"asked for by algorithm="
+        )  # fmt: skip
+
+
+def _lines(table: Table) -> dict[str, list[_Line]]:
+    return {
+        name: [
+            _Line(choice.algorithm, None if math.isinf(choice.up_to) else int(choice.up_to))
+            for choice in choices
+        ]
+        for name, choices in table.items()
+    }
