@@ -1,0 +1,48 @@
+"""How ranks end: with their parent, with a code, or because of one another."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+from collections.abc import Callable
+
+from roundelay import _core
+from roundelay.errors import RoundelayError
+
+__all__ = ["end_with_parent", "exit_code", "is_consequence", "load_prctl"]
+
+PR_SET_PDEATHSIG = 1
+
+
+@functools.cache
+def load_prctl() -> Callable[..., int]:
+    """Return the system call; loaded once, so that a fresh child need not load anything."""
+    prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+    return prctl
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this child as soon as the thread of `parent` that made it ends."""
+    load_prctl()(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it went before we could ask
+        os._exit(128 + signal.SIGKILL)
+
+
+def exit_code(error: SystemExit) -> int:
+    """Return the exit code that Python gives for `sys.exit(...)`.
+
+    >>> [exit_code(SystemExit(given)) for given in (None, 0, 3, "no data", 256)]
+    [0, 0, 3, 1, 0]
+    """
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def is_consequence(world: _core.World, rank: int, error: BaseException) -> bool:
+    """Tell whether a rank's error only says that another rank is in trouble."""
+    trouble = world.trouble
+    ours = isinstance(error, (RoundelayError, _core.Broken))
+    return ours and trouble is not None and trouble[1] != rank

@@ -1,0 +1,146 @@
+"""What every engine does before it runs: read the inputs of all ranks, or say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roundelay.collectives import letter
+from roundelay.engines._base import Buffer
+from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
+from roundelay.reductions import Array, Located, Op, Reduction, reduction
+from roundelay.schedule import Layout, Schedule, prove, split
+
+__all__ = ["outgoing", "prepare"]
+
+LOCATING = ("maxloc", "minloc")
+
+
+def prepare(
+    schedule: Schedule,
+    inputs: Sequence[Buffer | None],
+    *,
+    op: str | Op,
+    counts: Sequence[int] | None,
+) -> tuple[Reduction, list[Array | None], Layout]:
+    """Return the reduction, each rank's input as one flat array, and how long every block is."""
+    made = reduction(op)
+    _check_meaning(schedule, made)
+    arrays = _incoming(schedule, inputs, made)
+    layout = Layout.of(schedule, counts if counts is not None else _counts(schedule, arrays))
+    _check_lengths(schedule, arrays, layout)
+    return made, arrays, layout
+
+
+def _check_meaning(schedule: Schedule, made: Reduction) -> None:
+    """Refuse what has no answer: a mean of a part, an order that the schedule does not keep."""
+    name = schedule.collective.name
+    if made.name == "avg" and name in ("scan", "exscan"):
+        raise UnsupportedReductionError(
+            f"{name} has no avg: every rank's result has another number of contributions. "
+            f"Use sum, and divide by the rank's own count."
+        )
+    if not made.commutative and schedule.collective.reduces and prove(schedule).order == "any":
+        raise UnsupportedReductionError(
+            f"{schedule.name} on {schedule.size} ranks adds in any order, but {made.name} is not "
+            f"commutative. Choose an algorithm that `roundelay list` shows as rank_order or "
+            f"contiguous."
+        )
+
+
+def _incoming(
+    schedule: Schedule, inputs: Sequence[Buffer | None], made: Reduction
+) -> list[Array | None]:
+    """Flatten what came in; a pair becomes one array of (value, location)."""
+    name, size = schedule.collective.name, schedule.size
+    if len(inputs) != size:
+        raise InvalidArgumentError(
+            f"{name} on {size} ranks needs {size} inputs, not {len(inputs)}."
+        )
+    arrays: list[Array | None] = []
+    for rank, given in enumerate(inputs):
+        needed = bool(list(schedule.collective.before(size, schedule.root, rank)))
+        if given is None and needed and not schedule.collective.idempotent:
+            raise InvalidArgumentError(
+                f"{name}: rank {rank} brings no input, but has data to give."
+            )
+        if given is None or not needed:
+            arrays.append(None)
+        elif made.name in LOCATING:
+            arrays.append(_pair(given, rank))
+        elif isinstance(given, Located):
+            raise UnsupportedReductionError(
+                f"{made.name} takes arrays; Located is for maxloc and minloc."
+            )
+        else:
+            arrays.append(np.asarray(given).ravel())
+    _check_dtypes(schedule, arrays, made)
+    return arrays
+
+
+def _check_dtypes(schedule: Schedule, arrays: Sequence[Array | None], made: Reduction) -> None:
+    """Refuse dtypes that differ, and one that the reduction does not take."""
+    dtypes = {str(array.dtype): rank for rank, array in enumerate(arrays) if array is not None}
+    if len(dtypes) > 1:
+        found = ", ".join(f"rank {rank} has {dtype}" for dtype, rank in dtypes.items())
+        raise InvalidArgumentError(
+            f"{schedule.collective.name} needs one dtype on every rank, but {found}."
+        )
+    if schedule.collective.reduces:
+        for array in arrays:
+            if array is not None:
+                made.check(array.dtype)
+
+
+def _pair(given: Buffer, rank: int) -> Array:
+    values = np.asarray(given.values if isinstance(given, Located) else given).ravel()
+    places = np.asarray(given.locations).ravel() if isinstance(given, Located) else np.int64(rank)
+    pair = np.empty(len(values), dtype=[("value", values.dtype), ("location", np.int64)])
+    pair["value"], pair["location"] = values, places
+    return pair
+
+
+def outgoing(array: Array) -> Buffer:
+    """Hand an array back as it came in: a pair as `Located`."""
+    return array if array.dtype.names is None else Located(array["value"], array["location"])
+
+
+def _counts(schedule: Schedule, arrays: Sequence[Array | None]) -> list[int]:
+    """Read the length of every block off the inputs."""
+    name, size = schedule.collective.name, schedule.size
+    found: dict[int, tuple[int, int]] = {}
+    for rank, array in enumerate(arrays):
+        blocks = list(schedule.collective.before(size, schedule.root, rank))
+        numel = 0 if array is None else len(array)
+        if blocks and numel % len(blocks):
+            each = ",".join(str(run.stop - run.start) for run in split(numel, len(blocks)))
+            raise InvalidArgumentError(
+                f"{name}: rank {rank} has {numel} elements, which do not split evenly into "
+                f"{len(blocks)} blocks. Pass counts, such as {each}, or pad to a multiple of "
+                f"{len(blocks)}."
+            )
+        for block in blocks:
+            length, first = found.setdefault(block, (numel // len(blocks), rank))
+            if length != numel // len(blocks):
+                raise InvalidArgumentError(
+                    f"{name} needs one length on every rank, but rank {rank} has "
+                    f"{numel // len(blocks)} elements for block {letter(block)} where rank {first} "
+                    f"has {length}. Pad the shorter one."
+                )
+    return [found[block][0] for block in range(schedule.collective.blocks(size))]
+
+
+def _check_lengths(schedule: Schedule, arrays: Sequence[Array | None], layout: Layout) -> None:
+    """Refuse an input that does not hold the blocks of its rank."""
+    for rank, array in enumerate(arrays):
+        if array is None and schedule.collective.idempotent:
+            continue
+        numel = 0 if array is None else len(array)
+        blocks = schedule.collective.before(schedule.size, schedule.root, rank)
+        needs = sum(layout.counts[block] for block in blocks)
+        if numel != needs:
+            raise InvalidArgumentError(
+                f"{schedule.collective.name}: rank {rank} has {numel} elements, but counts "
+                f"give its blocks {needs}."
+            )

@@ -1,0 +1,152 @@
+"""One rank's part of a schedule, on the native core or, for a reduction of your own, in Python."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roundelay import _core
+from roundelay.collectives import collectives
+from roundelay.engines._plans import native_plan
+from roundelay.errors import NoRoomError
+from roundelay.reductions import REDUCTIONS, Array, Reduction, fold
+from roundelay.schedule import Cell, Layout, Programs, Schedule, replay, split
+
+__all__ = [
+    "DTYPES",
+    "Part",
+    "call_native",
+    "common_dtype",
+    "fold_in_python",
+    "make_group",
+    "make_world",
+]
+
+#: In the order of the native core.
+DTYPES = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+]
+BYTE = DTYPES.index("uint8")
+COLLECTIVES = collectives.names()
+OPS = list(REDUCTIONS)
+TIMEOUT_S = 60.0
+IN_FOREGROUND = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank brings to a run, and what it must know of the others."""
+
+    array: Array | None
+    dtype: np.dtype[Any]  # of all ranks, also of those that bring nothing
+    op: str
+    counts: tuple[int, ...]
+
+
+def common_dtype(arrays: Sequence[Array | None]) -> np.dtype[Any]:
+    """Return the dtype of those ranks that bring anything; bytes if nobody does."""
+    return next((array.dtype for array in arrays if array is not None), np.dtype(np.uint8))
+
+
+def make_world(size: int) -> _core.World:
+    """Return the shared memory of `size` ranks, or say how much it would take."""
+    try:
+        return _core.World.create(size)
+    except _core.OutOfMemory:
+        needed = _core.Group.bytes_for(size)
+        raise NoRoomError(needed, _core.available_memory()) from None
+
+
+def make_group(world: _core.World, rank: int) -> _core.Group:
+    """Return the rank's end of the group of all ranks."""
+    return _core.Group(world, 0, rank, list(range(world.size)), on_slow=_slow)
+
+
+def call_native(group: _core.Group, programs: Programs, rank: int, part: Part) -> Array | None:
+    """Run the rank's program; return its output, None where the contract leaves it nothing."""
+    schedule = programs.schedule
+    located = part.dtype.names is not None
+    code = DTYPES.index((part.dtype["value"] if located else part.dtype).name)
+    after = schedule.collective.after(schedule.size, schedule.root, rank)
+    output = np.empty(sum(part.counts[block] for block in after), part.dtype) if after else None
+    even = len(set(part.counts)) == 1
+    group.call(
+        native_plan(programs, rank),
+        None,  # buffers are private, never in the arena
+        None if part.array is None else _view(np.ascontiguousarray(part.array)),
+        None if output is None else _view(output),
+        COLLECTIVES.index(schedule.collective.name),
+        0,
+        schedule.root,
+        code,
+        OPS.index(part.op),
+        part.dtype.itemsize,
+        part.counts[0] if even else 0,
+        [] if even else list(part.counts),
+    )
+    return output
+
+
+def fold_in_python(
+    world: _core.World, schedule: Schedule, rank: int, part: Part, made: Reduction
+) -> Array | None:
+    """Walk the schedule transfer by transfer, and fold what arrives with a function of Python's."""
+    mailbox = _core.Mailbox(world, rank)
+    cells = dict(_cut(schedule, rank, part))
+    lengths = Layout(schedule, part.counts).chunk_lengths()
+    number = 0
+    for step in replay(schedule):
+        arriving: dict[tuple[Cell, int], Array] = {}
+        letters: list[_core.Letter] = []
+        for write in step.writes:
+            for src in write.sources:
+                number += 1
+                cell = Cell(src, write.cell.chunk)
+                if src == write.cell.rank or rank not in (src, write.cell.rank):
+                    continue
+                sends = src == rank
+                data = cells[cell].copy() if sends else np.empty(lengths[cell.chunk], part.dtype)
+                if not sends:
+                    arriving[write.cell, src] = data
+                other = write.cell.rank if sends else src
+                if data.size:
+                    view = _core.View(data.view(np.uint8))
+                    letters.append(mailbox.post(sends, other, 0, number, view, BYTE, IN_FOREGROUND))
+        for letter in letters:
+            mailbox.wait(letter, TIMEOUT_S, _slow)
+        for write in step.writes:
+            if write.cell.rank == rank:
+                operands = [
+                    arriving[write.cell, src] if src != rank else cells[Cell(src, write.cell.chunk)]
+                    for src in write.sources
+                ]
+                arriving[write.cell, rank] = fold(made, operands)
+        cells.update({cell: data for (cell, src), data in arriving.items() if src == rank})
+    due = sorted(cell for cell, _ in schedule.due_after() if cell.rank == rank)
+    return np.concatenate([cells[cell] for cell in due]) if due else None
+
+
+def _cut(schedule: Schedule, rank: int, part: Part) -> list[tuple[Cell, Array]]:
+    found, start = [], 0
+    data = np.empty(0, part.dtype) if part.array is None else part.array
+    for block in schedule.collective.before(schedule.size, schedule.root, rank):
+        whole = data[start : start + part.counts[block]]
+        start += part.counts[block]
+        runs = split(len(whole), schedule.parts)
+        for chunk, run in zip(schedule.chunks_of(block), runs, strict=True):
+            found.append((Cell(rank, chunk), whole[run]))
+    return found
+
+
+def _view(array: Array) -> _core.View:
+    # Pairs and bfloat16 are bytes to the buffer protocol; the call says what they are.
+    return _core.View(array.view(np.uint8) if array.dtype.kind == "V" else array)
+
+
+def _slow(rank: int, seconds: float) -> None:
+    logging.getLogger("roundelay").warning("a rank has waited %.0f s for rank %d", seconds, rank)

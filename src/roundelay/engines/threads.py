@@ -1,0 +1,147 @@
+"""Ranks as threads of this process: the quickest to start, for notebooks and tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from roundelay import _core
+from roundelay.engines._base import Buffer
+from roundelay.engines._death import is_consequence
+from roundelay.engines._inputs import outgoing, prepare
+from roundelay.engines._native import (
+    Part,
+    call_native,
+    common_dtype,
+    fold_in_python,
+    make_group,
+    make_world,
+)
+from roundelay.reductions import Array, Op
+from roundelay.schedule import Programs, Schedule, compile_schedule
+
+__all__ = ["Threads"]
+
+Result = TypeVar("Result")
+
+
+class Threads:
+    """Runs a schedule on the native core, one thread per rank.
+
+    >>> import numpy as np
+    >>> from roundelay.algorithms import algorithms
+    >>> ring = algorithms.load("all_reduce_ring").schedule(4)
+    >>> Threads().run(ring, [np.array([r, r]) for r in (1, 2, 3, 4)])[0]
+    array([10, 10])
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, tuple[_core.World, list[_core.Group]]] = {}  # by size
+        self._programs: Programs | None = None  # of the latest schedule
+
+    def run(
+        self,
+        schedule: Schedule,
+        inputs: Sequence[Buffer | None],
+        *,
+        op: str | Op = "sum",
+        counts: Sequence[int] | None = None,
+    ) -> list[Buffer | None]:
+        """Return each rank's output, flat; None where the contract leaves a rank nothing."""
+        made, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
+        if self._programs is None or self._programs.schedule is not schedule:
+            self._programs = compile_schedule(schedule)
+        programs, dtype, size = self._programs, common_dtype(arrays), schedule.size
+        # A world that has seen trouble is of no more use, so it is kept only after a good run.
+        world, groups = self._groups.pop(size) if size in self._groups else _make_groups(size)
+
+        def body(world: _core.World, rank: int) -> Array | None:
+            part = Part(arrays[rank], dtype, made.name, layout.counts)
+            if isinstance(op, Op):
+                return fold_in_python(world, schedule, rank, part, made)
+            return call_native(groups[rank], programs, rank, part)
+
+        outputs = _run_all(world, body)
+        self._groups[size] = world, groups
+        return [None if output is None else outgoing(output) for output in outputs]
+
+    @staticmethod
+    def start(body: Callable[[_core.World, int], Result], size: int) -> list[Result]:
+        """Run `body` on `size` ranks of a new world; return what each gave, in rank order.
+
+        The first error of a rank is raised as it was, with the rank in a note; the others are
+        told, and have ended when it is.
+        """
+        return _run_all(make_world(size), body)
+
+    def close(self) -> None:
+        """Let go of the memory that is kept for the next run."""
+        self._groups.clear()
+
+
+def _make_groups(size: int) -> tuple[_core.World, list[_core.Group]]:
+    world = make_world(size)
+    return world, [make_group(world, rank) for rank in range(size)]
+
+
+class _RankThread(threading.Thread, Generic[Result]):
+    """One rank: what it gives is in `result`; how it fails is told to all and kept in order."""
+
+    result: Result
+
+    def __init__(
+        self,
+        world: _core.World,
+        rank: int,
+        body: Callable[[_core.World, int], Result],
+        failures: list[tuple[bool, int, BaseException]],
+    ) -> None:
+        super().__init__(name=f"rank {rank}", daemon=True)
+        self._world, self._rank, self._body, self._failures = world, rank, body, failures
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        world, rank = self._world, self._rank
+        try:
+            self.result = self._body(world, rank)
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+            self._failures.append((is_consequence(world, rank, error), rank, error))
+            world.fail("failed", rank, f"{type(error).__name__}: {error}")
+        finally:
+            world.leave(rank)
+            self._ended.set()
+
+    def wait(self) -> None:
+        """Wait until the rank has ended, if it ever began."""
+        if self.ident is not None:
+            self._ended.wait()  # join alone, interrupted once, forgets to wait
+            self.join()
+
+
+def _run_all(world: _core.World, body: Callable[[_core.World, int], Result]) -> list[Result]:
+    failures: list[tuple[bool, int, BaseException]] = []  # a consequence?, in the order of time
+    threads = [_RankThread(world, rank, body, failures) for rank in range(world.size)]
+    for rank in range(world.size):  # nobody may find another one absent
+        world.enter(rank)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.wait()
+    except BaseException as error:
+        # Ctrl-C, or no more threads to be had: whoever waits for another rank is woken.
+        kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        world.fail(kind, 0, f"{type(error).__name__}: {error}")
+        for thread in threads:
+            thread.wait()
+        raise
+    if failures:
+        _, rank, first = min(failures, key=lambda failure: failure[0])
+        first.add_note(f"Raised on rank {rank} of {world.size}.")
+        try:
+            raise first
+        finally:  # or the error would hold this frame, and this frame the error
+            failures.clear()
+            del first
+    return [thread.result for thread in threads]

@@ -1,0 +1,72 @@
+"""The traceback with which a rank ends: held back while it may be the last thing that rank says.
+
+When one rank fails, the others fail because of it, and all print tracebacks. A traceback is kept
+for the end of the job if nothing follows it; if the rank lives on, it is printed after a moment.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from roundelay.launch._output import Screen, Stream
+
+__all__ = ["ErrorStream"]
+
+BEGINS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback")
+HELD_S = 1.0
+MOST_LINES = 10_000
+NAME = re.compile(rb"^(?:[\w.]*\.)?(\w+)(?::|$)")
+
+
+class ErrorStream(Stream):
+    """The standard error of one rank; `last_words` is the traceback that it ended with."""
+
+    def __init__(self, rank: int, screen: Screen) -> None:
+        super().__init__(rank, screen)
+        self.last_words: list[bytes] = []
+        self._held_until: float | None = None
+
+    def line(self, text: bytes) -> None:
+        """Hold the line back if it belongs to a traceback that may be the last."""
+        if self._held_until is None:
+            self.last_words = []  # the rank went on after what was printed
+            if not text.startswith(BEGINS):
+                super().line(text)
+                return
+            self._held_until = time.monotonic() + HELD_S
+        self.last_words.append(text)
+        if len(self.last_words) > MOST_LINES:
+            self.release()
+
+    def due(self) -> float | None:
+        """Return when something should be shown though no more has come."""
+        return super().due() if self._held_until is None else self._held_until
+
+    def show_rest(self) -> None:
+        """Show what has waited long enough: the rank lives on."""
+        if self._held_until is None:
+            super().show_rest()
+        else:
+            self.release()
+
+    def release(self) -> None:
+        """Print what is held back; it stays the last words until more comes."""
+        if self._held_until is not None:
+            self._held_until = None
+            for line in self.last_words:
+                super().line(line)
+
+    def error_name(self) -> str:
+        """Return the name of the exception that the rank ended by; nothing if it did not.
+
+        Of a chain of exceptions it is the last one.
+        """
+        name, inside = "", False
+        for line in self.last_words:
+            if line.startswith(BEGINS):
+                inside = True
+            elif inside and line[:1] not in (b" ", b""):
+                found = NAME.match(line)
+                name, inside = found[1].decode() if found else name, False
+        return name

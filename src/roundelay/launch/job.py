@@ -1,0 +1,177 @@
+"""`roundelay run`: one process per rank, their output, and an end that leaves none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from roundelay.launch._output import screens
+from roundelay.launch._rank_process import RankProcess
+from roundelay.launch.ending import Ending, RankEnd
+
+__all__ = ["run_job"]
+
+FAILED_GRACE_S = 3.0  # for ranks to hear that another one failed, and to end by themselves
+ASKED_GRACE_S = 5.0  # for ranks to end when they are asked to
+DRAIN_S = 1.0  # for output that is still on its way when all ranks have ended
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def run_job(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Ending:
+    """Run the command once for every environment, and return how it ended.
+
+    Standard input goes to rank 0. When a rank fails, the others get some seconds to notice. A
+    signal is passed on to all, and a second one kills them. Whatever happens, also to this
+    process, no rank outlives it.
+    """
+    with _Job(len(environments)) as job:
+        try:
+            for rank, environment in enumerate(environments):
+                job.start(rank, command, environment)
+            while job.running:
+                job.wait()
+        except BrokenPipeError:  # whoever read our output has left
+            job.reader_left()
+    return job.ending()
+
+
+class _Job:
+    """The ranks under way, and what is to be done about them, and when."""
+
+    def __init__(self, size: int) -> None:
+        self._screens = screens(sys.stdout.buffer, sys.stderr.buffer, size=size)
+        self._ranks: list[RankProcess] = []
+        self._ends: list[RankEnd] = []  # in the order of time
+        self._signals: deque[int] = deque()  # that came and were not yet acted upon
+        self._signal: int | None = None  # the one that ends the job
+        self._plan: deque[tuple[float, signal.Signals]] = deque()  # when to tell the ranks what
+        self._selector = selectors.DefaultSelector()
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> _Job:  # noqa: PYI034 - private
+        wakeup = self._cleanup.enter_context(_caught(self._signals))
+        self._selector.register(wakeup, selectors.EVENT_READ, lambda: os.read(wakeup, 4096))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nobody behind: also what ranks have started, in the group of each."""
+        for rank in self._ranks:
+            rank.kill_group()
+        with contextlib.suppress(BrokenPipeError):
+            self._drain()
+        for rank in self._ranks:
+            self._note_end(rank)
+            rank.close(self._selector)
+        self._selector.close()
+        self._cleanup.close()
+
+    @property
+    def running(self) -> bool:
+        """Tell whether any rank has not ended."""
+        return len(self._ends) < len(self._ranks)
+
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start one rank."""
+        self._ranks.append(RankProcess(rank, command, environment, self._screens, self._selector))
+
+    def wait(self) -> None:
+        """Let something happen: output, an end, a signal, or a time that has come."""
+        self._select(None)
+        for rank in self._ranks:
+            if rank.has_ended:
+                self._note_end(rank)
+        self._act_on_signals()
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            self._tell(self._plan.popleft()[1])
+
+    def reader_left(self) -> None:
+        """Note that nobody reads on: the job ends as a command in a pipe does."""
+        self._signal = signal.SIGPIPE
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                stream.flush()
+                continue
+            os.dup2(null, stream.fileno())  # or Python complains about it at its exit
+        os.close(null)
+
+    def ending(self) -> Ending:
+        """Return how all ranks ended."""
+        return Ending(self._ends, self._signal)
+
+    def _select(self, most: float | None) -> bool:
+        """Wait for what comes next, and show what has waited; tell whether anything came."""
+        due = [rank.due() for rank in self._ranks] + [at for at, _ in self._plan]
+        times = [each - time.monotonic() for each in due if each is not None]
+        limit = min([*times, *([] if most is None else [most])], default=None)
+        ready = self._selector.select(None if limit is None else max(0.0, limit))
+        for key, _ in ready:
+            key.data()
+        for rank in self._ranks:
+            rank.show(time.monotonic())
+        for screen in self._screens:
+            screen.flush()
+        return bool(ready)
+
+    def _drain(self) -> None:
+        end = time.monotonic() + DRAIN_S
+        while any(rank.has_output for rank in self._ranks) and time.monotonic() < end:
+            self._select(end - time.monotonic())
+        for rank in self._ranks:
+            rank.finish_output()
+        for screen in self._screens:
+            screen.flush()
+
+    def _note_end(self, rank: RankProcess) -> None:
+        if any(end.rank == rank.rank for end in self._ends):
+            return
+        end = rank.end()
+        self._ends.append(end)
+        if end.code and not self._plan and self._signal is None:
+            now = time.monotonic()
+            self._plan.append((now + FAILED_GRACE_S, signal.SIGTERM))
+            self._plan.append((now + FAILED_GRACE_S + ASKED_GRACE_S, signal.SIGKILL))
+
+    def _act_on_signals(self) -> None:
+        while self._signals:
+            number = self._signals.popleft()
+            self._plan.clear()
+            if self._signal is not None:
+                self._tell(signal.SIGKILL)
+                continue
+            self._signal = number
+            self._tell(signal.Signals(number))
+            now = time.monotonic()
+            self._plan.append((now + ASKED_GRACE_S, signal.SIGTERM))
+            self._plan.append((now + 2 * ASKED_GRACE_S, signal.SIGKILL))
+
+    def _tell(self, number: signal.Signals) -> None:
+        for rank in self._ranks:
+            rank.tell(number)
+
+
+@contextlib.contextmanager
+def _caught(came: deque[int]) -> Iterator[int]:
+    """Collect the signals that end programs, for a while; yields what to wait on for them."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(number, lambda got, _: came.append(got))
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)

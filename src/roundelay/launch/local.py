@@ -1,0 +1,90 @@
+"""`rd.run`: a function on every rank, as threads or as processes, from inside a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from roundelay import _core
+from roundelay.communicator import Communicator
+from roundelay.engines import engines
+from roundelay.engines._reports import as_raised
+from roundelay.engines._wire import decode, encode
+from roundelay.engines.shared_memory import SharedMemory
+from roundelay.engines.threads import Threads
+from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
+from roundelay.tuning import host_tuning
+
+__all__ = ["MOST_RANKS", "check_timeout", "run"]
+
+MOST_RANKS = 1024
+TIMEOUT_S = 60.0
+STARTING = ("shared_memory", "threads")
+
+
+def run(
+    fn: Callable[..., Any],
+    ranks: int = 4,
+    engine: str = "shared_memory",
+    args: Sequence[Any] = (),
+    *,
+    timeout: float | None = None,
+    allow_pickle: bool = False,
+) -> list[Any]:
+    """Call `fn(comm, *args)` on every rank, and return what each gave, in rank order.
+
+    Processes are forked, so `fn` may be a lambda or a closure; their results come back exactly,
+    numpy arrays among them, but objects of other types need `allow_pickle=True`. When a rank
+    fails, the others are ended and its error is raised here: as it was from a thread, as
+    `RankFailed` from a process. `timeout` is how long any call may wait for another rank.
+
+    >>> run(lambda comm, factor: comm.rank * factor, ranks=3, engine="threads", args=(10,))
+    [0, 10, 20]
+    """
+    _check(fn, ranks, engine)
+    limit = check_timeout("timeout", timeout)
+    tuning = host_tuning(ranks)
+
+    def body(world: _core.World, rank: int) -> Any:
+        comm = Communicator(world, rank, tuning=tuning, timeout=limit)
+        result = fn(comm, *args)
+        comm.close()  # a rank that fails says so instead of goodbye
+        return result
+
+    if engine == "threads":
+        return Threads.start(body, ranks)
+
+    def packed(world: _core.World, rank: int) -> bytes:
+        result = body(world, rank)
+        return encode(result, allow_pickle=allow_pickle, what=f"the result of rank {rank}")
+
+    try:
+        results = SharedMemory.start(packed, ranks)
+    except RankFailed as error:
+        raise (as_raised(error) if error.kind == UnsendableError.__name__ else error) from None
+    return [decode(result, allow_pickle=allow_pickle) for result in results]
+
+
+def check_timeout(name: str, seconds: float | None) -> float:
+    """Return a timeout in seconds, the default for None; `name` is what to call it in errors."""
+    if seconds is None:
+        return TIMEOUT_S
+    if type(seconds) not in (int, float) or not seconds > 0:  # NaN neither
+        raise InvalidArgumentError(f"{name} is a positive number of seconds, not {seconds!r}.")
+    return float(seconds)
+
+
+def _check(fn: object, ranks: object, engine: str) -> None:
+    if not callable(fn):
+        raise InvalidArgumentError(f"run needs a function of a communicator, not {fn!r}.")
+    if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
+        raise InvalidArgumentError(
+            f"ranks is a whole number from 1 to {MOST_RANKS}, not {ranks!r}."
+        )
+    if engine not in STARTING:
+        if engine in engines.names():
+            raise InvalidArgumentError(
+                f"The engine {engine} runs schedules, but starts no ranks; "
+                f"run takes {' or '.join(STARTING)}."
+            )
+        raise UnknownNameError("engines", engine, STARTING)
