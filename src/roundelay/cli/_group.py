@@ -26,6 +26,10 @@ Examples:
   roundelay explain all_reduce --diff ring,tree      two side by side
   roundelay explain all_reduce --out ring.html       a page to step through
   roundelay prove                                    prove every algorithm
+  roundelay demo                                     four ranks on this host, checked
+  roundelay run -n 4 train.py                        your script on four ranks
+  roundelay bench all_reduce -n 2 --against gloo     how fast, beside others
+  roundelay doctor                                   what this host can do
 """
 
 

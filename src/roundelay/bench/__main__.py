@@ -1,0 +1,71 @@
+"""The measuring process: `python -m roundelay.bench SPEC`, alone or on every rank of mpirun.
+
+SPEC is a `Spec` as JSON. Rank 0 writes one message a line, as JSON, to standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from roundelay.bench.messages import Message, Spec
+from roundelay.bench.peer_gloo import Gloo
+from roundelay.bench.peer_mpi import Mpi
+from roundelay.bench.rank import Peer, be_rank
+from roundelay.communicator import Communicator
+from roundelay.engines._rendezvous import Job, meet
+from roundelay.launch import run
+from roundelay.tuning import host_tuning
+
+MEET_S = 60.0
+
+
+def main() -> None:
+    """Run as the spec says."""
+    spec = msgspec.json.decode(sys.argv[1], type=Spec)
+    if "mpi" in spec.contenders:
+        _under_mpirun(spec)
+        return
+    with tempfile.TemporaryDirectory(prefix="roundelay-bench-") as folder:
+        file = Path(folder, "gloo")
+        run(lambda comm: _measure(comm, spec, file, {}), spec.size, spec.engine)
+
+
+def _under_mpirun(spec: Spec) -> None:
+    mpi = Mpi()
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    world = meet(Job(spec.job, spec.size, folder), mpi.rank, timeout=MEET_S)
+    comm = Communicator(world, mpi.rank, tuning=host_tuning(spec.size))
+    file = folder / f"roundelay-bench-{spec.job}"
+    try:
+        _measure(comm, spec, file, {"mpi": mpi})
+    finally:
+        comm.close()
+        if mpi.rank == 0:
+            file.unlink(missing_ok=True)
+
+
+def _measure(comm: Communicator, spec: Spec, file: Path, peers: dict[str, Peer]) -> None:
+    with ExitStack() as stack:
+        if "gloo" in spec.contenders:
+            gloo = Gloo(comm.rank, comm.size, file)
+            stack.callback(gloo.close)
+            peers["gloo"] = gloo
+        be_rank(comm, spec, peers, _report)
+
+
+def _report(message: Message) -> None:
+    sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:  # whoever started us says so
+        sys.exit(130)

@@ -1,0 +1,85 @@
+"""What one measuring rank does: make buffers, time everybody, and report if it is rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from roundelay.bench.messages import ARENA, OURS, PEERS, Case, Head, Message, Row, Spec
+from roundelay.bench.ours import Call, arena, ours
+from roundelay.bench.rounds import Contender, buffers_for, memory_seconds, time_all
+from roundelay.bench.work import Buffers, Work, least_traffic
+from roundelay.communicator import Communicator
+
+__all__ = ["Peer", "be_rank"]
+
+#: Below this, a pass over memory is mostly the call that starts it.
+FLOOR_FROM = 64 * 1024
+
+
+class Peer(Protocol):
+    """Another library on the same ranks."""
+
+    name: str
+
+    @property
+    def version(self) -> str:
+        """Name the library that really runs."""
+
+    def call(self, work: Work, buffers: Buffers) -> Call | None:
+        """Return its call on these buffers, None where it has none."""
+
+
+def be_rank(
+    comm: Communicator, spec: Spec, peers: Mapping[str, Peer], report: Callable[[Message], None]
+) -> None:
+    """Measure all cases; `report` is called on rank 0 only."""
+    if comm.rank == 0:
+        report(Head({name: peer.version for name, peer in peers.items()}))
+    for case in spec.cases:
+        row = _measure(comm, spec, case, peers)
+        if comm.rank == 0:
+            report(row)
+
+
+def _measure(comm: Communicator, spec: Spec, case: Case, peers: Mapping[str, Peer]) -> Row:
+    work = Work.of(
+        case.collective,
+        case.nbytes,
+        rank=comm.rank,
+        size=comm.size,
+        dtype=spec.dtype,
+        op=spec.op,
+        root=spec.root,
+    )
+    shared = [work.make() for _ in range(buffers_for(work.nbytes))]
+    contenders = {}
+    for name in spec.contenders:
+        made = _contender(comm, work, name, peers, shared)
+        # A peer may lack this call on some dtype: all ranks find the same.
+        if made is not None:
+            contenders[name] = made
+    timings = time_all(comm, work, contenders, spec)
+    floor = None
+    if spec.floor and work.nbytes >= FLOOR_FROM:
+        seconds = memory_seconds(comm, work.nbytes)
+        needed = least_traffic(work.collective, comm.size, work.root, work.nbytes)
+        floor = needed * seconds / (2 * comm.size * work.nbytes)
+    return Row(case.collective, work.nbytes, work.count, timings, floor)
+
+
+def _contender(
+    comm: Communicator,
+    work: Work,
+    name: str,
+    peers: Mapping[str, Peer],
+    shared: list[Buffers],
+) -> Contender | None:
+    if name in PEERS:
+        calls = [peers[name].call(work, buffers) for buffers in shared]
+        able = [call for call in calls if call is not None]
+        return Contender(shared, able) if len(able) == len(shared) else None
+    buffers = [arena(comm, work) for _ in shared] if name == ARENA else shared
+    algorithm = None if name in (OURS, ARENA) else name
+    made = [ours(comm, work, each, algorithm=algorithm) for each in buffers]
+    return Contender(buffers, made)

