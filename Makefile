@@ -6,10 +6,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench docs browser clean
+.PHONY: demo test lint bench docs browser sanitize clean
 
 demo: $(READY)
-	$(BIN)/roundelay prove --sizes 1-16
+	$(BIN)/roundelay demo
 	mkdir -p out
 	$(BIN)/roundelay explain all_reduce --algorithm ring -n 5 --out out/ring.html
 
@@ -20,6 +20,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+sanitize: $(READY)
+	PYTHON=$(BIN)/python bash tests/native/run_sanitizers.sh
 
 bench: $(READY)
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done

@@ -1,8 +1,8 @@
 """Write the generated pages and pictures, and refresh the outputs that the written pages show.
 
-Run it as `make docs`. In a ```console block every line after `$ ` is run in a shell (`> ` goes on
-with it), and what it prints replaces the lines below. A ```python block is run too; if a ```text
-block follows, it takes what was printed. The tests fail when any of this is out of date.
+Run it as `make docs`. `blocks.py` runs the blocks of a page, `tables.py` and `speed.py` make the
+tables in it. The tests fail when any of this is out of date, but for times, which only
+`docs/generate.py --times` takes anew.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import inspect
 import io
 import os
 import re
-import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+
+from blocks import WIDTH, with_outputs
+from click.testing import CliRunner
+from tables import REGIONS
 
 from roundelay import errors
 from roundelay.algorithms import Algorithm, algorithms
@@ -34,12 +37,7 @@ DOCS = ROOT / "docs"
 SIZE = 8  # ranks in the tables
 DRAWN = 4  # ranks in the pictures
 NBYTES = 1 << 20
-WIDTH = "96"
 
-BLOCK = re.compile(
-    r"^```(?P<kind>console|python)\n(?P<body>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?",
-    re.MULTILINE | re.DOTALL,
-)
 REGION = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 NOTE = "<!-- Written by docs/generate.py; edit that, then run `make docs`. -->\n"
 
@@ -74,61 +72,25 @@ def written() -> list[Path]:
     return sorted(page for page in pages if str(page.relative_to(ROOT)) not in generated())
 
 
-def refreshed(text: str) -> str:
+def refreshed(text: str, *, new_times: bool = False) -> str:
     """Return a page with the outputs and tables that hold today."""
     text = REGION.sub(lambda found: f"{found[1]}{REGIONS[found[2]]()}{found[3]}", text)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "examples").symlink_to(ROOT / "examples")
-        return BLOCK.sub(lambda found: _refreshed_block(found, folder), text)
+    return with_outputs(text, new_times=new_times)
 
 
-def _refreshed_block(found: re.Match[str], folder: str) -> str:
-    body, shown = found["body"], found["shown"]
-    if found["kind"] == "console":
-        lines = []
-        for command in _commands(body):
-            shell = "\n".join(line[2:] for line in command)
-            lines += [*command, *_run(["bash", "-c", shell], folder)[0].splitlines()]
-        fresh = "\n".join(lines)
-        return found[0].replace(f"console\n{body}", f"console\n{fresh}\n")
-    if body.startswith(">>>"):
-        return found[0]  # the tests compare these line by line
-    printed, code = _run([sys.executable, "-c", body], folder)
-    if code:
-        raise RuntimeError(f"This block fails:\n{body}\n{printed}")
-    return found[0] if shown is None else found[0].replace(f"text\n{shown}", f"text\n{printed}")
-
-
-def _commands(body: str) -> Iterator[list[str]]:
-    """Yield the lines of every command of a console block, without its output."""
-    command: list[str] = []
-    for line in body.splitlines():
-        if line.startswith("$ "):
-            if command:
-                yield command
-            command = [line]
-        elif line.startswith("> ") or line == ">":
-            command.append(line)
-    yield command
-
-
-def _run(command: list[str], folder: str) -> tuple[str, int]:
-    """Run a command as a reader would, in a window of a fixed width."""
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
-    settings = {"PATH": path, "COLUMNS": WIDTH, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
-    unwanted = {"FORCE_COLOR", "TTY_COMPATIBLE", "PYTHONWARNINGS"}
-    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-    done = subprocess.run(  # noqa: S603 - the commands are those of our own pages
-        command,
-        cwd=folder,
-        env=kept | settings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        check=False,
-    )
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
-    return "".join(f"{line}\n" for line in lines), done.returncode
+@contextlib.contextmanager
+def refreshing(*, new_times: bool = False) -> Iterator[dict[Path, Callable[[], str]]]:
+    """Refresh all written pages, several at a time; gives what waits for each."""
+    texts = {page: page.read_text(encoding="utf-8") for page in written()}
+    longest_first = sorted(texts, key=lambda page: -texts[page].count("\n$ "))
+    pool = ThreadPoolExecutor(max_workers=1 if new_times else os.cpu_count())
+    try:
+        yield {
+            page: pool.submit(refreshed, texts[page], new_times=new_times).result
+            for page in longest_first
+        }
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _picture(arguments: list[str]) -> str:
@@ -231,7 +193,7 @@ def reductions_page() -> str:
         "# Reductions",
         "",
         "Every fold goes from left to right in an accumulator (float32 for half types) and is",
-        "rounded once. `roundelay.reductions.Op` makes one of your own.",
+        "rounded once. `rd.Op` makes [one of your own](communicator.md#reductions-of-your-own).",
         "",
         "| reduction | what it does | takes |",
         "|---|---|---|",
@@ -244,17 +206,17 @@ def reductions_page() -> str:
 
 def cli_page() -> str:
     """Return the help of every command, and the errors with their exit codes."""
-    blocks = ["roundelay --help", *(f"roundelay {name} --help" for name in COMMANDS.names())]
     lines = [
         NOTE,
         "# The command line",
         "",
         "Results go to standard output, all else to standard error. Piped, nothing has colours.",
         "",
-        *(f"## {each.removesuffix(' --help')}\n\n```console\n$ {each}\n```\n" for each in blocks),
+        *(_help(name) for name in ["", *COMMANDS.names()]),
         "## Exit codes and errors",
         "",
         "0: done. 1: the work failed, as when a proof does. 2: wrong use. 130: interrupted.",
+        "`roundelay run` ends as [the rank that failed first](running.md#a-script-roundelay-run).",
         "",
         "| error | exit code | when |",
         "|---|---:|---|",
@@ -263,33 +225,27 @@ def cli_page() -> str:
         error = getattr(errors, name)
         code = 2 if issubclass(error, errors.InvalidArgumentError) else 1
         lines.append(f"| `{name}` | {code} | {(inspect.getdoc(error) or '').splitlines()[0]} |")
-    return refreshed("\n".join([*lines, ""]))
+    return "\n".join([*lines, ""])
 
 
-def short_table() -> str:
-    """Return the README's table: which algorithms each collective has."""
-    rows = [
-        f"| [{each.name}](docs/algorithms.md#{each.name}) "
-        f"| {', '.join(algorithm.short_name for algorithm in algorithms_of(each))} |\n"
-        for each in collectives
-    ]
-    return "| collective | algorithms |\n|---|---|\n" + "".join(rows)
-
-
-REGIONS: dict[str, Callable[[], str]] = {"algorithms": short_table}
+def _help(name: str) -> str:
+    arguments = [*([name] if name else []), "--help"]
+    shown = CliRunner(env={"COLUMNS": WIDTH}).invoke(roundelay, arguments, prog_name="roundelay")
+    title = " ".join(["roundelay", *arguments[:-1]])
+    return f"## {title}\n\n```console\n$ {title} --help\n{shown.output}```\n"
 
 
 def main() -> None:
     """Write every file that is not as it should be."""
     made: dict[Path, Callable[[], str]] = {ROOT / name: make for name, make in generated().items()}
-    for page in written():
-        made[page] = partial(refreshed, page.read_text(encoding="utf-8"))
-    for path, make in made.items():
-        text = make()
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-            print(f"wrote {path.relative_to(ROOT)}")
+    with refreshing(new_times="--times" in sys.argv) as pages:
+        made |= pages
+        for path, make in made.items():
+            text = make()
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8", newline="\n")
+                print(f"wrote {path.relative_to(ROOT)}")
     for stray in set((DOCS / "pictures").glob("*.svg")) - made.keys():
         stray.unlink()
         print(f"removed {stray.relative_to(ROOT)}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
-import os
+import importlib
+import json
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,22 +20,22 @@ from roundelay.collectives import collectives
 from roundelay.engines import engines
 from roundelay.networks import _file, networks
 from roundelay.reductions import REDUCTIONS
-from roundelay.schedule import from_json, serialize, strict_json
+from roundelay.schedule import serialize, strict_json
 
 ROOT = Path(__file__).parent.parent
 FENCED = re.MULTILINE | re.DOTALL
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError("docs/generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def load_from_docs(*names: str) -> list[ModuleType]:
+    """Load what writes the pages; those files stand beside the pages, not in a package."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return [importlib.import_module(name) for name in names]
+    finally:
+        sys.path.pop(0)
 
 
-generate = load_generator()
+generate, speed = load_from_docs("generate", "speed")
 WRITTEN: list[Path] = generate.written()
 GENERATED: list[str] = sorted(generate.generated())
 PAGES = sorted({*WRITTEN, *(ROOT / name for name in GENERATED if name.endswith(".md"))})
@@ -63,11 +62,6 @@ def test_no_picture_is_left_over() -> None:
     assert pictures == {name for name in GENERATED if name.endswith(".svg")}
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
-def test_a_written_page_shows_what_its_commands_print(page: Path) -> None:
-    assert text_of(page) == generate.refreshed(text_of(page)), "run `make docs`"
-
-
 @pytest.mark.parametrize(
     ("block", "fresh"),
     [
@@ -78,6 +72,19 @@ def test_a_written_page_shows_what_its_commands_print(page: Path) -> None:
             "```python\nprint(1)\n```\n\n```text\n2\n```\n",
             "```python\nprint(1)\n```\n\n```text\n1\n```\n",
         ),
+        # Where times are shown, numbers may differ; words may not.
+        ("```console times\n$ echo 1.5 ms\n20 µs\n```\n",) * 2,
+        (
+            "```console times\n$ echo 1 lost\n2 kept\n```\n",
+            "```console times\n$ echo 1 lost\n1 lost\n```\n",
+        ),
+        ("```python\nprint(1, '│')\n```\n\n```text times\n100   │\n```\n",) * 2,
+        (
+            "```python\nprint('1 s')\n```\n\n```text times\nnever\n```\n",
+            "```python\nprint('1 s')\n```\n\n```text times\n1 s\n```\n",
+        ),
+        # A reader's paths are not those of the machine that wrote the page.
+        ("```console\n$ echo $PWD/a.py\n```\n", "```console\n$ echo $PWD/a.py\na.py\n```\n"),
     ],
 )
 def test_the_checker_sees_an_output_that_is_wrong(block: str, fresh: str) -> None:
@@ -87,6 +94,34 @@ def test_the_checker_sees_an_output_that_is_wrong(block: str, fresh: str) -> Non
 def test_the_checker_sees_a_python_block_that_fails() -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         generate.refreshed("```python\n1 / 0\n```\n")
+
+
+RESULTS = {
+    "command": "python benchmarks/all_reduce_sizes.py",
+    "python": "3.11.7",
+    "cores": 2,
+    "instruction_set": "avx2",
+    "versions": {"mpi": "Some MPI 5"},
+    "all_reduce_float32_sum": {
+        "2 ranks": [
+            {"bytes": 8, "microseconds": {"roundelay": 0.5, "arena": 0.5, "gloo": 9, "mpi": 1.25}},
+            {"bytes": 1 << 20, "microseconds": {"roundelay": 1234.5}, "floor_percent_arena": 81.2,
+             "floor_percent_roundelay": 40.6},
+        ]
+    },
+}  # fmt: skip
+
+
+def test_speed_is_read_from_what_was_measured(tmp_path: Path) -> None:
+    assert "`make bench`" in speed.two_ranks(tmp_path)
+    assert "`make bench`" in speed.all_reduce(tmp_path)
+    assert "`make bench`" in speed.collectives(tmp_path)
+    (tmp_path / "all_reduce_sizes.json").write_text(json.dumps(RESULTS))
+    table = speed.two_ranks(tmp_path)
+    assert "| 8 B | 0.5 | 0.5 | 9 | 1.25 | 2.5x | - | - |" in table
+    assert "| 1 MiB | 1234 | - | - | - | - | 41 % | 81 % |" in table
+    assert "2 cores (avx2), Python 3.11.7, mpi: Some MPI 5" in table
+    assert table.splitlines()[2] in speed.all_reduce(tmp_path)
 
 
 @every_page
@@ -174,88 +209,15 @@ def test_the_readme_begins_with_a_sentence_and_a_picture_and_is_short_with_its_e
     assert "make test " in text
 
 
-# What a newcomer copies out of CONTRIBUTING. It is put beside the package, not into it, so that a
-# test that is killed leaves nothing behind.
+@pytest.fixture(scope="module")
+def refreshing() -> Iterator[dict[Path, Callable[[], str]]]:
+    """All written pages, refreshed several at a time."""
+    with generate.refreshing() as pages:
+        yield pages
 
 
-def newcomers() -> dict[str, str]:
-    """Return the files that CONTRIBUTING shows, by their path in the package."""
-    text = text_of(ROOT / "CONTRIBUTING.md")
-    block = r"^```python\n(# src/roundelay/(\S+)\n.*?)^```"
-    return {path: code for code, path in re.findall(block, text, FENCED)}
-
-
-BESIDE = """
-import importlib, sys
-for family in ("algorithms", "collectives", "networks"):
-    importlib.import_module("roundelay." + family).__path__.append(sys.argv[1] + "/" + family)
-"""
-
-
-@pytest.fixture
-def beside(tmp_path: Path) -> Path:
-    """Return a folder with a newcomer's files, laid out like the package."""
-    for family in ("algorithms", "collectives", "networks"):
-        (tmp_path / family).mkdir()
-    for path, code in newcomers().items():
-        (tmp_path / path).write_text(code, encoding="utf-8")
-    return tmp_path
-
-
-def run_beside(folder: Path, program: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", BESIDE + program, str(folder), *arguments],
-        env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def roundelay(folder: Path, *arguments: str) -> str:
-    program = "del sys.argv[1]\nfrom roundelay.cli import main\nmain()"
-    return run_beside(folder, program, *arguments)
-
-
-def test_the_first_newcomer_has_ten_lines_of_code_and_two_sentences() -> None:
-    assert list(newcomers()) == [
-        "algorithms/all_reduce_line.py", "collectives/rotate.py", "networks/line.py"
-    ]  # fmt: skip
-    lines = newcomers()["algorithms/all_reduce_line.py"].splitlines()[1:]
-    assert len([line for line in lines if line and '"""' not in line]) == 10
-    assert len([line for line in lines if '"""' in line]) == 2
-
-
-def test_a_newcomers_algorithm_is_listed_proved_priced_and_drawn(beside: Path) -> None:
-    assert re.search(r"all_reduce +│ line +│ +14 ", roundelay(beside, "list"))
-    proved = roundelay(beside, "prove", "all_reduce_line")
-    assert re.search(r"✓ │ all_reduce_line │ all_reduce │ +16 │ rank_order", proved)
-    for network in ("switch", "line"):
-        drawn = roundelay(beside, "explain", "all_reduce", "-a", "line", "--network", network)
-        assert "a0+a1+a2+a3✓" in drawn
-        assert f"µs on {network}" in drawn
-    files = [beside / f"line.{ending}" for ending in ("html", "svg", "json")]
-    outs = [argument for file in files for argument in ("--out", str(file))]
-    roundelay(beside, "explain", "all_reduce_line", "-n", "5", *outs)
-    page, drawing, schedule = map(text_of, files)
-    assert page.startswith("<!doctype html>")
-    assert drawing.startswith("<svg")
-    assert "all_reduce_line" in page
-    assert "all_reduce_line" in drawing
-    assert len(from_json(schedule).steps) == 8
-
-
-def test_the_grids_of_the_tests_cover_a_newcomer(beside: Path) -> None:
-    folders = ["algorithms", "collectives", "networks", "schedule", "engines"]
-    program = """
-import pytest
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
-"""
-    tests = [str(ROOT / "tests" / folder) for folder in folders]
-    wanted = "line or rotate"
-    out = run_beside(beside, program, "-k", wanted, "--rootdir", str(ROOT), *tests)
-    passed = re.search(r"(\d+) passed", out)
-    assert passed is not None
-    assert int(passed[1]) > len(folders)
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_a_written_page_shows_what_its_commands_print(
+    page: Path, refreshing: dict[Path, Callable[[], str]]
+) -> None:
+    assert text_of(page) == refreshing[page](), "run `make docs`"

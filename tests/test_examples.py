@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import textwrap
@@ -27,16 +28,30 @@ def test_there_are_examples() -> None:
 def test_an_example_is_short_and_prints_what_it_says(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) < MOST_LINES
-    said = (ast.get_docstring(ast.parse(text)) or "").partition("Prints:\n\n")[2]
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    said = textwrap.dedent(docstring.partition("Prints:\n\n")[2]).strip()
+    ranks = re.search(rf"^    roundelay run -n (\d+) {path.name}$", docstring, re.MULTILINE)
+    launcher = ["-m", "roundelay", "run", "-n", ranks[1]] if ranks else []
     done = subprocess.run(
-        [sys.executable, "-X", "utf8", "-W", "error", str(path)],
+        [sys.executable, "-X", "utf8", "-W", "error", *launcher, str(path)],
         cwd=tmp_path,
         capture_output=True,
         encoding="utf-8",
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.strip() == textwrap.dedent(said).strip() != ""
+    # Ranks that print by themselves do so in any order.
+    printed = sorted(done.stdout.splitlines()) if ranks else done.stdout.strip().splitlines()
+    assert printed == said.splitlines() != []
+
+
+def test_an_example_that_is_launched_also_runs_alone(tmp_path: Path) -> None:
+    script = EXAMPLES / "10_script.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "rank 0 of 1 has rows 0 to 9: the sum of all is 45\n"
 
 
 def test_every_file_beside_them_is_read() -> None:

@@ -1,0 +1,125 @@
+"""Tables of what was measured: every number is read from benchmarks/results, none is typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from roundelay.view.terminal_text import nbytes_text
+
+__all__ = ["all_reduce", "collectives", "two_ranks"]
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+OURS = ("roundelay", "arena")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One collective on so many bytes: microseconds of every contender."""
+
+    bytes: int
+    microseconds: dict[str, float]
+    collective: str = "all_reduce"
+    floor_percent_roundelay: float | None = None
+    floor_percent_arena: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times longer the best peer takes; None where there is none."""
+        peers = [took for name, took in self.microseconds.items() if name not in OURS]
+        return min(peers) / self.microseconds["roundelay"] if peers else None
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A file of results."""
+
+    command: str
+    python: str
+    cores: int
+    instruction_set: str
+    versions: dict[str, str] = {}
+    all_reduce_float32_sum: dict[str, list[Row]] = {}
+    float32_sum: dict[str, list[Row]] = {}
+
+    @property
+    def tables(self) -> dict[str, list[Row]]:
+        """The rows by number of ranks."""
+        return self.all_reduce_float32_sum or self.float32_sum
+
+    def where(self) -> str:
+        """Say on what, beside what and by what it was measured."""
+        beside = "".join(f", {name}: {version}" for name, version in self.versions.items())
+        return (
+            f"Measured on {self.cores} cores ({self.instruction_set}), Python {self.python}"
+            f"{beside}, with `{self.command}`.\n"
+        )
+
+
+def two_ranks(results: Path = RESULTS) -> str:
+    """Return the table of all-reduces on two ranks."""
+    measured = _read(results / "all_reduce_sizes.json")
+    if measured is None:
+        return _missing("all_reduce_sizes")
+    return f"{_table(measured.tables['2 ranks'])}\n{measured.where()}"
+
+
+def all_reduce(results: Path = RESULTS) -> str:
+    """Return the tables of all-reduces for every number of ranks, of every machine."""
+    return _sections(results, "all_reduce_sizes")
+
+
+def collectives(results: Path = RESULTS) -> str:
+    """Return the tables of the other collectives."""
+    return _sections(results, "collectives")
+
+
+def _sections(results: Path, name: str) -> str:
+    made = []
+    for path in sorted(results.glob(f"{name}*.json")):
+        measured = _read(path)
+        if measured is not None:
+            made += [f"{ranks}:\n\n{_table(rows)}" for ranks, rows in measured.tables.items()]
+            made.append(measured.where())
+    return "\n".join(made) or _missing(name)
+
+
+def _read(path: Path) -> Measured | None:
+    return msgspec.json.decode(path.read_bytes(), type=Measured) if path.exists() else None
+
+
+def _missing(name: str) -> str:
+    return (
+        f"Not measured yet: `make bench` writes `benchmarks/results/{name}.json`, and `make docs`\n"
+        f"makes a table of it.\n"
+    )
+
+
+def _table(rows: list[Row]) -> str:
+    several = len({row.collective for row in rows}) > 1
+    names = list(dict.fromkeys(name for row in rows for name in row.microseconds))
+    floors = any(row.floor_percent_roundelay is not None for row in rows)
+    head = [*(["collective"] if several else []), "buffer", *(f"{name} (µs)" for name in names)]
+    head += ["best peer takes", *(["of memory speed", "arena"] if floors else [])]
+    lines = [
+        f"| {' | '.join(head)} |",
+        f"|{'---|' if several else ''}{'---:|' * (len(head) - several)}",
+    ]
+    for row in rows:
+        cells = [row.collective] if several else []
+        cells.append(nbytes_text(row.bytes))
+        cells += [_three(row.microseconds.get(name)) for name in names]
+        cells.append("-" if row.ratio is None else f"{row.ratio:.1f}x")
+        if floors:
+            cells += [_percent(row.floor_percent_roundelay), _percent(row.floor_percent_arena)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _three(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"  # noqa: PLR2004 - no 1e+03
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} %"

@@ -1,0 +1,200 @@
+"""Ranks that make different calls are told so on every rank, with who called what, where."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roundelay.communicator import ANY
+from roundelay.errors import CollectiveMismatch, CommunicationError, PeerLost
+
+SOON = 5.0  # generous: it takes milliseconds
+Calls = Callable[[Any], Any]
+
+ones = np.ones
+DIFFERENT: dict[str, tuple[Calls, Calls, list[str]]] = {
+    "collective": (
+        lambda c: c.all_reduce(ones(3)),
+        lambda c: c.broadcast(ones(3)),
+        ["all_reduce #1 float64[3] op=sum", "broadcast #1 float64[3] root=0"],
+    ),
+    "barrier": (lambda c: c.barrier(), lambda c: c.scan(ones(3)), ["barrier #1", "scan #1"]),
+    "dtype": (
+        lambda c: c.all_reduce(ones(3)),
+        lambda c: c.all_reduce(ones(3, np.float32)),
+        ["float64[3]", "float32[3]"],
+    ),
+    "count": (
+        lambda c: c.all_reduce(ones(3)),
+        lambda c: c.all_reduce(ones(4)),
+        ["float64[3]", "float64[4]"],
+    ),
+    "count, large": (
+        lambda c: c.all_reduce(ones(300_000)),
+        lambda c: c.all_reduce(ones(300_001)),
+        ["float64[300000]", "float64[300001]"],
+    ),
+    "count, large and small": (
+        lambda c: c.all_reduce(ones(300_000)),
+        lambda c: c.all_reduce(ones(1)),
+        ["float64[300000]", "float64[1]"],
+    ),
+    "root": (
+        lambda c: c.broadcast(ones(3), 0),
+        lambda c: c.broadcast(ones(3), 1),
+        ["root=0", "root=1"],
+    ),
+    "root of gather": (
+        lambda c: c.gather(ones(3), 0),
+        lambda c: c.gather(ones(3), 1),
+        ["root=0", "root=1"],
+    ),
+    "op": (
+        lambda c: c.all_reduce(ones(3), "sum"),
+        lambda c: c.all_reduce(ones(3), "max"),
+        ["op=sum", "op=max"],
+    ),
+    "algorithm": (
+        lambda c: c.all_reduce(ones(3), algorithm="ring"),
+        lambda c: c.all_reduce(ones(3), algorithm="tree"),
+        ["(ring)", "(tree)"],
+    ),
+    "counts": (
+        lambda c: c.reduce_scatter(ones(12), axis=0, counts=[12 // c.size] * c.size),
+        lambda c: c.reduce_scatter(ones(12), axis=0, counts=[12, *[0] * (c.size - 1)]),
+        ["reduce_scatter #1"],
+    ),
+    "start": (
+        lambda c: c.start.all_reduce(ones(3)).wait(),
+        lambda c: c.start.all_gather(ones(3)).wait(),
+        ["all_reduce #1", "all_gather #1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", list(DIFFERENT))
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_different_call_is_named_on_every_rank(
+    name: str, size: int, odd: int, ranks: Any
+) -> None:
+    usual, other, shown = DIFFERENT[name]
+
+    def work(comm: Any) -> str:
+        start = time.monotonic()
+        with pytest.raises(CollectiveMismatch) as caught:
+            (other if comm.rank == odd else usual)(comm)
+            # A rank that needs nothing from the others learns it with its next call.
+            comm.barrier()
+            comm.barrier()
+        assert time.monotonic() - start < SOON
+        for _ in range(3):
+            again = time.monotonic()
+            with pytest.raises(CommunicationError):
+                comm.all_reduce(np.ones(1))
+            with pytest.raises(CommunicationError):
+                comm.send(np.ones(1), 0)
+            with pytest.raises(CommunicationError):
+                comm.start.barrier().wait()
+            assert time.monotonic() - again < SOON
+        return str(caught.value)
+
+    messages = ranks(size, work)
+    for message in messages:
+        for text in shown:
+            assert text in message
+        lines = message.splitlines()[1:]
+        named = sorted(int(n) for line in lines for n in re.findall(r"\d+", line.split(":")[0]))
+        assert named == list(range(size))
+        assert all(re.search(r"test_fault_mismatch\.py:\d+$", line) for line in lines), message
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_mismatch_between_ranks_that_exchange_nothing_is_found(size: int, ranks: Any) -> None:
+    """Only ranks other than the root differ, and each of them gets nothing from the other."""
+
+    def work(comm: Any) -> str:
+        comm.barrier()
+        with pytest.raises(CollectiveMismatch) as caught:
+            if comm.rank == size - 1:
+                comm.reduce(np.ones(3), root=size - 1)
+            else:
+                comm.gather(np.ones(3), root=comm.rank)
+            for _ in range(4):
+                comm.all_reduce(np.ones(5))
+        return str(caught.value)
+
+    for message in ranks(size, work):
+        assert "#2" in message
+        assert "gather" in message
+
+
+def test_source_lines_survive_several_groups(ranks: Any) -> None:
+    def work(comm: Any) -> str:
+        sub = comm.split(0)
+        sub.barrier()
+        sub.all_reduce(np.ones(2))
+        with pytest.raises(CollectiveMismatch) as caught:
+            if comm.rank == 0:
+                first(comm)
+            else:
+                second(comm)
+        return str(caught.value)
+
+    for message in ranks(2, work):
+        assert f"test_fault_mismatch.py:{first.__code__.co_firstlineno + 1}" in message
+        assert f"test_fault_mismatch.py:{second.__code__.co_firstlineno + 1}" in message
+
+
+def first(comm: Any) -> None:
+    comm.all_reduce(np.ones(1))
+
+
+def second(comm: Any) -> None:
+    comm.all_reduce(np.ones(2))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_finishes_early_is_named(size: int, ranks: Any) -> None:
+    calls: list[Calls] = [
+        lambda c: c.barrier(),
+        lambda c: c.all_reduce(np.ones(100_000)),
+        lambda c: c.recv(np.ones(1), 1),
+        lambda c: c.start.broadcast(np.ones(1), 1).wait(),
+    ]
+    for call in calls:
+
+        def work(comm: Any, call: Calls = call) -> None:
+            comm.barrier()
+            if comm.rank != 1:
+                with pytest.raises(PeerLost, match=r"Rank 1 has finished, but rank . still needs"):
+                    call(comm)
+
+        start = time.monotonic()
+        ranks(size, work)
+        assert time.monotonic() - start < SOON
+
+
+def test_waiting_for_any_when_all_others_have_finished(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        if comm.rank == 0:
+            with pytest.raises(PeerLost, match="has finished"):
+                comm.recv(np.ones(1), ANY)
+
+    ranks(3, work)
+
+
+def test_a_rank_that_raises_is_told_to_the_others(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        if comm.rank == 1:
+            raise LookupError("no such layer")
+        comm.barrier()
+
+    found = ranks.outcomes(3, work)
+    assert [one.error for one in found] == ["PeerLost", "LookupError", "PeerLost"]
+    assert "Rank 1 failed: LookupError: no such layer" in found[0].message

@@ -1,0 +1,148 @@
+"""Messages between two ranks: order, tags, any source, any size, and no deadlock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roundelay.communicator import ANY
+from roundelay.errors import CollectiveMismatch
+
+RING = 64 * 1024  # no larger message fits into the ring between two ranks at once
+
+
+def test_tags_out_of_order_and_order_within_a_tag(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        if comm.rank == 0:
+            for turn in range(50):
+                comm.send(np.array([turn]), 1, tag=turn % 3)
+        elif comm.rank == 1:
+            for tag in (2, 0, 1):
+                turns = range(tag, 50, 3)
+                got = [int(comm.recv(np.zeros(1, int), 0, tag)[0]) for _ in turns]
+                assert got == list(turns)
+
+    ranks(3, work)
+
+
+@pytest.mark.parametrize("numel", [0, 1, 1000, RING, 1_000_003])
+def test_all_exchange_with_all_and_nobody_waits_for_ever(numel: int, ranks: Any) -> None:
+    """Everybody sends first and receives afterwards, whatever the size."""
+
+    def work(comm: Any) -> None:
+        for dst in range(comm.size):
+            comm.send(np.full(numel, comm.rank * 10 + dst, np.int8), dst)
+        for src in range(comm.size):
+            got = comm.recv(np.zeros(numel, np.int8), src)
+            assert (got == src * 10 + comm.rank).all()
+
+    ranks(3, work)
+
+
+@pytest.mark.parametrize("numel", [1, 100_000])
+def test_any_source_and_any_tag(numel: int, ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        if comm.rank:
+            for tag in range(5):
+                comm.send(np.full(numel, comm.rank * 100 + tag), 0, tag)
+            return
+        seen: dict[int, list[int]] = {}
+        for _ in range(5 * (comm.size - 1)):
+            message = comm.start.recv(np.zeros(numel, int), ANY, ANY)
+            value = int(message.wait()[-1])
+            assert (message.source, message.tag) == divmod(value, 100)
+            seen.setdefault(message.source, []).append(message.tag)
+        assert seen == {rank: [0, 1, 2, 3, 4] for rank in range(1, comm.size)}
+
+    ranks(4, work)
+
+
+def test_many_small_ones(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        handles = []
+        for turn in range(500):
+            handles += [comm.start.send(np.array([turn, comm.rank]), dst) for dst in others]
+        for turn in range(500):
+            for src in others:
+                assert comm.recv(np.zeros(2, int), src).tolist() == [turn, src]
+        for handle in handles:
+            handle.wait()
+
+    ranks(3, work)
+
+
+def test_sendrecv_around_the_ring(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for numel in (0, 1, 300_000):
+            into = np.zeros(numel)
+            got = comm.sendrecv(np.full(numel, comm.rank), right, np.zeros(numel, int), left)
+            assert (got == left).all()
+            assert comm.sendrecv(np.full(numel, 0.5), right, into, ANY, tag=3, recv_tag=3) is into
+
+    for size in (1, 2, 5):
+        ranks(size, work)
+
+
+def test_noncontiguous_buffers_and_background_receives(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        other = 1 - comm.rank
+        into = np.zeros((40, 300))
+        message = comm.start.recv(into[:, ::3], other)
+        comm.send((np.arange(4000.0).reshape(100, 40) + comm.rank).T, other)
+        message.wait()
+        due = (np.arange(4000.0).reshape(100, 40) + other).T
+        assert (into[:, ::3] == due).all()
+        assert (into[:, 1::3] == 0).all()
+
+    ranks(2, work)
+
+
+def test_a_message_of_another_kind_is_told_and_breaks_nothing(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.send(np.ones(4, np.float32), 1)
+            comm.send(np.ones(3), 1)
+            comm.send(np.ones(70_000), 1)
+            comm.send(np.ones(3), 1)
+        else:
+            for into, shown in (
+                (np.zeros(4), r"float64\[4\], but the message is float32\[4\]"),
+                (np.zeros(2), r"float64\[2\], but the message is float64\[3\]"),
+                (np.zeros(2), r"float64\[2\], but the message is float64\[70000\]"),
+            ):
+                with pytest.raises(CollectiveMismatch, match=shown):
+                    comm.recv(into, 0)
+                assert (into == 0).all()
+            assert (comm.recv(np.zeros(3), 0) == 1).all()
+        assert comm.all_reduce(np.ones(1)) == 2
+
+    ranks(2, work)
+
+
+def test_groups_keep_their_mail_apart(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        other = comm.split(0, -comm.rank)
+        assert other.rank == comm.size - 1 - comm.rank
+        comm.send(np.array([1]), 1 - comm.rank)
+        other.send(np.array([2]), 1 - other.rank)
+        assert other.recv(np.zeros(1, int), ANY, ANY) == 2
+        assert comm.recv(np.zeros(1, int), ANY, ANY) == 1
+
+    ranks(2, work)
+
+
+def test_mail_and_collectives_mix(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for turn in range(30):
+            sent = comm.start.send(np.full(20_000, turn), right)
+            got = comm.start.recv(np.zeros(20_000, int), left)
+            assert comm.all_reduce(np.ones(1)) == comm.size
+            assert (got.wait() == turn).all()
+            sent.wait()
+
+    ranks(3, work)

@@ -1,0 +1,113 @@
+"""Tensors go in and come out as tensors: every dtype, any layout, with autograd told of writes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roundelay.errors import InvalidArgumentError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128),
+]
+
+
+def test_every_dtype_and_layout(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        for dtype in DTYPES:
+            for numel in (0, 1, 7, 30_000):
+                plain = (torch.arange(numel * 2) % 5).to(dtype)
+                for x in (plain[:numel].clone(), plain.clone()[::2], plain.clone().view(2, -1).T):
+                    due = torch.stack([x.to(torch.complex128)] * comm.size).sum(0)
+                    due = (due != 0 if dtype is torch.bool else due).to(dtype)
+                    before = x.clone()
+                    rows = comm.all_gather(x)
+                    assert isinstance(rows, torch.Tensor)
+                    assert rows.dtype is dtype
+                    assert all(torch.equal(row, before) for row in rows)
+                    assert comm.all_reduce(x) is x
+                    assert torch.equal(x, due), (dtype, numel)
+                    if comm.rank:
+                        x.zero_()
+                    assert torch.equal(comm.broadcast(x), due)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # casting complex to real drops a zero
+            ranks(3, work)
+
+
+def test_halves_round_once(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        rng = torch.Generator().manual_seed(7)
+        every = torch.randn(comm.size, 999, generator=rng).to(torch.bfloat16)
+        due = every[0].float()
+        for row in every[1:]:
+            due = due + row.float()
+        assert torch.equal(comm.all_reduce(every[comm.rank].clone()), due.to(torch.bfloat16))
+        assert torch.equal(
+            comm.all_reduce(every[comm.rank].clone(), "avg"), (due / comm.size).to(torch.bfloat16)
+        )
+
+    ranks(4, work)
+
+
+def test_autograd_sees_what_was_written(threads: Any) -> None:
+    def work(comm: Any) -> None:
+        leaf = torch.ones(3, requires_grad=True)
+        assert comm.all_reduce(leaf) is leaf
+        assert leaf.requires_grad
+        assert leaf.tolist() == [2.0] * 3
+        x = torch.ones(3, requires_grad=True)
+        product = (x * 2) ** 2
+        before = product._version
+        comm.all_reduce(product)
+        assert product._version > before
+        y = x * 3
+        z = (y * y).sum()  # needs y as it was
+        comm.broadcast(y, 1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            if comm.rank == 0:
+                z.backward()
+            else:
+                raise RuntimeError("modified by an inplace operation")  # the root's is not written
+        with torch.inference_mode():
+            assert comm.all_reduce(torch.ones(2)).tolist() == [2.0, 2.0]
+
+    threads(2, work)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.ones(2, device="meta"), "on meta"),
+        (lambda: torch.ones(2).to_sparse(), "dense"),
+        (lambda: torch.ones(2, dtype=torch.complex64).conj(), "resolve_conj"),
+        (lambda: torch.zeros(2, dtype=torch.float8_e5m2), "float8_e5m2"),
+    ],
+)
+def test_what_has_no_plain_memory_is_refused(make: Any, message: str, threads: Any) -> None:
+    def work(comm: Any) -> None:
+        with pytest.raises(InvalidArgumentError, match=message):
+            comm.all_reduce(make())
+
+    threads(1, work)
+
+
+def test_the_arena_serves_tensors(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        x = torch.from_numpy(comm.empty(50_000, np.float32))
+        x.fill_(comm.rank + 1)
+        comm.all_reduce(x)
+        assert x.unique().tolist() == [6.0]
+
+    ranks(3, work)
