@@ -400,6 +400,7 @@ void register_engine(nb::module_& module) {
         .def("life", [](World& world, int rank) { return int(world.rank(rank).life.load()); })
         .def("pid", [](World& world, int rank) { return world.rank(rank).pid.load(); })
         .def("heartbeat", [](World& world, int rank) { return world.rank(rank).heartbeat.load(); })
+        .def("next_serial", [](World& world) { return ++world.header().serial; })
         .def("allocate", &World::allocate)
         .def("release", &World::release)
         .def("make_block", &Block::make);

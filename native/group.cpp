@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace roundelay {
 
@@ -134,8 +135,9 @@ void Group::slices(const Call& call, const Plan& plan, const Geometry& geometry,
     inline_ = plan.slots == 1 && geometry.longest * call.item <= inline_bytes;
     if (plan.slots > 0 && !inline_) {
         const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
-        const std::size_t room = slot_bytes_ / plan.slots / call.item / grain * grain;
-        width = std::max<std::size_t>(room, 1);
+        const std::size_t room = slot_bytes_ / plan.slots / call.item;
+        if (room == 0) throw std::length_error("this algorithm needs more slots than there are");
+        width = room < grain ? room : room / grain * grain;
     }
     std::size_t slice = 0;
     for (std::size_t from = 0; slice == 0 || from < geometry.longest; from += width, ++slice) {

@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -43,7 +44,14 @@ std::size_t available_memory() {
     const std::size_t kib = number_in("/proc/meminfo", "MemAvailable: %zu kB", plenty / 1024);
     const std::size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", plenty);
     const std::size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
-    return std::min(kib * 1024, limit > used ? limit - used : 0);
+    std::size_t addresses = plenty;
+    rlimit own{};
+    if (getrlimit(RLIMIT_AS, &own) == 0 && own.rlim_cur != RLIM_INFINITY) {
+        const std::size_t mapped =
+            number_in("/proc/self/statm", "%zu", 0) * std::size_t(sysconf(_SC_PAGESIZE));
+        addresses = own.rlim_cur > mapped ? std::size_t(own.rlim_cur) - mapped : 0;
+    }
+    return std::min({kib * 1024, limit > used ? limit - used : 0, addresses});
 }
 
 int available_cores() {

@@ -58,7 +58,8 @@ struct alignas(64) Header {
     std::uint64_t call;
     std::array<char, 512> text;
 
-    std::atomic<std::uint32_t> lock;  // of the allocator
+    std::atomic<std::uint64_t> serial;  // numbers groups, so that mail finds its own
+    std::atomic<std::uint32_t> lock;    // of the allocator
     std::uint64_t top;
     std::uint64_t first_free;
 

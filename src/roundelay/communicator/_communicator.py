@@ -47,6 +47,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         _ranks: Sequence[int] | None = None,
         _block: _core.Block | None = None,
         _parent: Communicator | None = None,
+        _mail_group: int = 0,
     ) -> None:
         self._world = world
         self._ranks = list(range(world.size)) if _ranks is None else list(_ranks)
@@ -62,6 +63,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         self._mailbox = (
             _core.Mailbox(world, self._ranks[rank]) if _parent is None else _parent._mailbox
         )
+        self._mail_group = _mail_group
         self._whole = _parent is None
         self._block = _block  # the group's own memory, which goes back with the last rank
         self._jobs = Jobs(rank, self.size)

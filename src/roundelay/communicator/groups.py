@@ -51,7 +51,7 @@ class Groups(ABC):
         for rank, (its_color, its_key) in enumerate(table):
             groups.setdefault(its_color, []).append((its_key, rank))
         members = [rank for _, rank in sorted(groups[mine[0]])]
-        return self._make([[] if color is None else members], member=color is not None)
+        return self._make([] if color is None else members)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Make a group of these ranks, in this order; None for the others. All must call it."""
@@ -61,19 +61,18 @@ class Groups(ABC):
             )
         if not ranks:
             raise InvalidArgumentError("group needs at least one rank.")
-        return self._make([list(ranks)], member=self.rank in ranks)
+        return self._make(list(ranks))
 
-    def _make(self, members: list[list[int]], *, member: bool) -> Self | None:
+    def _make(self, ranks: list[int]) -> Self | None:
         """Let the first rank of every new group find room for it, and tell the others where."""
-        ranks = members[0]
-        at = 0
-        nbytes = _core.Group.bytes_for(len(ranks))
-        if member and ranks[0] == self.rank:
-            at = self._room(nbytes, len(ranks))
-        places = self.all_gather(np.array([at], np.uint64))[:, 0]
-        if not member:
+        told = np.zeros(2, np.uint64)  # where it lies, and the number of its mail
+        nbytes = _core.Group.bytes_for(max(1, len(ranks)))
+        if ranks and ranks[0] == self.rank:
+            told[:] = self._room(nbytes, len(ranks)), self._world.next_serial()
+        every = self.all_gather(told)
+        if self.rank not in ranks:
             return None
-        place = int(places[ranks[0]])
+        place, serial = map(int, every[ranks[0]])
         if place == 0:
             raise NoRoomError(nbytes)
         return type(self)(
@@ -84,6 +83,7 @@ class Groups(ABC):
             _ranks=[self._ranks[rank] for rank in ranks],
             _block=_core.Block(self._world, place, nbytes),
             _parent=self,
+            _mail_group=serial,
         )
 
     def _room(self, nbytes: int, ranks: int) -> int:

@@ -79,6 +79,7 @@ class Mail(ABC):
     _world: _core.World
     _group: _core.Group | None
     _mailbox: _core.Mailbox
+    _mail_group: int  # a number that no other group ever has
     _told: CommunicationError | None = None  # what went wrong, once somebody has asked
 
     @abstractmethod
@@ -118,11 +119,14 @@ class Mail(ABC):
             bound.require_writable(call, "buffer")
         data = bound.array if bound.array.flags.c_contiguous else bound.array.copy()
         flat = data.reshape(-1)
-        at = self._open().at
+        self._open()
+        own = self._mail_group
         rank = -1 if other is ANY and not sends else self._ranks[self._checked(call, other)]
         number = _core.ANY_TAG if tag is ANY and not sends else _tag(call, tag)
         try:
-            letter = self._mailbox.post(sends, rank, at, number, view(flat), bound.code, background)
+            letter = self._mailbox.post(
+                sends, rank, own, number, view(flat), bound.code, background
+            )
         except _core.Broken:
             raise explain(self) from None
         kind = Message if sends else _Receipt
