@@ -305,14 +305,18 @@ def _target(
             f"{call} gives {source.dtype}{list(shape)}, but out= is "
             f"{target.dtype}{list(target.array.shape)}."
         )
-    same = (
-        source.array.ctypes.data == target.array.ctypes.data
-        and source.array.strides == target.array.strides
-        and source.array.shape == target.array.shape
-    )
-    if not same and np.may_share_memory(source.array, target.array):
+    if np.may_share_memory(source.array, target.array) and not _same(source.array, target.array):
         raise InvalidArgumentError(f"{call}: out= overlaps x in part. Pass separate memory.")
     return target
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Tell whether two arrays are the same memory, element by element."""
+    return (
+        one.ctypes.data == other.ctypes.data
+        and one.strides == other.strides
+        and one.shape == other.shape
+    )
 
 
 def _writable(call: str, target: Bound) -> tuple[Array, Callable[[], Any]]:

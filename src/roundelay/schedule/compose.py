@@ -20,10 +20,11 @@ def sequence(*phases: Iterable[Transfer]) -> Iterator[Transfer]:
     start = 0
     for phase in phases:
         end = start
-        for transfer in phase:
-            moved = transfer._replace(step=transfer.step + start)
-            end = max(end, moved.step + 1)
-            yield moved
+        for step, src, dst, chunk, op in phase:
+            now = step + start
+            if now >= end:
+                end = now + 1
+            yield Transfer(now, src, dst, chunk, op)
         start = end
 
 
