@@ -10,6 +10,7 @@ READY  := $(VENV)/.ready
 
 demo: $(READY)
 	$(BIN)/roundelay demo
+	$(BIN)/roundelay prove --sizes 1-16
 	mkdir -p out
 	$(BIN)/roundelay explain all_reduce --algorithm ring -n 5 --out out/ring.html
 
