@@ -13,9 +13,11 @@ demo: $(READY)
 	$(BIN)/roundelay prove --sizes 1-16
 	mkdir -p out
 	$(BIN)/roundelay explain all_reduce --algorithm ring -n 5 --out out/ring.html
+	$(BIN)/roundelay run -n 2 examples/train_gpt.py --size nano --steps 300 --out out
 
+# A worker per core, and every file on one worker, so that what a file starts is started once.
 test: $(READY) browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

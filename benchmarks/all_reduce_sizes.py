@@ -1,13 +1,16 @@
-"""How fast is all-reduce from Python? Beside Gloo and MPI, in the same processes and rounds.
+"""How fast is all-reduce from Python? Beside other libraries, in the same processes and rounds.
 
-Two and four ranks, float32; once on ordinary arrays and once on arrays from `comm.empty`. Peers
-that are not installed are left out. Writes results/all_reduce_sizes.json.
+Two, four and eight ranks, float32; once on ordinary arrays and once on arrays from `comm.empty`.
+Peers that are not installed are left out. A process can hold one MPI only, so MPICH has a run of
+its own. DeepSpeed spins, so that it is left out where there are many more ranks than cores. Writes
+results/all_reduce_sizes.json.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 from roundelay import _core
@@ -15,8 +18,10 @@ from roundelay.bench import Case, Head, Row, Spec, installed_peers, measure
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20)
-RANKS = (2, 4)
+RANKS = (2, 4, 8)
 OURS = ("roundelay", "arena")
+SPINS = "deepspeed"
+APART = "mpich"
 
 
 def as_json(row: Row) -> dict[str, object]:
@@ -39,21 +44,31 @@ def as_json(row: Row) -> dict[str, object]:
     }
 
 
+def runs() -> Iterator[tuple[str, Spec]]:
+    """Yield what is measured in the same processes, with its title."""
+    cases = tuple(Case("all_reduce", nbytes) for nbytes in SIZES)
+    found = installed_peers()
+    for size in RANKS:
+        crowded = size > 2 * _core.available_cores()
+        peers = [name for name in found if name != APART and not (crowded and name == SPINS)]
+        yield f"{size} ranks", Spec(size=size, cases=cases, contenders=(*OURS, *peers))
+        if APART in found:
+            spec = Spec(size=size, cases=cases, contenders=(*OURS, APART))
+            yield f"{size} ranks, beside {APART}", spec
+
+
 def main() -> None:
     """Measure, write the result and say it."""
-    contenders = (*OURS, *installed_peers())
     tables: dict[str, list[dict[str, object]]] = {}
     versions: dict[str, str] = {}
-    for size in RANKS:
-        cases = tuple(Case("all_reduce", nbytes) for nbytes in SIZES)
-        spec = Spec(size=size, cases=cases, contenders=contenders)
-        table = tables[f"{size} ranks"] = []
+    for title, spec in runs():
+        table = tables[title] = []
         for message in measure(spec):
             if isinstance(message, Head):
                 versions.update(message.versions)
             else:
                 table.append(as_json(message))
-                print(f"{size} ranks: {table[-1]}", flush=True)
+                print(f"{title}: {table[-1]}", flush=True)
     result = {
         "command": "python benchmarks/all_reduce_sizes.py",
         "python": platform.python_version(),

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from blocks import WIDTH, with_outputs
 from click.testing import CliRunner
+from holdings import mixed_precision
 from tables import REGIONS
 
 from roundelay import errors
@@ -46,6 +47,7 @@ EXTRA_PICTURES = {
     "five_gpus_right": ["all_reduce", "-n", "5", "-O", "direction=right"],
     "five_gpus_left": ["all_reduce", "-n", "5", "-O", "direction=left"],
     "parameter_server": ["all_reduce", "-a", "parameter_server", "-n", "5"],
+    "all_reduce_two_shot": ["all_reduce", "-a", "two_shot", "-n", "4"],
 }
 
 
@@ -63,12 +65,13 @@ def generated() -> dict[str, Callable[[], str]]:
         found[f"docs/pictures/{drawn.name}.svg"] = partial(_picture, arguments)
     for name, arguments in EXTRA_PICTURES.items():
         found[f"docs/pictures/{name}.svg"] = partial(_picture, arguments)
+    found["docs/pictures/mixed_precision.svg"] = mixed_precision
     return found
 
 
 def written() -> list[Path]:
     """List the pages that people write."""
-    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").glob("*.md")]
     return sorted(page for page in pages if str(page.relative_to(ROOT)) not in generated())
 
 

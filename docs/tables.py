@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from roundelay.collectives import collectives
 
 __all__ = ["REGIONS"]
 
-NATIVE = Path(__file__).parent.parent / "native"
+ROOT = Path(__file__).parent.parent
+NATIVE = ROOT / "native"
+COMPARED = ROOT / "benchmarks/results/compare_strategies.json"
+COMMAND = f"python examples/compare_strategies.py --json {COMPARED.relative_to(ROOT)}"
 
 
 def short_table() -> str:
@@ -50,11 +54,29 @@ def native_table() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def strategies_table() -> str:
+    """Return what examples/compare_strategies.py has measured."""
+    found = json.loads(COMPARED.read_text(encoding="utf-8"))
+    lines = [
+        "| strategy | loss | step | bytes held | bytes sent per step |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        held, sent = ("{:,.0f} / {:,.0f}".format(*row[word]) for word in ("held", "sent"))
+        step = f"{row['seconds'] * 1e3:.1f} ms"
+        lines.append(f"| `{row['strategy']}` | {row['loss']:.3f} | {step} | {held} | {sent} |")
+    ranks, steps = found["ranks"], found["steps"]
+    lines += ["", f"A {found['size']} GPT on {ranks} ranks, {steps} steps of AdamW; bytes are "
+              f"predicted / measured, of the rank that has most: `{COMMAND}`."]  # fmt: skip
+    return "".join(f"{line}\n" for line in lines)
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "algorithms": short_table,
     "memory": memory_table,
     "native": native_table,
     "speed": speed.two_ranks,
+    "strategies": strategies_table,
     "all_reduce": speed.all_reduce,
     "collectives": speed.collectives,
 }

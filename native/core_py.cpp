@@ -10,11 +10,17 @@ namespace nb = nanobind;
 namespace roundelay {
 void register_reduce(nb::module_& module);
 #ifdef ROUNDELAY_ENGINE
-void register_engine(nb::module_& module);
+void register_world(nb::module_& module);
+void register_group(nb::module_& module);
+void register_mail(nb::module_& module);
 #endif
 }  // namespace roundelay
 
 NB_MODULE(_core, module) {
+#ifdef NDEBUG
+    // A user's globals may outlive the interpreter's last sweep; that is no leak of ours to report.
+    nb::set_leak_warnings(false);
+#endif
     module.doc() = "Roundelay's native core.";
     module.attr("version") = ROUNDELAY_VERSION;
     module.def("instruction_sets", &roundelay::instruction_sets,
@@ -22,6 +28,8 @@ NB_MODULE(_core, module) {
     module.def("compiler", &roundelay::compiler, "Name the compiler that built this library.");
     roundelay::register_reduce(module);
 #ifdef ROUNDELAY_ENGINE
-    roundelay::register_engine(module);
+    roundelay::register_world(module);
+    roundelay::register_group(module);
+    roundelay::register_mail(module);
 #endif
 }

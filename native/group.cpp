@@ -1,7 +1,6 @@
 #include "group.hpp"
 
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,21 +12,15 @@ namespace {
 
 constexpr std::int64_t nap_ns = 50'000'000;
 constexpr int yields = 64;
-
-std::int64_t kill_in = 0;
-
-// Every place at which a rank can be lost: each instruction, each turn of a wait.
-inline void kill_point() {
-    if (kill_in > 0 && --kill_in == 0) ::raise(SIGKILL);
-}
+// Of slots that one slice uses, for each rank: with two sets, and what is read and written beside
+// them, they then stay in a core's own cache.
+constexpr std::size_t slice_bytes = 32 * 1024;
 
 bool reached(std::uint32_t flag, std::uint32_t target) {
     return std::int32_t(flag - target) >= 0;  // flags wrap around
 }
 
 }  // namespace
-
-void set_kill_point(std::int64_t steps) { kill_in = steps; }
 
 std::size_t Group::bytes_for(int size, std::size_t slot_bytes) {
     return round_up(sizeof(RankArea) * std::size_t(size), 4096) +
@@ -47,6 +40,8 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t at, int rank,
       slots_(world_->at<std::byte>(at) + round_up(sizeof(RankArea) * std::size_t(size_), 4096)),
       known_(std::size_t(size_), 0),
       compared_(std::size_t(size_), 0),
+      pulled_(std::size_t(size_)),
+      pushed_(std::size_t(size_)),
       // Spinning pays only while every rank has a core to itself.
       spin_ns_(world_->size() <= available_cores() ? 100'000 : 0) {}
 
@@ -135,7 +130,8 @@ void Group::slices(const Call& call, const Plan& plan, const Geometry& geometry,
     inline_ = plan.slots == 1 && geometry.longest * call.item <= inline_bytes;
     if (plan.slots > 0 && !inline_) {
         const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
-        const std::size_t room = slot_bytes_ / plan.slots / call.item;
+        const std::size_t bytes = std::min(slot_bytes_, slice_bytes * std::size_t(size_));
+        const std::size_t room = bytes / plan.slots / call.item;
         if (room == 0) throw std::length_error("this algorithm needs more slots than there are");
         width = room < grain ? room : room / grain * grain;
     }
@@ -189,6 +185,11 @@ void Group::apply(const Call& call, const Plan& plan, const Geometry& geometry,
     }
     for (std::size_t index = 0; index < total; ++index) {
         const Operand& operand = plan.operands[line.first + index];
+        if (operand.rank != rank_) {
+            auto& moved = (index < line.dsts ? pushed_ : pulled_)[operand.rank];
+            moved.store(moved.load(std::memory_order_relaxed) + count * call.item,
+                        std::memory_order_relaxed);
+        }
         if (operand.space == Space::slot) {
             places[index] = inline_ ? areas_[operand.rank].line.payload[parity_].data()
                                     : slot(operand.rank, operand.at, width * call.item);
@@ -201,15 +202,17 @@ void Group::apply(const Call& call, const Plan& plan, const Geometry& geometry,
             buffer = operand.rank == rank_ ? call.out : where.out[operand.rank];
         places[index] = buffer + (geometry.operands[line.first + index] + from) * call.item;
     }
-    if (line.srcs == 1) {
-        const std::byte* source = places[line.dsts];
-        for (std::size_t index = 0; index < line.dsts; ++index)
-            if (places[index] != source) std::memcpy(places[index], source, count * call.item);
-        return;
-    }
-    fold(call.op, call.dtype, reinterpret_cast<void* const*>(places), line.dsts,
-         reinterpret_cast<const void* const*>(places + line.dsts), line.srcs, count,
-         line.complete && call.op == Op::avg ? size_ : 0);
+    const Geometry::Ahead& next = geometry.ahead[number];
+    const std::byte* ahead = nullptr;
+    if (next.operand != Geometry::Ahead::none && from + 2 * width <= next.length)
+        ahead = call.in + (geometry.operands[next.operand] + from + width) * call.item;
+    const bool divides = line.complete && call.op == Op::avg;
+    // A lone contribution is only moved: as bytes, whatever they mean.
+    const bool moves = line.srcs == 1;
+    fold(moves ? Op::bor : call.op, moves ? DType::uint8 : call.dtype,
+         reinterpret_cast<void* const*>(places), line.dsts,
+         reinterpret_cast<const void* const*>(places + line.dsts), line.srcs,
+         moves ? count * call.item : count, divides && !moves ? size_ : 0, ahead);
 }
 
 void Group::arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "kill_point.hpp"
 #include "plan.hpp"
 #include "reduce.hpp"
 #include "wait.hpp"
@@ -19,6 +20,7 @@
 namespace roundelay {
 
 constexpr std::size_t inline_bytes = 24;
+constexpr std::size_t default_slot_bytes = 256 * 1024;
 
 // What a rank shows of its progress. The payload of tiny messages travels in the same cache line.
 struct alignas(64) FlagLine {
@@ -94,9 +96,6 @@ struct Waiter {
     virtual bool goes_on(int /*for_rank*/, std::int64_t /*waited_ns*/) { return true; }
 };
 
-// For tests: this process kills itself at the n-th step from now. What is tested is what ships.
-void set_kill_point(std::int64_t steps);
-
 class Group {
    public:
     static std::size_t bytes_for(int size, std::size_t slot_bytes);
@@ -110,6 +109,9 @@ class Group {
     std::uint64_t at() const { return at_; }
     std::uint64_t calls() const { return calls_; }
     Record record(int rank, std::uint64_t call) const;  // call 0: the latest
+    // Bytes read from, and written to, the memory of a rank so far.
+    std::uint64_t pulled(int rank) const { return pulled_[std::size_t(rank)].load(); }
+    std::uint64_t pushed(int rank) const { return pushed_[std::size_t(rank)].load(); }
     void set_timeout(std::int64_t ns) { timeout_ns_ = ns; }
     void set_spin(std::int64_t ns) { spin_ns_ = ns; }
 
@@ -134,8 +136,13 @@ class Group {
     void wait_long(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
     void compare(int rank, std::uint64_t number, std::uint32_t hash);
     void post(std::uint32_t value) { mine_->line.flag.set(value); }
+    // Where a rank's slot lies moves on to the next rank every two slices, so that two ranks write
+    // in turn where they have just read, into cache lines that are theirs already; else each write
+    // would have to take every line back first. Any place will do, as long as all ranks agree:
+    // nobody begins a slice before all have ended the last but one, the last to use these slots.
     std::byte* slot(int rank, std::uint32_t index, std::size_t stride) {
-        return slots_ + (std::size_t(rank) * 2 + parity_) * slot_bytes_ + index * stride;
+        const std::size_t place = (std::size_t(rank) + slices_ / 2) % std::size_t(size_);
+        return slots_ + (place * 2 + parity_) * slot_bytes_ + index * stride;
     }
 
     std::shared_ptr<World> world_;
@@ -157,6 +164,7 @@ class Group {
     bool inline_ = false;
     std::vector<std::uint32_t> known_;   // flags as last seen
     std::vector<std::uint64_t> compared_;  // call in which a rank's hash was last compared
+    std::vector<std::atomic<std::uint64_t>> pulled_, pushed_;  // by rank
     std::int64_t timeout_ns_ = 60'000'000'000;
     std::int64_t spin_ns_;
 };

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kill_point.hpp"
+
 namespace roundelay {
 
 namespace {
@@ -57,6 +59,7 @@ Mailbox::Ring& Mailbox::ring(int src, int dst) {
 }
 
 void Mailbox::post(const std::shared_ptr<Letter>& letter) {
+    kill_point();
     const std::lock_guard guard(mutex_);
     if (letter->sends) {
         outgoing_[std::size_t(letter->other)].push_back(letter);
@@ -115,7 +118,9 @@ bool Mailbox::push(Letter& letter) {
     letter.moved += bytes;
     at += bytes;
     if (at == written) return false;
+    kill_point();  // written, and not yet to be seen
     out.written.store(at, std::memory_order_release);
+    kill_point();  // to be seen, and nobody told
     world_->rank(letter.other).bell.ring();
     if (letter.moved == letter.envelope.bytes) letter.done.store(true, std::memory_order_release);
     return true;
@@ -135,6 +140,7 @@ bool Mailbox::pull(int src) {
             copy_out(in.bytes, capacity_, at, &slot->envelope, sizeof(Envelope));
             at += sizeof(Envelope);
             ready -= sizeof(Envelope);
+            kill_point();  // opened, and nothing of it taken
             for (auto wish = wanted_.begin(); wish != wanted_.end(); ++wish) {
                 if (matches(**wish, *slot)) {
                     slot->letter = *wish;
@@ -162,7 +168,9 @@ bool Mailbox::pull(int src) {
         slot = nullptr;
     }
     if (at == read) return false;
+    kill_point();  // taken, and its room not yet given back
     in.read.store(at, std::memory_order_release);
+    kill_point();  // given back, and nobody told
     world_->rank(src).bell.ring();
     return true;
 }
@@ -214,6 +222,7 @@ void Mailbox::wait(Letter& letter, std::int64_t timeout_ns, Waiter& waiter) {
             sched_yield();
             continue;
         }
+        kill_point();
         const int missing = gone(letter);
         if (missing >= 0 && !pump() && !letter.done) {
             world_->fail(Trouble::lost, missing, rank_, 0, 0, "left");
@@ -242,6 +251,7 @@ void Mailbox::run_in_background() {
         RankInfo& mine = world_->rank(rank_);
         while (!stop_ && !world_->troubled()) {
             const std::uint32_t seen = mine.bell.value.load();
+            kill_point();
             if (!pump()) mine.bell.sleep(seen, nap_ns);
         }
     });

@@ -57,7 +57,37 @@ Geometry Plan::uneven(std::span<const std::size_t> counts, std::size_t grain) co
                                    : 0);
     // All ranks must agree on the number of slices, so the longest chunk of any counts.
     for (std::size_t count : counts) made.longest = std::max(made.longest, length(count, parts, 0, grain));
+    look_ahead(made);
     return made;
+}
+
+// The lines that read this rank's input, and those that read others' slots, pair up in order: the
+// first is needed first in the next slice, and the second is what waits for other cores.
+void Plan::look_ahead(Geometry& made) const {
+    made.ahead.resize(lines.size());
+    std::size_t remote = 0;
+    for (std::size_t local = 0; local < lines.size(); ++local) {
+        if (lines[local].kind != Kind::apply) continue;
+        const auto source = [&](const Line& line, auto wanted) {
+            const std::size_t begin = line.first + line.dsts, end = begin + line.srcs;
+            std::size_t at = begin;
+            while (at < end && !wanted(operands[at])) ++at;
+            return at < end ? at : Geometry::Ahead::none;
+        };
+        const std::size_t operand = source(lines[local], [&](const Operand& one) {
+            return one.space == Space::in && one.rank == rank;
+        });
+        if (operand == Geometry::Ahead::none) continue;
+        const auto reads_others = [&](const Operand& one) {
+            return one.space == Space::slot && one.rank != rank;
+        };
+        while (remote < lines.size() &&
+               (lines[remote].kind != Kind::apply ||
+                source(lines[remote], reads_others) == Geometry::Ahead::none))
+            ++remote;
+        if (remote == lines.size()) return;
+        made.ahead[remote++] = {operand, made.lengths[local]};
+    }
 }
 
 }  // namespace roundelay

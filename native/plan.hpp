@@ -37,6 +37,13 @@ struct Geometry {
     std::vector<std::size_t> operands;  // offset of each in its buffer
     std::vector<std::size_t> lengths;   // of each line that applies
     std::size_t longest = 0;            // chunk of any rank
+    // For each line that reads others' slots: the operand of this rank's input whose next slice it
+    // fetches ahead, and how many elements that has; or none.
+    struct Ahead {
+        static constexpr std::size_t none = ~std::size_t{0};
+        std::size_t operand = none, length = 0;
+    };
+    std::vector<Ahead> ahead;
 };
 
 class Plan {
@@ -62,6 +69,8 @@ class Plan {
     Geometry uneven(std::span<const std::size_t> counts, std::size_t grain) const;
 
    private:
+    void look_ahead(Geometry& made) const;
+
     struct Kept {
         std::size_t count, grain;
         Geometry geometry;

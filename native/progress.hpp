@@ -12,6 +12,8 @@
 #include <mutex>
 #include <thread>
 
+#include "wait.hpp"
+
 namespace roundelay {
 
 class Progress {
@@ -20,6 +22,7 @@ class Progress {
         std::function<void()> work;
         std::exception_ptr error;
         bool done = false;
+        std::int64_t began_ns = 0, ended_ns = 0;  // by the monotonic clock
     };
 
     ~Progress() {
@@ -67,7 +70,9 @@ class Progress {
                 guard.unlock();
                 if (!goes_on()) return false;
                 guard.lock();
+                ++waiting_;
                 changed_.wait_for(guard, std::chrono::milliseconds(50), free);
+                --waiting_;
             }
             busy_ = true;
         }
@@ -85,7 +90,7 @@ class Progress {
         {
             const std::lock_guard guard(mutex_);
             busy_ = false;
-            others = thread_.joinable();
+            others = waiting_ > 0 || !queue_.empty();  // waking who has no turn costs its core
         }
         if (others) changed_.notify_all();
     }
@@ -101,11 +106,13 @@ class Progress {
                 task = queue_.front();
                 busy_ = true;
             }
+            task->began_ns = now_ns();
             try {
                 task->work();
             } catch (...) {
                 task->error = std::current_exception();
             }
+            task->ended_ns = now_ns();
             {
                 const std::lock_guard guard(mutex_);
                 queue_.pop_front();
@@ -120,6 +127,7 @@ class Progress {
     std::condition_variable changed_;
     std::deque<std::shared_ptr<Task>> queue_;
     bool busy_ = false, stop_ = false;
+    int waiting_ = 0;  // calls of other threads for their turn
     std::thread thread_;
 };
 

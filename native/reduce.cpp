@@ -59,14 +59,18 @@ Kernel kernel_of(const KernelTable& table, Op op, DType dtype) {
 bool supports(Op op, DType dtype) { return kernel_of(baseline_kernels, op, dtype) != nullptr; }
 
 void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* const* srcs,
-          int src_count, std::size_t count, int divide_by) {
+          int src_count, std::size_t count, int divide_by, const void* ahead) {
     if (op == Op::avg && divide_by <= 0) op = Op::sum;
-    if (src_count == 1 && op != Op::avg) {
-        copy(dsts, dst_count, srcs[0], count * record_size(op, dtype));
-        return;
-    }
     const KernelTable& table = *active.load(std::memory_order_relaxed);
-    kernel_of(table, op, dtype)(dsts, dst_count, srcs, src_count, count, divide_by);
+    if (src_count == 1 && op != Op::avg) {
+        const std::size_t bytes = count * record_size(op, dtype);
+        if (ahead == nullptr) return copy(dsts, dst_count, srcs[0], bytes);
+        // With one source nothing is folded, whatever the reduction.
+        op = Op::bor;
+        dtype = DType::uint8;
+        count = bytes;
+    }
+    kernel_of(table, op, dtype)(dsts, dst_count, srcs, src_count, count, divide_by, ahead);
 }
 
 const char* instruction_set() { return active.load(std::memory_order_relaxed)->name; }

@@ -63,8 +63,11 @@ constexpr std::size_t record_size(Op op, DType dtype) {
 // written. Pointers need no alignment. `avg` divides the accumulator by `divide_by` where that is
 // positive, and is a sum where it is 0; other reductions ignore it. The reduction must support the
 // dtype.
+//
+// Sources in another core's cache come slowly, and meanwhile memory idles: with `ahead`, as many
+// bytes from there are fetched into the cache on the way. They are only a hint; nothing is read.
 void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* const* srcs,
-          int src_count, std::size_t count, int divide_by);
+          int src_count, std::size_t count, int divide_by, const void* ahead = nullptr);
 
 // The instruction set whose kernels run, at first the newest of this CPU.
 const char* instruction_set();

@@ -8,7 +8,7 @@
 namespace roundelay {
 
 using Kernel = void (*)(void* const* dsts, int dst_count, const void* const* srcs, int src_count,
-                        std::size_t count, int divide_by);
+                        std::size_t count, int divide_by, const void* ahead);
 
 // Kernels by reduction and dtype; null where a reduction has no meaning for a dtype.
 struct KernelTable {

@@ -22,6 +22,12 @@ class Sites {
     // The number of the innermost Python frame outside this package; 0 when there is none.
     std::uint32_t here();
     static void set_package(const std::string& folder);
+    // Lines of another package are passed over too: its users stand above it.
+    static void skip_package(const std::string& folder);
+    // The place this call comes from, for a thread that will make another call on its behalf.
+    static nb::object caller();
+    // From now on, calls of this thread come from that place; None ends it.
+    static void work_for(nb::object place);
 
    private:
     struct Key {
@@ -35,6 +41,8 @@ class Sites {
         }
     };
     bool ours(PyCodeObject* code);
+    // The number of a place; its line is that of the frame, if there is one.
+    std::uint32_t number(PyCodeObject* code, int offset, PyFrameObject* frame, int line);
 
     std::shared_ptr<World> world_;
     int world_rank_;

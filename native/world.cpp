@@ -16,19 +16,16 @@
 #include <new>
 #include <set>
 
+#include "kill_point.hpp"
+
 namespace roundelay {
 
 namespace {
 
 constexpr std::uint64_t magic = 0x31796c65646e756f;  // "oundely1"
 constexpr std::uint32_t version = 1;
-constexpr std::size_t page = 4096;
 constexpr int heartbeat_ms = 100;
-
-struct FreeBlock {
-    std::uint64_t next;
-    std::uint64_t bytes;
-};
+constexpr std::int64_t told_within_ns = 1'000'000'000;
 
 // Processes that fork while they are ranks: the child must not keep a rank's pipe open.
 std::mutex worlds_mutex;
@@ -46,35 +43,6 @@ std::size_t mail_ring_bytes(int size) {
     while (bytes > 4096 && bytes * std::size_t(size) > 1024 * 1024) bytes /= 2;
     return bytes;
 }
-
-// Have the kernel set pages aside now, so that no write to them fails later. The kernel would rather
-// kill a process than refuse, so what it has is looked at first.
-bool reserve(int fd, std::uint64_t at, std::size_t bytes) {
-    if (bytes > available_memory()) {
-        errno = ENOMEM;
-        return false;
-    }
-    return fallocate(fd, 0, off_t(at), off_t(bytes)) == 0;
-}
-
-class SpinLock {
-   public:
-    // Who holds it may have died with it: then there is trouble, and nobody waits for ever.
-    SpinLock(std::atomic<std::uint32_t>& word, const World& world) : word_(word) {
-        while (!held_ && !world.troubled()) {
-            held_ = word_.exchange(1, std::memory_order_acquire) == 0;
-            if (!held_) sched_yield();
-        }
-    }
-    ~SpinLock() {
-        if (held_) word_.store(0, std::memory_order_release);
-    }
-    bool held() const { return held_; }
-
-   private:
-    std::atomic<std::uint32_t>& word_;
-    bool held_ = false;
-};
 
 }  // namespace
 
@@ -97,14 +65,14 @@ World::World(int fd, std::byte* base, std::size_t bytes)
 }
 
 std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::size_t arena) {
-    const std::size_t ranks_at = round_up(sizeof(Header), page);
-    const std::size_t sites_at = ranks_at + round_up(sizeof(RankInfo) * std::size_t(size), page);
+    const std::size_t ranks_at = round_up(sizeof(Header), page_bytes);
+    const std::size_t sites_at = ranks_at + round_up(sizeof(RankInfo) * std::size_t(size), page_bytes);
     const std::size_t mail_at =
-        sites_at + round_up(sizeof(Site) * site_count * std::size_t(size), page);
+        sites_at + round_up(sizeof(Site) * site_count * std::size_t(size), page_bytes);
     const std::size_t ring = mail_ring_bytes(size) + 256;
     const std::size_t group_at =
-        mail_at + round_up(ring * std::size_t(size) * std::size_t(size), page);
-    const std::size_t fixed = group_at + round_up(group_bytes, page);
+        mail_at + round_up(ring * std::size_t(size) * std::size_t(size), page_bytes);
+    const std::size_t fixed = group_at + round_up(group_bytes, page_bytes);
 
     const int fd = memfd_create("roundelay", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) throw std::runtime_error(reason("memfd_create"));
@@ -116,10 +84,10 @@ std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::siz
     std::size_t bytes = 0;
     void* base = MAP_FAILED;
     for (; base == MAP_FAILED; arena /= 2) {
-        bytes = fixed + round_up(arena, page);
+        bytes = fixed + round_up(arena, page_bytes);
         if (ftruncate(fd, off_t(bytes)) == 0)
             base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (arena < page) break;
+        if (arena < page_bytes) break;
     }
     if (base == MAP_FAILED || !reserve(fd, 0, fixed)) {
         const std::string text = reason("no room for " + std::to_string(fixed) + " bytes");
@@ -193,64 +161,22 @@ World::~World() {
 
 bool World::foreign() const { return forks != forks_; }
 
-std::uint64_t World::allocate(std::size_t bytes) {
-    if (foreign()) throw Broken{};
-    bytes = std::max(round_up(bytes, page), page);
-    const SpinLock guard(header_->lock, *this);
-    if (!guard.held()) throw Broken{};
-    std::uint64_t* link = &header_->first_free;
-    while (*link != 0) {
-        auto* block = at<FreeBlock>(*link);
-        if (block->bytes == bytes) {
-            const std::uint64_t found = *link;
-            *link = block->next;
-            std::memset(base_ + found, 0, bytes);
-            return found;
-        }
-        link = &block->next;
-    }
-    const std::uint64_t found = header_->top;
-    if (bytes > header_->bytes - found)
-        throw OutOfMemory("the arena of " + std::to_string(header_->bytes) + " bytes has " +
-                          std::to_string(header_->bytes - found) + " left, not " +
-                          std::to_string(bytes));
-    if (!reserve(fd_, found, bytes))
-        throw OutOfMemory(reason("no room for " + std::to_string(bytes) + " more bytes"));
-    header_->top = found + bytes;
-    return found;
-}
-
-void World::release(std::uint64_t offset, std::size_t bytes) {
-    if (foreign()) return;
-    bytes = std::max(round_up(bytes, page), page);
-    const SpinLock guard(header_->lock, *this);
-    if (!guard.held()) return;  // a broken world gives everything back at its end
-    if (offset + bytes == header_->top) {
-        // The last block goes back to the kernel: a later one starts from zeroed pages.
-        fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(bytes));
-        header_->top = offset;
-        return;
-    }
-    auto* block = at<FreeBlock>(offset);
-    block->next = header_->first_free;
-    block->bytes = bytes;
-    header_->first_free = offset;
-}
-
 void World::enter(int rank) {
     RankInfo& info = this->rank(rank);
     info.pid.store(std::uint32_t(getpid()));
     info.life.store(Life::alive, std::memory_order_release);
     const std::lock_guard guard(mutex_);
     local_.push_back(rank);
+    speaker_ = local_.front();
     // Whoever is watched has a heart that beat at least once: one that stops at once shows too.
-    if (watcher_.joinable()) info.heartbeat.fetch_add(1, std::memory_order_relaxed);
+    if (watcher_.joinable()) info.heartbeat.store(now_ns(), std::memory_order_relaxed);
 }
 
 void World::leave(int rank) {
     if (foreign()) return;  // a child's end is not the rank's
     const std::lock_guard guard(mutex_);
     std::erase(local_, rank);
+    speaker_ = local_.empty() ? -1 : local_.front();
     Life alive = Life::alive;
     this->rank(rank).life.compare_exchange_strong(alive, Life::left);
 }
@@ -263,7 +189,7 @@ void World::watch(std::vector<int> pipes, int own_pipe) {
     stop_read_ = ends[0];
     stop_write_ = ends[1];
     const std::lock_guard guard(mutex_);
-    for (int mine : local_) rank(mine).heartbeat.fetch_add(1, std::memory_order_relaxed);
+    for (int mine : local_) rank(mine).heartbeat.store(now_ns(), std::memory_order_relaxed);
     watcher_ = std::thread([this] { run_watch(); });
 }
 
@@ -278,31 +204,53 @@ void World::run_watch() {
             if (waits[index + 1].revents == 0) continue;
             ::close(pipes_[index]);
             pipes_[index] = -1;
+            // A rank that ends before it has begun is as lost as any other. Everybody who sees it
+            // says so: who saw it first may be lost too.
             const int gone = int(index);
-            // A rank that ends before it has begun is as lost as any other.
-            Life before = Life::alive, unborn = Life::absent;
-            if (rank(gone).life.compare_exchange_strong(before, Life::dead) ||
-                rank(gone).life.compare_exchange_strong(unborn, Life::dead)) {
-                const int finder = local_.empty() ? gone : local_.front();
-                fail(Trouble::lost, gone, finder, 0, 0, "");
-            }
+            if (rank(gone).life.load() == Life::left) continue;
+            rank(gone).life.store(Life::dead);
+            const int finder = speaker_;
+            fail(Trouble::lost, gone, finder < 0 ? gone : finder, 0, 0, "");
         }
         const std::lock_guard guard(mutex_);
-        for (int mine : local_) rank(mine).heartbeat.fetch_add(1, std::memory_order_relaxed);
+        for (int mine : local_) rank(mine).heartbeat.store(now_ns(), std::memory_order_relaxed);
     }
+}
+
+// Only one may write what happened. It may die before it has: then the next who knows of trouble does.
+bool World::claim_trouble() {
+    const std::uint32_t mine = claimant();
+    std::uint32_t holder = 0;
+    if (header_->trouble_claimed.compare_exchange_strong(holder, mine)) return true;
+    const bool silenced =
+        holder != no_rank && rank(int(holder) - 1).life.load() == Life::dead && !troubled();
+    return silenced && header_->trouble_claimed.compare_exchange_strong(holder, mine);
+}
+
+bool World::stopped(int rank) {
+    const std::int64_t beat = this->rank(rank).heartbeat.load(std::memory_order_relaxed);
+    return beat != 0 && now_ns() - beat > 5 * std::int64_t{heartbeat_ms} * 1'000'000;
 }
 
 void World::fail(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
                  const std::string& text) {
-    if (header_->trouble_claimed.exchange(1) == 0) {
+    // Who comes second returns when the first has told, so that the reason is there for both.
+    const std::int64_t limit = now_ns() + told_within_ns;
+    bool mine = false;
+    while (!troubled() && !(mine = claim_trouble()) && now_ns() < limit) sched_yield();
+    if (mine) {
+        kill_point();
         header_->culprit = std::uint32_t(culprit);
         header_->finder = std::uint32_t(finder);
         header_->group = group;
         header_->call = call;
-        const std::size_t length = std::min(text.size(), header_->text.size() - 1);
-        std::memcpy(header_->text.data(), text.data(), length);
+        // Judged now and by one: a rank that goes on later is no witness of its own stop.
+        const std::string told = kind == Trouble::timeout && stopped(culprit) ? "stopped" : text;
+        const std::size_t length = std::min(told.size(), header_->text.size() - 1);
+        std::memcpy(header_->text.data(), told.data(), length);
         header_->text[length] = 0;
         header_->trouble.store(kind, std::memory_order_release);
+        kill_point();
     }
     for (int other = 0; other < size(); ++other) rank(other).bell.ring();
 }

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "wait.hpp"
@@ -35,8 +36,11 @@ struct alignas(64) RankInfo {
     Signal bell;  // rung when mail comes, when mail is taken, and when trouble begins
     std::atomic<Life> life;
     std::atomic<std::uint32_t> pid;
-    std::atomic<std::uint64_t> heartbeat;  // a stopped process stops counting
+    std::atomic<std::int64_t> heartbeat;  // when it last beat; a stopped process's no longer does
 };
+
+constexpr std::uint32_t no_rank = ~std::uint32_t{0};
+constexpr std::size_t page_bytes = 4096;
 
 constexpr std::size_t site_length = 160;
 constexpr std::size_t site_count = 256;
@@ -51,7 +55,7 @@ struct alignas(64) Header {
 
     // The first trouble wins; its details are complete once `trouble` is not none.
     std::atomic<Trouble> trouble;
-    std::atomic<std::uint32_t> trouble_claimed;
+    std::atomic<std::uint32_t> trouble_claimed;  // by which world rank, counted from 1
     std::uint32_t culprit;  // world rank
     std::uint32_t finder;   // world rank
     std::uint64_t group;    // where the group lies in which it was found
@@ -59,7 +63,7 @@ struct alignas(64) Header {
     std::array<char, 512> text;
 
     std::atomic<std::uint64_t> serial;  // numbers groups, so that mail finds its own
-    std::atomic<std::uint32_t> lock;    // of the allocator
+    std::atomic<std::uint32_t> lock;    // of the arena: which world rank holds it, from 1
     std::uint64_t top;
     std::uint64_t first_free;
 
@@ -99,6 +103,8 @@ class World {
     // Zeroed memory, in whole pages, really there; throws OutOfMemory.
     std::uint64_t allocate(std::size_t bytes);
     void release(std::uint64_t offset, std::size_t bytes);
+    // Who of the world's ranks, counted from 1, claims something for this process.
+    std::uint32_t claimant() const { return speaker_ < 0 ? no_rank : std::uint32_t(speaker_) + 1; }
     std::size_t used() const { return header_->top; }
 
     // A rank of this process begins and ends.
@@ -119,6 +125,9 @@ class World {
    private:
     World(int fd, std::byte* base, std::size_t bytes);
     void run_watch();
+    bool claim_trouble();
+    void take_back();
+    bool stopped(int rank);
     friend void close_after_fork();
 
     int fd_;
@@ -127,12 +136,18 @@ class World {
     Header* header_;
     std::uint32_t forks_;  // of this process and its forebears when the world was made
     std::mutex mutex_;
-    std::vector<int> local_;  // ranks of this process
+    std::vector<int> local_;        // ranks of this process
+    std::atomic<int> speaker_{-1};  // the first of them
+    std::vector<std::pair<std::uint64_t, std::size_t>> given_back_;  // and not yet free for others
     std::vector<int> pipes_;
     int own_pipe_ = -1;
     int stop_read_ = -1, stop_write_ = -1;
     std::thread watcher_;
 };
+
+// Have the kernel set pages aside now, so that no write to them fails later. The kernel would rather
+// kill a process than refuse, so what it has is looked at first.
+bool reserve(int fd, std::uint64_t at, std::size_t bytes);
 
 // A thread that did not come along into a forked child can be neither joined nor detached there.
 inline void abandon(std::thread& thread) { new std::thread(std::move(thread)); }

@@ -34,7 +34,7 @@ LAYERS = {
 }  # fmt: skip
 STANDARD_LIBRARY_ONLY = range(5)
 MAY_IMPORT_TORCH = (
-    "torch.py", "training/", "engines/gloo.py", "engines/nccl.py", "bench/peer_gloo.py",
+    "torch/", "training/", "engines/gloo.py", "engines/nccl.py", "bench/peer_gloo.py",
 )  # fmt: skip
 #: The one place that knows pickle; whoever wants it there says so.
 MAY_IMPORT_PICKLE = "engines/_wire.py"

@@ -8,18 +8,53 @@ from roundelay.errors import RoundelayError
 
 if TYPE_CHECKING:
     from roundelay.communicator import ANY, Communicator
+    from roundelay.engines._death import ServerFinished
     from roundelay.launch import init, run
+    from roundelay.launch.verify import verify
     from roundelay.reductions import Located, Op
+    from roundelay.training.checkpoint import load, save
+    from roundelay.training.ledger import Ledger, ledger
+    from roundelay.training.loader import Loader, loader
+    from roundelay.training.materialize import materialize, materialize_later
+    from roundelay.training.precision import Precision
+    from roundelay.training.prepare import prepare
+    from roundelay.training.staleness import Staleness, staleness
+    from roundelay.training.state import full_state_dict, whole_tensors
+    from roundelay.training.steps import accumulate, backward
+    from roundelay.training.strategies.ddp import Ddp
+    from roundelay.training.strategies.parameter_server import ParameterServer
+    from roundelay.training.strategies.zero import Zero
 
 __all__ = [
     "ANY",
     "Communicator",
+    "Ddp",
+    "Ledger",
+    "Loader",
     "Located",
     "Op",
+    "ParameterServer",
+    "Precision",
     "RoundelayError",
+    "ServerFinished",
+    "Staleness",
+    "Zero",
     "__version__",
+    "accumulate",
+    "backward",
+    "full_state_dict",
     "init",
+    "ledger",
+    "load",
+    "loader",
+    "materialize",
+    "materialize_later",
+    "prepare",
     "run",
+    "save",
+    "staleness",
+    "verify",
+    "whole_tensors",
 ]
 
 __version__ = _version("roundelay")
@@ -28,10 +63,31 @@ __version__ = _version("roundelay")
 _WHERE = {
     "ANY": "communicator",
     "Communicator": "communicator",
+    "Ddp": "training.strategies.ddp",
+    "Ledger": "training.ledger",
+    "Loader": "training.loader",
     "Located": "reductions",
     "Op": "reductions",
+    "ParameterServer": "training.strategies.parameter_server",
+    "Precision": "training.precision",
+    "ServerFinished": "engines._death",
+    "Staleness": "training.staleness",
+    "Zero": "training.strategies.zero",
+    "accumulate": "training",
+    "backward": "training",
+    "full_state_dict": "training",
     "init": "launch",
+    "ledger": "training",
+    "load": "training.checkpoint",
+    "loader": "training",
+    "materialize": "training.materialize",
+    "materialize_later": "training.materialize",
+    "prepare": "training",
     "run": "launch",
+    "save": "training.checkpoint",
+    "staleness": "training.staleness",
+    "verify": "launch.verify",
+    "whole_tensors": "training.state",
 }
 
 

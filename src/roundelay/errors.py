@@ -7,13 +7,15 @@ children into exit code 2 (wrong use) and every other one into exit code 1 (the 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roundelay.schedule import Failure
 
 __all__ = [
+    "CheckpointError",
+    "CheckpointMismatch",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "CommunicationError",
@@ -22,6 +24,7 @@ __all__ = [
     "MeetingError",
     "NetworkError",
     "NoRoomError",
+    "NotFiniteError",
     "PeerLost",
     "ProofError",
     "RankFailed",
@@ -159,3 +162,37 @@ class PeerLost(CommunicationError):  # noqa: N818 - the public name
 
 class CollectiveTimeout(CommunicationError):  # noqa: N818 - the public name
     """A rank did not come in time, though it is alive as far as anyone can tell."""
+
+
+class CheckpointError(RoundelayError):
+    """A checkpoint that could not be written or read: which file, on which rank, and why."""
+
+
+class CheckpointMismatch(CheckpointError, InvalidArgumentError):  # noqa: N818 - says what happened
+    """A checkpoint of another model or optimizer; the message lists what differs."""
+
+    def __init__(self, path: object, differences: Sequence[str]) -> None:
+        self.differences = list(differences)
+        most = 20
+        more = len(self.differences) - most
+        shown = [*self.differences[:most], *([f"… and {more} more"] if more > 0 else [])]
+        super().__init__(
+            "\n  ".join([f"The checkpoint {path} is not one of this model:", *shown])
+            + "\nNothing was loaded."
+        )
+
+
+class NotFiniteError(RoundelayError, ArithmeticError):
+    """Raised on every rank when a gradient holds NaN or infinity."""
+
+    def __init__(self, parameters: Sequence[str], ranks: Sequence[int]) -> None:
+        most = 5
+        shown = ", ".join(parameters[:most])
+        more = f" and {len(parameters) - most} more" if len(parameters) > most else ""
+        where = f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
+        super().__init__(
+            f"The gradients of {shown}{more} are not finite; they came so from {where}. Nothing "
+            f"was updated. Look for a loss that is NaN or too large there: a lower learning rate, "
+            f"clipping, or bf16 instead of fp16 are the usual cures."
+        )
+        self.parameters, self.ranks = list(parameters), list(ranks)

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ if not hasattr(_core, "World"):
     pytest.skip("ranks of one host need Linux", allow_module_level=True)
 
 from roundelay.communicator import Communicator  # noqa: E402 - only where it can be imported
+from roundelay.communicator.native import NativeEnd  # noqa: E402 - likewise
 
 GIVE_UP = 60.0  # seconds after which a test world counts as hanging
 
@@ -39,6 +40,7 @@ class Outcome:
     trace: str = ""
     ended: float = 0.0  # by the monotonic clock
     signal: int = 0
+    gone: float = 0.0  # when its process was seen to be no more
 
 
 class Ranks:
@@ -55,6 +57,12 @@ class Ranks:
         run = _on_threads if self.kind == "threads" else _on_processes
         return run(size, fn, options)
 
+    def side_by_side(self, size: int, fns: Sequence[Callable[[Any], Any]]) -> list[list[Outcome]]:
+        """Return how every rank of several worlds of processes ended, all running at once."""
+        worlds = [_fork(size, fn, {}) for fn in fns]
+        found = _collect([rank for world in worlds for rank in world])
+        return [found[start : start + size] for start in range(0, len(found), size)]
+
     def __call__(self, size: int, fn: Callable[[Any], Any], **options: Any) -> list[Any]:
         """Return every rank's value; fail if any rank did."""
         found = self.outcomes(size, fn, **options)
@@ -66,7 +74,7 @@ class Ranks:
 
 def _attempt(world: Any, rank: int, fn: Callable[[Any], Any], options: dict[str, Any]) -> Outcome:
     world.enter(rank)
-    comm = Communicator(world, rank, **options)
+    comm = Communicator(NativeEnd(world, rank, **options))
     try:
         found = Outcome(fn(comm))
     except BaseException as error:  # noqa: BLE001 - how it ended is what the test asks
@@ -99,6 +107,11 @@ def _on_threads(size: int, fn: Callable[[Any], Any], options: dict[str, Any]) ->
 
 
 def _on_processes(size: int, fn: Callable[[Any], Any], options: dict[str, Any]) -> list[Outcome]:
+    return _collect(_fork(size, fn, options))
+
+
+def _fork(size: int, fn: Callable[[Any], Any], options: dict[str, Any]) -> list[tuple[int, int]]:
+    """Start the ranks; return each one's process and the pipe that brings its answer."""
     world = _create(size, options)
     lives = [os.pipe() for _ in range(size)]
     answers = [os.pipe() for _ in range(size)]
@@ -114,7 +127,7 @@ def _on_processes(size: int, fn: Callable[[Any], Any], options: dict[str, Any]) 
         os.close(write)
     for read, _ in lives:
         os.close(read)
-    return _collect(pids, [read for read, _ in answers])
+    return [(pid, read) for pid, (read, _) in zip(pids, answers, strict=True)]
 
 
 def _be_rank(
@@ -131,6 +144,8 @@ def _be_rank(
     try:
         for other, (read, write) in enumerate(lives):
             os.close(read if other == rank else write)
+            if other != rank:
+                os.close(answers[other][1])
         world = _core.World.attach(fd, token)
         world.watch(
             [-1 if o == rank else read for o, (read, _) in enumerate(lives)], lives[rank][1]
@@ -143,37 +158,34 @@ def _be_rank(
     os._exit(0)
 
 
-def _collect(pids: list[int], reads: list[int]) -> list[Outcome]:
+def _collect(started: list[tuple[int, int]]) -> list[Outcome]:
     limit = time.monotonic() + GIVE_UP
-    parts: dict[int, bytes] = dict.fromkeys(reads, b"")
-    waiting = set(reads)
-    while waiting and time.monotonic() < limit:
-        ready, _, _ = select.select(list(waiting), [], [], 0.5)
+    parts = {fd: b"" for _, fd in started}
+    gone: dict[int, float] = {}
+    while len(gone) < len(parts) and time.monotonic() < limit:
+        ready, _, _ = select.select([fd for fd in parts if fd not in gone], [], [], 0.5)
         for fd in ready:
             data = os.read(fd, 1 << 20)
             parts[fd] += data
             if not data:
-                waiting.discard(fd)
-    for fd in reads:
+                gone[fd] = time.monotonic()
+    for pid, fd in started:
         os.close(fd)
-    if waiting:
-        for pid in pids:
+        if fd not in gone:
             os.kill(pid, signal.SIGKILL)
-    return [
-        _ended(os.waitpid(pid, 0)[1], parts[fd], hung=fd in waiting)
-        for pid, fd in zip(pids, reads, strict=True)
-    ]
+    return [_ended(os.waitpid(pid, 0)[1], parts[fd], gone.get(fd)) for pid, fd in started]
 
 
-def _ended(status: int, answer: bytes, *, hung: bool) -> Outcome:
-    if hung:
+def _ended(status: int, answer: bytes, gone: float | None) -> Outcome:
+    if gone is None:
         return Outcome(error="Hang", trace="did not end")
+    found = Outcome(error="Vanished", trace="ended without an answer")
     if answer:
-        found: Outcome = pickle.loads(answer)
-        return found
-    if os.WIFSIGNALED(status):
-        return Outcome(signal=os.WTERMSIG(status))
-    return Outcome(error="Vanished", trace="ended without an answer")
+        found = pickle.loads(answer)
+    elif os.WIFSIGNALED(status):
+        found = Outcome(signal=os.WTERMSIG(status))
+    found.gone = gone
+    return found
 
 
 @pytest.fixture(params=["threads", "processes"], scope="session")

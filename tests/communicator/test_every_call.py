@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -45,7 +46,22 @@ class Case:
         return f"{what} root={self.root} algorithm={self.algorithm} size={len(self.inputs)}"
 
 
+@cache
+def pool(dtype: Any) -> Any:
+    """Return so many numbers that large samples can be cut out of them, each at another place."""
+    return drawn(np.random.default_rng(0), dtype, 4 * LARGE // 3)
+
+
 def sample(rng: np.random.Generator, dtype: Any, numel: int) -> Any:
+    """Return numbers that no other rank or case has."""
+    if numel < LARGE // 16:
+        return drawn(rng, dtype, numel)
+    whole = pool(dtype)
+    start = rng.integers(len(whole) - numel)
+    return whole[start : start + numel].copy()
+
+
+def drawn(rng: np.random.Generator, dtype: Any, numel: int) -> Any:
     """Return numbers that round, wrap and compare in every way the dtype has."""
     kind = np.dtype(dtype)
     if kind.kind in "iu":
@@ -175,6 +191,12 @@ def judge(ranks: Any, size: int, cases: list[Case]) -> None:
     assert not [line for lines in found for line in lines]
 
 
+@cache
+def schedule_of(name: str, size: int, root: int = 0) -> Schedule:
+    """Return the same schedule for the same question: thousands of cases share a few."""
+    return algorithms.load(name).schedule(size, root)
+
+
 def reducing_cases(size: int) -> Iterator[Case]:
     rng = np.random.default_rng(size)
     for collective in REDUCING:
@@ -185,7 +207,7 @@ def reducing_cases(size: int) -> Iterator[Case]:
                 for count in COUNTS:
                     nbytes = count * np.dtype(dtype).itemsize
                     name = DEFAULT.choose(collective, nbytes)
-                    schedule = algorithms.load(name).schedule(size, (size - 1) * (count == 7))
+                    schedule = schedule_of(name, size, (size - 1) * (count == 7))
                     yield make(rng, schedule, dtype, count, op=op)
 
 
@@ -205,7 +227,7 @@ def test_every_root_dtype_and_count_of_what_only_moves(
     for collective in MOVING:
         rooted = collectives.load(collective).rooted
         for root in range(size if rooted else 1):
-            schedule = algorithms.load(DEFAULT.choose(collective, 0)).schedule(size, root)
+            schedule = schedule_of(DEFAULT.choose(collective, 0), size, root)
             cases += [make(rng, schedule, d, n) for d in DTYPES for n in COUNTS]
     judge(threads, size, cases)
     judge(processes, size, cases)
@@ -217,7 +239,7 @@ def sized(size: int) -> Iterator[tuple[str, Schedule]]:
         algorithm = algorithms.load(name)
         if algorithm.collective.name != "barrier":
             root = size - 1 if algorithm.collective.rooted else 0
-            yield algorithm.short_name, algorithm.schedule(size, root)
+            yield algorithm.short_name, schedule_of(name, size, root)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -244,7 +266,7 @@ def test_every_algorithm_in_several_slices(size: int, threads: Any, processes: A
 
     cases = [make(rng, made, "float32", count(made), algorithm=n) for n, made in sized(size)]
     for collective in (*MOVING, *REDUCING):
-        made = algorithms.load(DEFAULT.choose(collective, 4 * LARGE)).schedule(size)
+        made = schedule_of(DEFAULT.choose(collective, 4 * LARGE), size)
         cases.append(make(rng, made, "float16", count(made)))
     judge(threads, size, cases)
     judge(processes, size, cases)

@@ -1,10 +1,9 @@
-"""A rank killed at any step: the others raise PeerLost soon, and nothing is left behind."""
+"""A rank that dies, however and wherever: the others raise PeerLost, and nothing is left behind."""
 
 from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -16,66 +15,14 @@ import pytest
 
 from roundelay import _core
 from roundelay.communicator import Communicator
+from roundelay.communicator.native import NativeEnd
 
-SOON = 5.0  # generous: it takes milliseconds
-
-
-def workload(comm: Any) -> None:
-    """Call a bit of everything: inline, one-shot, two-shot, pushed, rooted, background."""
-    arena = comm.empty(10_000, np.float32)
-    comm.barrier()
-    if comm.rank == comm.victim:
-        _core.set_kill_point(comm.kill_at)
-    comm.all_reduce(np.ones(2))
-    comm.all_reduce(np.ones(1000))
-    comm.all_reduce(np.ones(150_000))
-    comm.all_reduce(arena)
-    comm.gather(np.ones(10), 0)
-    comm.broadcast(np.ones(10), comm.size - 1)
-    comm.start.all_to_all(np.ones((comm.size, 5))).wait()
-    comm.barrier()
-    if comm.rank == comm.victim:
-        _core.set_kill_point(0)
-    comm.barrier()
+SOON = 1.0  # second from the death to the error
 
 
 def left_behind() -> tuple[list[str], list[str]]:
     shared = [one.name for one in Path("/dev/shm").iterdir() if "roundelay" in one.name]
     return shared, sorted(one.name for one in Path("/proc/self/fd").iterdir())
-
-
-def step_of(size: int, kill_at: int) -> int:
-    """Go through the early steps one by one, and faster through the later, similar ones."""
-    return kill_at + 1 if kill_at < 40 else kill_at + 1 + kill_at * size // 40
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 7])
-def test_killed_at_every_step(size: int, processes: Any) -> None:
-    before = left_behind()
-    kill_at, killed = 1, 0
-    while True:
-        victim = (0, size - 1)[kill_at % 2]
-
-        def work(comm: Any, victim: int = victim, kill_at: int = kill_at) -> None:
-            comm.victim, comm.kill_at = victim, kill_at
-            workload(comm)
-
-        start = time.monotonic()
-        found = processes.outcomes(size, work)
-        if not found[victim].signal:
-            assert not [one.trace for one in found if one.error]
-            break
-        killed += 1
-        assert found[victim].signal == signal.SIGKILL
-        for rank, one in enumerate(found):
-            if rank == victim:
-                continue
-            assert one.error == "PeerLost", (kill_at, rank, one)
-            assert re.match(rf"Rank {victim} \(process \d+\) died\.", one.message), one.message
-            assert one.ended - start < SOON
-        kill_at = step_of(size, kill_at)
-    assert killed > 20
-    assert left_behind() == before
 
 
 WAITS: dict[str, Callable[[Any], Any]] = {
@@ -103,11 +50,10 @@ def test_death_is_noticed_in_every_wait(name: str, processes: Any) -> None:
         comm.barrier()  # a root may have gone on without the others
         return "went on"
 
-    start = time.monotonic()
     found = processes.outcomes(3, work)
     assert [one.error for one in found] == ["PeerLost", "", "PeerLost"]
     assert all("Rank 1" in found[rank].message for rank in (0, 2))
-    assert all(found[rank].ended - start < SOON for rank in (0, 2))
+    assert all(found[rank].ended - found[1].gone < SOON for rank in (0, 2))
 
 
 @pytest.mark.parametrize("how", ["SIGSEGV", "SIGTERM", "exit"])
@@ -158,7 +104,7 @@ def test_a_thousand_worlds_leave_nothing() -> None:
         pair = []
         for rank in range(2):
             world.enter(rank)
-            pair.append(Communicator(world, rank))
+            pair.append(Communicator(NativeEnd(world, rank)))
         handles = [comm.start.all_reduce(np.ones(9)) for comm in pair]
         assert [handle.wait()[0] for handle in handles] == [2.0, 2.0]
         sent = [comm.start.send(np.ones(20_000), 1 - comm.rank) for comm in pair]

@@ -91,12 +91,12 @@ def test_groups_and_arrays_give_their_memory_back(ranks: Any) -> None:
             cycle()
         gc.collect()
         comm.barrier()
-        before = comm._world.used
+        before = comm._end.world.used
         for _ in range(200):
             cycle()
         gc.collect()
         comm.barrier()
-        return before, comm._world.used
+        return before, comm._end.world.used
 
     for before, after in ranks(3, work):
         # A rank may let go after another has asked for more, so a few blocks more are no leak.
@@ -152,7 +152,7 @@ def test_large_arena_buffers_are_reduced_in_place_and_others_are_not(threads: An
     """The pushed program reads and writes others' buffers, so a call leaves the slots untouched."""
 
     def work(comm: Any) -> list[bool]:
-        world, marks = comm._world, []
+        world, marks = comm._end.world, []
         for x in (comm.empty(50_000), np.zeros(50_000)):
             x[:] = 3.0
             comm.barrier()
@@ -170,7 +170,8 @@ def test_large_arena_buffers_are_reduced_in_place_and_others_are_not(threads: An
 
 def slots(comm: Any) -> bytes:
     """Return the group's staging memory as it is now."""
-    group = comm._group
+    group = comm._end.native
     length = type(group).bytes_for(comm.size)
-    with mmap.mmap(comm._world.fd, group.at + length, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
+    fd = comm._end.world.fd
+    with mmap.mmap(fd, group.at + length, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
         return memory[group.at + 4096 : group.at + length]

@@ -136,7 +136,7 @@ def test_wrong_use_is_named(start: Start, call: str, message: str) -> None:
 
 
 def test_another_launcher_is_pointed_out(start: Start) -> None:
-    ((code, stdout, stderr),) = start("print(rd.init().size)", 1, OMPI_COMM_WORLD_SIZE="4")
+    ((code, stdout, stderr),) = start("print(rd.init().size)", 1, SLURM_PROCID="3")
     assert (code, stdout) == (0, "1\n")
-    assert "OMPI_COMM_WORLD_SIZE=4" in stderr
+    assert "SLURM_PROCID=3" in stderr
     assert "<string>:2" in stderr  # where the user called it

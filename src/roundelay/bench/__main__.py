@@ -14,10 +14,12 @@ from pathlib import Path
 import msgspec
 
 from roundelay.bench.messages import Message, Spec
+from roundelay.bench.peer_deepspeed import DeepSpeed
 from roundelay.bench.peer_gloo import Gloo
-from roundelay.bench.peer_mpi import Mpi
+from roundelay.bench.peer_mpi import MPIS, Mpi
 from roundelay.bench.rank import Peer, be_rank
 from roundelay.communicator import Communicator
+from roundelay.communicator.native import NativeEnd
 from roundelay.engines._rendezvous import Job, meet
 from roundelay.launch import run
 from roundelay.tuning import host_tuning
@@ -28,22 +30,23 @@ MEET_S = 60.0
 def main() -> None:
     """Run as the spec says."""
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
-    if "mpi" in spec.contenders:
-        _under_mpirun(spec)
-        return
+    for peer in MPIS:
+        if peer in spec.contenders:
+            _under_mpirun(spec, peer)
+            return
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-") as folder:
         file = Path(folder, "gloo")
         run(lambda comm: _measure(comm, spec, file, {}), spec.size, spec.engine)
 
 
-def _under_mpirun(spec: Spec) -> None:
-    mpi = Mpi()
+def _under_mpirun(spec: Spec, peer: str) -> None:
+    mpi = Mpi(peer)
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     world = meet(Job(spec.job, spec.size, folder), mpi.rank, timeout=MEET_S)
-    comm = Communicator(world, mpi.rank, tuning=host_tuning(spec.size))
+    comm = Communicator(NativeEnd(world, mpi.rank, tuning=host_tuning(spec.size)))
     file = folder / f"roundelay-bench-{spec.job}"
     try:
-        _measure(comm, spec, file, {"mpi": mpi})
+        _measure(comm, spec, file, {peer: mpi})
     finally:
         comm.close()
         if mpi.rank == 0:
@@ -56,6 +59,8 @@ def _measure(comm: Communicator, spec: Spec, file: Path, peers: dict[str, Peer])
             gloo = Gloo(comm.rank, comm.size, file)
             stack.callback(gloo.close)
             peers["gloo"] = gloo
+        if "deepspeed" in spec.contenders:
+            peers["deepspeed"] = DeepSpeed(comm, spec.job)
         be_rank(comm, spec, peers, _report)
 
 

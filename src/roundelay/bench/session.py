@@ -12,13 +12,19 @@ from collections.abc import Iterator
 import msgspec
 
 from roundelay.bench.messages import Message, Spec
+from roundelay.bench.peer_deepspeed import check_deepspeed
 from roundelay.bench.peer_gloo import check_gloo
-from roundelay.bench.peer_mpi import check_mpi, mpirun
+from roundelay.bench.peer_mpi import MPIS, check_mpi, check_mpich, mpirun
 from roundelay.errors import InvalidArgumentError, RoundelayError
 
 __all__ = ["installed_peers", "measure"]
 
-CHECKS = {"gloo": check_gloo, "mpi": check_mpi}
+CHECKS = {
+    "gloo": check_gloo,
+    "mpi": check_mpi,
+    "mpich": check_mpich,
+    "deepspeed": check_deepspeed,
+}
 
 
 def measure(spec: Spec) -> Iterator[Message]:
@@ -27,9 +33,10 @@ def measure(spec: Spec) -> Iterator[Message]:
     spec = msgspec.structs.replace(spec, job=secrets.token_hex(8))
     command = [sys.executable, "-m", "roundelay.bench", msgspec.json.encode(spec).decode()]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    if "mpi" in spec.contenders:
-        start, more = mpirun(spec.size)
-        command, environment = [*start, *command], {**more, **environment}
+    for peer in MPIS:
+        if peer in spec.contenders:
+            start, around = mpirun(peer, spec.size)
+            command, environment = [*start, *command], {**environment, **around}
     with subprocess.Popen(  # noqa: S603 - ourselves, maybe by the user's own launcher
         command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment
     ) as process:
@@ -63,6 +70,10 @@ def _check(spec: Spec) -> None:
         raise InvalidArgumentError(
             f"{' and '.join(peers)} run in processes: measure against them with "
             f"--engine shared_memory."
+        )
+    if set(MPIS) <= set(peers):
+        raise InvalidArgumentError(
+            "mpi and mpich: a process can hold one MPI only. Measure against one after the other."
         )
     for name in peers:
         CHECKS[name]()

@@ -53,7 +53,7 @@ PLAIN_DTYPES = [name for name in DTYPES if name != "bfloat16"]  # which numpy la
 @click.option("--op", default="sum", show_default=True, help="The reduction.")
 @click.option("--algorithm", help="This one, instead of the one that is chosen by itself.")
 @click.option("--arena", is_flag=True, help="On buffers from comm.empty(), which need no copy.")
-@click.option("--against", metavar="PEERS", help="Peers in the same processes: gloo,mpi.")
+@click.option("--against", metavar="PEERS", help="Take turns with gloo, mpi or mpich, deepspeed.")
 @click.option("--iterations", type=int, default=0, help="Calls per row; as time allows.")
 @click.option("--plot", "drawing", type=click.Path(path_type=Path), help="Write an SVG, too.")
 @click.option("--tune", "tuning", is_flag=True, help="Choose algorithms for this host, and save.")
@@ -81,8 +81,8 @@ def command(
     """Measure a collective, all_reduce by default, for rising numbers of bytes.
 
     Times are medians over many rounds on buffers that rotate and are rewritten; peers take turns
-    with us, round by round. All results are checked. The floor is the time in which pinned ranks
-    read and write that much memory in place.
+    with us, round by round. All results are checked. The floor, which takes its turn too, is the
+    time in which our own kernel reads and writes that much memory in place on all ranks at once.
 
     With --tune the algorithms of the collective, or of all, are measured against one another, and
     the fastest are written to the table that every later run reads.

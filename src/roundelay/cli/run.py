@@ -1,4 +1,4 @@
-"""`roundelay run`: a script on several ranks of this host."""
+"""`roundelay run`: a script on several ranks of this host, or by torchrun or mpirun on many."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import importlib.util
 import os
 import secrets
+import shlex
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -18,10 +19,19 @@ from roundelay import _core
 from roundelay.engines._rendezvous import forget
 from roundelay.launch.ending import Ending
 from roundelay.launch.environment import found_place, rank_environments
+from roundelay.launch.handing_over import (
+    hand_over,
+    mpi_environment,
+    mpirun_command,
+    torchrun_command,
+    with_timeout,
+)
 from roundelay.launch.job import run_job
 from roundelay.launch.local import MOST_RANKS, check_timeout
 
 __all__ = ["command"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])  # click's own way to type decorators
 
 
 class Ranks(click.ParamType[int]):
@@ -42,6 +52,11 @@ class Ranks(click.ParamType[int]):
         return int(value)
 
 
+def _for_torchrun(*names: str, metavar: str, text: str) -> Callable[[Command], Command]:
+    """Declare an option that torchrun gets as it is."""
+    return click.option(*names, names[0].replace("-", "_").strip("_"), metavar=metavar, help=text)
+
+
 @click.command(
     "run",
     context_settings={"allow_interspersed_args": False},
@@ -56,7 +71,7 @@ class Ranks(click.ParamType[int]):
     type=Ranks(),
     default="auto",
     show_default=True,
-    help="How many ranks: a number, or auto or cpu for one per core.",
+    help="How many ranks, on every host: a number, or auto or cpu for one per core.",
 )
 @click.option("-m", "--module", "as_module", is_flag=True, help="SCRIPT is a module: -m pkg.train")
 @click.option(
@@ -64,28 +79,73 @@ class Ranks(click.ParamType[int]):
     type=float,
     help="Seconds that any call may wait for another rank.  [default: 60]",
 )
+@_for_torchrun("--nnodes", metavar="N", text="Hosts: a number, or min:max. By torchrun.")
+@_for_torchrun("--node-rank", "--node_rank", metavar="N", text="Which host this is, from 0.")
+@_for_torchrun("--master-addr", "--master_addr", metavar="HOST", text="The host of rank 0.")
+@_for_torchrun("--master-port", "--master_port", metavar="PORT", text="A free port there.")
+@_for_torchrun("--rdzv-backend", "--rdzv_backend", metavar="NAME", text="How hosts meet: c10d.")
+@_for_torchrun("--rdzv-endpoint", "--rdzv_endpoint", metavar="HOST:PORT", text="Where they do.")
+@_for_torchrun("--rdzv-id", "--rdzv_id", metavar="NAME", text="The name of the job.")
+@_for_torchrun("--rdzv-conf", "--rdzv_conf", metavar="K=V,…", text="More about the meeting.")
+@_for_torchrun("--max-restarts", "--max_restarts", metavar="N", text="How often to start again.")
+@click.option("--mpi", "by_mpi", is_flag=True, help="Let mpirun start the ranks, -n in all.")
+@click.option("--hostfile", metavar="FILE", help="The hosts for mpirun.")
+@click.option("-H", "--host", metavar="HOST,…", help="The hosts for mpirun, by name.")
+@click.option("--mpi-args", default="", metavar="TEXT", help="More words for mpirun.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
-    *, size: int, as_module: bool, timeout: float | None, script: str, args: tuple[str, ...]
+    *,
+    size: int,
+    as_module: bool,
+    timeout: float | None,
+    by_mpi: bool,
+    hostfile: str | None,
+    host: str | None,
+    mpi_args: str,
+    script: str,
+    args: tuple[str, ...],
+    **for_torchrun: str | None,
 ) -> None:
-    """Run SCRIPT on several ranks of this host.
+    """Run SCRIPT on several ranks of this host, or of several.
 
     All that follows SCRIPT is handed to it. In it, rd.init() gives the communicator; scripts for
     torchrun run unchanged. Every line of output has its rank in front. When a rank fails, all
     end, and what the first one said comes last.
+
+    With --nnodes or another of torchrun's options the work is torchrun's, to be started on every
+    host; with --mpi it is mpirun's. Both print as they are used to.
     """
     if timeout is not None:
         check_timeout("--timeout", timeout)
-    target = _module(script) if as_module else _file(script)
+    target = [*(_module(script) if as_module else _file(script)), *args]
+    handed = {name: value for name, value in for_torchrun.items() if value is not None}
+    words = _mpi_words(hostfile, host, mpi_args)
+    if handed and (by_mpi or words):
+        raise click.UsageError("either torchrun's options or mpirun's, not both.")
+    if words and not by_mpi:
+        raise click.UsageError("--hostfile, --host and --mpi-args are for mpirun: add --mpi.")
+    if by_mpi:
+        hand_over(mpirun_command(size, words, target), mpi_environment(os.environ, timeout))
+    if handed:
+        hand_over(torchrun_command(size, handed, target), with_timeout(os.environ, timeout))
     job = secrets.token_hex(8)
     environments = rank_environments(os.environ, size, job=job, port=_free_port(), timeout=timeout)
     try:
-        ending = run_job([sys.executable, *target, *args], environments)
+        ending = run_job([sys.executable, *target], environments)
     finally:
         forget(found_place(environments[0]).job)
     _report(ending)
     raise click.exceptions.Exit(ending.code)
+
+
+def _mpi_words(hostfile: str | None, host: str | None, more: str) -> list[str]:
+    named = {"--hostfile": hostfile, "--host": host}
+    words = [word for name, value in named.items() if value for word in (name, value)]
+    try:
+        return [*words, *shlex.split(more)]
+    except ValueError as error:
+        raise click.UsageError(f"--mpi-args {more!r} can't be read: {error}.") from None
 
 
 def _file(script: str) -> list[str]:

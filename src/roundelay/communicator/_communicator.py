@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from roundelay import _core
-from roundelay.communicator.buffers import DTYPES, Bound, bind, unseen
+from roundelay.communicator.buffers import DTYPES, Bound, bind, require_host, unseen
 from roundelay.communicator.groups import Groups
-from roundelay.communicator.jobs import OPS, Job, Jobs
+from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.mail import Mail
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.own_ops import OwnOps
-from roundelay.communicator.plans import Plans
+from roundelay.communicator.plans import COLLECTIVES, OPS
 from roundelay.communicator.start import Handle, Start
-from roundelay.communicator.trouble import explain, say_slow
+from roundelay.engines._end import End, Job
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op, reduction
-from roundelay.tuning import Tuning, default_for
 
-__all__ = ["Communicator"]
+__all__ = ["Communicator", "Traffic"]
 
-# Source lines in errors are the caller's, never ours.
-_core.set_package(str(Path(__file__).parent.parent) + "/")
+ALL_REDUCE, REDUCE, SCAN, EXSCAN, REDUCE_SCATTER = (
+    COLLECTIVES[name] for name in ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
+)
+BROADCAST, ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL, BARRIER = (
+    COLLECTIVES[name]
+    for name in ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier")
+)
+MOVED, MET = OPS["sum"], OPS["max"]  # what jobs say that reduce nothing
+NOTHING = np.empty(0, np.uint8)
+
+
+class Traffic(NamedTuple):
+    """Bytes that one rank has exchanged with the others."""
+
+    sent: int
+    received: int
 
 
 class Communicator(Mail, Groups, ObjectCalls):
@@ -35,44 +45,21 @@ class Communicator(Mail, Groups, ObjectCalls):
 
     Buffers are numpy arrays, CPU tensors, or anything with the buffer protocol or DLPack; results
     are of the kind that came in. Calls that go wrong raise on every rank and break the group.
+
+    Plain calls on plain arrays are tried the quick way first; what that refuses becomes a job.
     """
 
-    def __init__(
-        self,
-        world: _core.World,
-        rank: int,
-        *,
-        tuning: Tuning | None = None,
-        timeout: float = 60.0,
-        _ranks: Sequence[int] | None = None,
-        _block: _core.Block | None = None,
-        _parent: Communicator | None = None,
-        _mail_group: int = 0,
-    ) -> None:
-        self._world = world
-        self._ranks = list(range(world.size)) if _ranks is None else list(_ranks)
-        self.rank, self.size = rank, len(self._ranks)
-        self._group: _core.Group | None = _core.Group(
-            world,
-            0 if _block is None else _block.at,
-            rank,
-            self._ranks,
-            on_slow=_slow_teller(self),
-            parent=None if _parent is None else _parent._open(),
-        )
-        self._mailbox = (
-            _core.Mailbox(world, self._ranks[rank]) if _parent is None else _parent._mailbox
-        )
-        self._mail_group = _mail_group
-        self._whole = _parent is None
-        self._block = _block  # the group's own memory, which goes back with the last rank
-        self._jobs = Jobs(rank, self.size)
-        self._plans = Plans(rank, self.size, tuning or default_for(self.size))
-        self.timeout = timeout
+    def __init__(self, end: End) -> None:
+        self._end = end
+        self.rank, self.size = end.rank, end.size
+        self._jobs = Jobs(end.rank, end.size)
+        self._quick = end.quick
+        #: Spent in collectives so far, but for the quick ones; work, and waiting for others.
+        self.seconds = 0.0
         self.start = Start(self)
         self._own_ops = OwnOps(self)
-        self._group.set_all_reduce(*self._plans.all_reduce_ladder())
-        self._at_once: Callable[[Any, int], bool] = self._group.all_reduce
+        self._asking = np.zeros((2, end.size), np.int64)  # bytes that asking for traffic cost
+        self._goodbyes: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}>"
@@ -80,14 +67,13 @@ class Communicator(Mail, Groups, ObjectCalls):
     @property
     def timeout(self) -> float:
         """Seconds without progress after which a call gives up on a rank."""
-        return self._timeout
+        return self._end.timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         if not seconds > 0:
             raise InvalidArgumentError(f"A timeout is a positive number of seconds, not {seconds}.")
-        self._timeout = float(seconds)
-        self._open().set_timeout(self._timeout)
+        self._end.timeout = float(seconds)
 
     # ---- collectives
 
@@ -95,13 +81,8 @@ class Communicator(Mail, Groups, ObjectCalls):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over all ranks, in place, and return it; `out=` leaves `x` alone."""
-        if out is None and algorithm is None and isinstance(op, str):
-            try:
-                # Plain arrays need no Python from here on.
-                if self._at_once(x, OPS.get(op, -1)):
-                    return x
-            except _core.Broken:
-                raise explain(self) from None
+        if out is None and algorithm is None and self._quick(ALL_REDUCE, x, x, _code(op), 0):
+            return x
         if isinstance(op, Op):
             return self._own_ops.all_reduce(x, op, out)
         return self._now(self._jobs.all_reduce(x, _named(op), out), algorithm)
@@ -116,12 +97,16 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Reduce `x` to the root, in place there; None elsewhere, where `x` stays as it is."""
+        if out is None and algorithm is None and self._quick(REDUCE, x, x, _code(op), _root(root)):
+            return x if self.rank == root else None
         if isinstance(op, Op):
             return self._own_ops.reduce(x, op, root, out)
         return self._now(self._jobs.reduce(x, _named(op), root, out), algorithm)
 
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Any:
         """Fill `x` on every rank with the root's, and return it."""
+        if algorithm is None and self._quick(BROADCAST, x, x, MOVED, _root(root)):
+            return x
         return self._now(self._jobs.broadcast(x, root), algorithm)
 
     def all_gather(
@@ -134,6 +119,10 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Stack everybody's `x` to (size, *shape); with axis=0 concatenate, `counts` rows each."""
+        if axis is None and counts is None and algorithm is None and type(x) is np.ndarray:
+            made = _fitting(out, (self.size, *x.shape), x.dtype)
+            if self._quick(ALL_GATHER, x, made, MOVED, 0):
+                return made
         return self._now(self._jobs.all_gather(x, out, axis, counts), algorithm)
 
     def gather(
@@ -147,6 +136,11 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Stack everybody's `x` at the root; None elsewhere."""
+        if axis is None and counts is None and algorithm is None and type(x) is np.ndarray:
+            here = self.rank == root
+            made = _fitting(out, (self.size, *x.shape), x.dtype) if here else None
+            if self._quick(GATHER, x, made, MOVED, _root(root)):
+                return made
         job = self._jobs.all_gather(x, out, axis, counts, call="gather", root=root)
         return self._now(job, algorithm)
 
@@ -157,6 +151,11 @@ class Communicator(Mail, Groups, ObjectCalls):
         self._jobs.check_root("scatter", root)
         mine = bind("scatter", x) if self.rank == root else None
         shape, sample = self._scattered(mine, root, out)
+        if algorithm is None and sample.dtype != "bfloat16":
+            made = _fitting(out, shape, sample.array.dtype)
+            given = None if mine is None else mine.array
+            if self._quick(SCATTER, given, made, MOVED, root):
+                return made if out is not None else sample.wrap(made)
         return self._now(self._jobs.scatter(x, root, shape, sample, out), algorithm)
 
     def _scattered(self, mine: Bound | None, root: int, out: Any) -> tuple[tuple[int, ...], Bound]:
@@ -166,18 +165,20 @@ class Communicator(Mail, Groups, ObjectCalls):
                 f"scatter on {self.size} ranks needs x of shape ({self.size}, …) at the root, "
                 f"not {mine.array.shape}."
             )
-        head = np.zeros(18, np.int64)
-        if mine is not None:
-            row = mine.array.shape[1:]
-            head[: 2 + len(row)] = [mine.code, len(row), *row]
+        row = () if mine is None else mine.array.shape[1:]
+        # Three numbers travel with the flags themselves; more dimensions come after.
+        head = np.array([0 if mine is None else mine.code << 8 | len(row), *row, 0, 0][:3])
         self.broadcast(head, root)
-        shape = tuple(int(n) for n in head[2 : 2 + int(head[1])])
-        name = DTYPES[int(head[0])]
+        code, length = divmod(int(head[0]), 256)
+        shape = tuple(int(n) for n in head[1 : 1 + length])
+        if length > len(shape):
+            others = np.array(row[2:]) if mine is not None else np.empty(length - 2, np.int64)
+            shape += tuple(int(n) for n in self.broadcast(others, root))
         if mine is not None:
             return shape, mine
         if out is not None:
             return shape, bind("scatter", out)
-        return shape, unseen("scatter", name)
+        return shape, unseen("scatter", DTYPES[code])
 
     def reduce_scatter(
         self,
@@ -190,6 +191,10 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
+        if axis is None and counts is None and algorithm is None and type(x) is np.ndarray:
+            made = _fitting(out, x.shape[1:], x.dtype)
+            if x.shape[:1] == (self.size,) and self._quick(REDUCE_SCATTER, x, made, _code(op), 0):
+                return made
         if isinstance(op, Op):
             return self._own_ops.reduce_scatter(x, op, out, axis, counts)
         return self._now(self._jobs.reduce_scatter(x, _named(op), out, axis, counts), algorithm)
@@ -204,6 +209,10 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Send row d of `x` to rank d; with axis=0 and `counts`, so many rows to each rank."""
+        if axis is None and counts is None and algorithm is None and type(x) is np.ndarray:
+            made = _fitting(out, x.shape, x.dtype)
+            if x.shape[:1] == (self.size,) and self._quick(ALL_TO_ALL, x, made, MOVED, 0):
+                return made
         matrix = None
         if counts is not None:
             if axis != 0:
@@ -221,6 +230,9 @@ class Communicator(Mail, Groups, ObjectCalls):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over ranks 0 to this one, in place."""
+        plain = out is None and algorithm is None and op != "avg"
+        if plain and self._quick(SCAN, x, x, _code(op), 0):
+            return x
         if isinstance(op, Op):
             return self._own_ops.scan(x, op, out, inclusive=True)
         return self._now(self._jobs.all_reduce(x, _named(op), out, call="scan"), algorithm)
@@ -229,62 +241,81 @@ class Communicator(Mail, Groups, ObjectCalls):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over the ranks below this one, in place; rank 0's stays as it is."""
+        plain = out is None and algorithm is None and op != "avg"
+        if plain and self._quick(EXSCAN, x, x, _code(op), 0):
+            return x
         if isinstance(op, Op):
             return self._own_ops.scan(x, op, out, inclusive=False)
         return self._now(self._jobs.all_reduce(x, _named(op), out, call="exscan"), algorithm)
 
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when every rank has called it."""
+        if algorithm is None and self._quick(BARRIER, NOTHING, NOTHING, MET, 0):
+            return
         self._now(self._jobs.barrier(), algorithm)
+
+    def traffic(self) -> list[Traffic] | None:
+        """Return what every rank has sent and received so far, as counted, not as predicted.
+
+        Every rank calls it. None where the engine does not count: on other libraries' transports.
+        """
+        before = self._end.moved()
+        if before is None:
+            return None
+        mine = np.array(before, np.int64)
+        taken, given = self.all_gather(mine - self._asking).swapaxes(0, 1)
+        self._asking += np.array(self._end.moved(), np.int64) - mine
+        return [
+            Traffic(int(given[rank].sum() + taken[:, rank].sum()),
+                    int(taken[rank].sum() + given[:, rank].sum()))
+            for rank in range(self.size)
+        ]  # fmt: skip
+
+    def before_close(self, action: Callable[[], None]) -> None:
+        """Have `action` called when this communicator, or one it was made from, closes."""
+        level: Communicator | None = self
+        while level is not None:
+            level._goodbyes.append(action)
+            level = level._parent
 
     def close(self) -> None:
         """Say goodbye: others that still need this rank are told at once."""
-        if self._group is None:
-            return
-        self._group = None
-        self._at_once = self._closed
-        self._block = None
-        if self._whole:
-            self._world.leave(self._ranks[self.rank])
+        while self._goodbyes:
+            self._goodbyes.pop()()
+        self._end.close()
+        self._quick = self._end.quick  # which now refuses, so that the long way can say why
 
     # ---- how a job runs
 
-    def _closed(self, *_: object) -> bool:
-        raise InvalidArgumentError("This communicator is closed.")
-
-    def _open(self) -> _core.Group:
-        if self._group is None:
-            raise InvalidArgumentError("This communicator is closed.")
-        return self._group
-
     def _now(self, job: Job, algorithm: str | None) -> Any:  # the caller's kind
-        arguments = self._plans.arguments(job, algorithm)
-        try:
-            self._open().call(*arguments)
-        except _core.Broken:
-            raise explain(self) from None
+        if not self._end.devices:
+            require_host(job.collective, (job.input, job.output))
+        began = perf_counter()
+        self._end.run(job, algorithm)
+        self.seconds += perf_counter() - began
         return job.finish()
 
     def _later(self, job: Job, algorithm: str | None) -> Handle:
-        arguments = self._plans.arguments(job, algorithm)
-        try:
-            task = self._open().start(*arguments)
-        except _core.Broken:
-            raise explain(self) from None
-        return Handle(self, task, job.finish, arguments)
-
-
-def _slow_teller(comm: Communicator) -> Callable[[int, float], None]:
-    # The native group must not keep its communicator alive.
-    weak = weakref.ref(comm)
-
-    def tell(rank: int, seconds: float) -> None:
-        alive = weak()
-        if alive is not None:
-            sys.stderr.write(say_slow(alive, rank, seconds) + "\n")
-
-    return tell
+        if not self._end.devices:
+            require_host(job.collective, (job.input, job.output))
+        return Handle(self, self._end.start(job, algorithm), job.finish)
 
 
 def _named(op: str | Op) -> str:
     return reduction(op).name
+
+
+def _code(op: object) -> int:
+    """Return the number of a built-in reduction; -1 for others, which take the long way."""
+    return OPS.get(op, -1) if type(op) is str else -1
+
+
+def _root(root: object) -> int:
+    return root if type(root) is int else -1
+
+
+def _fitting(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return where a plain result goes; None where `out` is not plain, or does not fit."""
+    if out is None:
+        return np.empty(shape, dtype)
+    return out if type(out) is np.ndarray and out.shape == shape else None

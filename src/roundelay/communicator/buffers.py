@@ -5,20 +5,37 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from roundelay import _core
+from roundelay.engines._device_arrays import DeviceArray
 from roundelay.engines._native import DTYPES
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array, Located
 
-__all__ = ["CODES", "DTYPES", "Bound", "bind", "like", "unseen", "view"]
+__all__ = [
+    "CODES",
+    "DTYPES",
+    "Bound",
+    "bind",
+    "contiguous",
+    "like",
+    "overlap",
+    "require_host",
+    "same",
+    "unseen",
+    "view",
+]
 
 #: Calls that have a twin for Python objects.
 OF_OBJECTS = ("all_gather", "broadcast", "gather", "recv", "scatter", "send")
+#: An array, or a DeviceArray, which to jobs is the same; only engines for devices look closer.
+Memory: TypeAlias = Any
 CODES = {name: code for code, name in enumerate(DTYPES)}
+#: Where tensors lie that numpy sees; all others are left to engines for their device.
+HOST = ["cpu"]
 #: numpy finds a dtype's name slowly, and a dtype in a dict at once.
 NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
 
@@ -85,11 +102,6 @@ def _bind_array(call: str, array: Array, given: Any, wrap: Callable[[Array], Any
 
 
 def _bind_tensor(call: str, tensor: Any, torch: Any) -> Bound:
-    if tensor.device.type != "cpu":
-        raise InvalidArgumentError(
-            f"{call} got a tensor on {tensor.device}; this engine works on CPU memory. "
-            f"Pass tensor.cpu(), or use an engine for that device."
-        )
     if tensor.is_conj() or tensor.is_neg() or tensor.layout is not torch.strided:
         raise InvalidArgumentError(
             f"{call} needs a plain dense tensor; pass tensor.resolve_conj().resolve_neg() or "
@@ -100,6 +112,8 @@ def _bind_tensor(call: str, tensor: Any, torch: Any) -> Bound:
     def touched() -> None:
         torch.autograd.graph.increment_version(tensor)
 
+    if tensor.device.type not in HOST:
+        return _bind_on_device(call, plain, tensor, touched)
     if tensor.dtype is torch.bfloat16:
         array = plain.view(torch.uint16).numpy()
         return Bound(
@@ -117,13 +131,66 @@ def _bind_tensor(call: str, tensor: Any, torch: Any) -> Bound:
     return Bound(found.array, found.dtype, found.wrap, tensor, touched)
 
 
+def _bind_on_device(call: str, plain: Any, tensor: Any, touched: Callable[[], None]) -> Bound:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in CODES:
+        raise InvalidArgumentError(f"{call} does not take dtype {tensor.dtype}.")
+    array = DeviceArray(plain, np.dtype("uint16" if name == "bfloat16" else name))
+
+    def wrap(made: Any) -> Any:  # an array of either kind
+        if not isinstance(made, DeviceArray):
+            on_host, made = made, array.new(made.shape)
+            made[...] = on_host
+        return made.tensor
+
+    shown: Memory = array
+    return Bound(shown, name, wrap, tensor, touched)
+
+
 def _untouched() -> None:
     """Nobody keeps count of writes to a numpy array."""
 
 
-def like(bound: Bound, shape: Sequence[int]) -> Array:
-    """Return new memory of the same dtype."""
-    return np.empty(shape, dtype=bound.array.dtype)
+def contiguous(array: Memory) -> Memory:
+    """Return the same elements in contiguous memory: the array itself, or a copy beside it."""
+    return array.contiguous() if isinstance(array, DeviceArray) else np.ascontiguousarray(array)
+
+
+def overlap(one: Memory, other: Memory) -> bool:
+    """Tell whether two arrays may have memory in common."""
+    if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
+        return one.overlaps(other)
+    if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
+        return False
+    return np.may_share_memory(one, other)
+
+
+def same(one: Memory, other: Memory) -> bool:
+    """Tell whether two arrays are the same memory, element by element."""
+    places = [(_address(each), each.strides, each.shape) for each in (one, other)]
+    return places[0] == places[1]
+
+
+def _address(array: Memory) -> int:
+    return array.address if isinstance(array, DeviceArray) else int(array.ctypes.data)
+
+
+def like(bound: Bound, shape: Sequence[int]) -> Memory:
+    """Return new memory of the same dtype, on the same device."""
+    array: Memory = bound.array
+    if isinstance(array, DeviceArray):
+        return array.new(tuple(shape))
+    return np.empty(shape, dtype=array.dtype)
+
+
+def require_host(call: str, arrays: Sequence[Memory]) -> None:
+    """Refuse memory of a device, for engines that work on the host's."""
+    for array in arrays:
+        if isinstance(array, DeviceArray):
+            raise InvalidArgumentError(
+                f"{call} got a tensor on {array.tensor.device}; this engine works on CPU memory. "
+                f"Pass tensor.cpu(), or use an engine for that device: rd.init(engine='nccl')."
+            )
 
 
 def unseen(call: str, dtype: str) -> Bound:

@@ -13,32 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.communicator.buffers import Bound, bind, like
+from roundelay.communicator.buffers import Bound, bind, contiguous, like, overlap, same
+from roundelay.engines._end import Job
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 from roundelay.reductions import REDUCTIONS, Array, Located, reduction
 
-__all__ = ["Job", "Jobs"]
+__all__ = ["Jobs"]
 
-OPS = {name: code for code, name in enumerate(REDUCTIONS)}
 LOCATING = ("maxloc", "minloc")
-
-
-@dataclass(slots=True)
-class Job:
-    """One collective call of one rank, ready to run."""
-
-    collective: str
-    dtype: str
-    item: int  # bytes of one element
-    count: int  # elements of one block, where all are equal
-    nbytes: int  # of the largest buffer of any rank
-    finish: Callable[[], Any]  # makes the result once the data has come
-    input: Array | None = None  # contiguous
-    output: Array | None = None
-    op: str = "sum"
-    root: int = 0
-    counts: Sequence[int] = ()
-    algorithm: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +38,7 @@ class Jobs:
         _check_op(call, op, source)
         target = _target(call, source, out, source.array.shape)
         data, deliver = _writable(call, target)
-        given = data if out is None else np.ascontiguousarray(source.array)
+        given = data if out is None else contiguous(source.array)
         return _job(call, source, source.array.size, deliver, given, data, op=op)
 
     def _located(self, call: str, x: Any, op: str, root: int = 0) -> Job:
@@ -89,11 +71,11 @@ class Jobs:
         _check_op("reduce", op, source)
         numel = source.array.size
         if self.rank != root:
-            given = np.ascontiguousarray(source.array)
+            given = contiguous(source.array)
             return _job("reduce", source, numel, _nothing, given, None, op=op, root=root)
         target = _target("reduce", source, out, source.array.shape)
         data, deliver = _writable("reduce", target)
-        given = data if out is None else np.ascontiguousarray(source.array)
+        given = data if out is None else contiguous(source.array)
         return _job("reduce", source, numel, deliver, given, data, op=op, root=root)
 
     def broadcast(self, x: Any, root: int) -> Job:
@@ -102,7 +84,7 @@ class Jobs:
         source = bind("broadcast", x)
         numel = source.array.size
         if self.rank == root:
-            data = np.ascontiguousarray(source.array)
+            data = contiguous(source.array)
             return _job("broadcast", source, numel, lambda: x, data, data, root=root)
         data, deliver = _writable("broadcast", source)
         return _job("broadcast", source, numel, deliver, None, data, root=root)
@@ -121,7 +103,7 @@ class Jobs:
         if root is not None:
             self.check_root(call, root)
         source = bind(call, x)
-        given = np.ascontiguousarray(source.array)
+        given = contiguous(source.array)
         shape, blocks = self._gathered(call, source, axis, counts)
         job = _job(call, source, given.size, _nothing, given, None, root=root or 0)
         job.counts, job.count = blocks, sum(blocks) if blocks else given.size
@@ -153,7 +135,7 @@ class Jobs:
         """Hand out the rows of the root's buffer; `shape` is what every rank gets."""
         target = _target("scatter", like_x, out, shape, fresh=True)
         data, deliver = _writable("scatter", target)
-        given = np.ascontiguousarray(bind("scatter", x).array) if self.rank == root else None
+        given = contiguous(bind("scatter", x).array) if self.rank == root else None
         job = _job("scatter", like_x, data.size, deliver, given, data, root=root)
         job.nbytes = data.nbytes * self.size
         return job
@@ -170,7 +152,7 @@ class Jobs:
         shape, blocks = self.shared(call, source, axis, counts)
         target = _target(call, source, out, shape, fresh=True)
         data, deliver = _writable(call, target)
-        given = np.ascontiguousarray(source.array)
+        given = contiguous(source.array)
         job = _job(call, source, given.size // self.size, deliver, given, data, op=op)
         job.counts, job.nbytes = blocks, given.nbytes
         return job
@@ -208,7 +190,7 @@ class Jobs:
         """Send row d to rank d; with a matrix of counts, so many rows of mine to each."""
         call = "all_to_all"
         source = bind(call, x)
-        given = np.ascontiguousarray(source.array)
+        given = contiguous(source.array)
         shape = source.array.shape
         blocks: list[int] = []
         if matrix is None:
@@ -219,7 +201,7 @@ class Jobs:
             blocks = [count * row for line in matrix for count in line]
         target = _target(call, source, out, shape, fresh=True)
         data, deliver = _writable(call, target)
-        if data is given or np.may_share_memory(data, given):
+        if data is given or overlap(data, given):
             given = given.copy()
         job = _job(call, source, given.size // self.size, deliver, given, data)
         job.counts, job.nbytes = blocks, job.item * given.size
@@ -305,18 +287,9 @@ def _target(
             f"{call} gives {source.dtype}{list(shape)}, but out= is "
             f"{target.dtype}{list(target.array.shape)}."
         )
-    if np.may_share_memory(source.array, target.array) and not _same(source.array, target.array):
+    if overlap(source.array, target.array) and not same(source.array, target.array):
         raise InvalidArgumentError(f"{call}: out= overlaps x in part. Pass separate memory.")
     return target
-
-
-def _same(one: Array, other: Array) -> bool:
-    """Tell whether two arrays are the same memory, element by element."""
-    return (
-        one.ctypes.data == other.ctypes.data
-        and one.strides == other.strides
-        and one.shape == other.shape
-    )
 
 
 def _writable(call: str, target: Bound) -> tuple[Array, Callable[[], Any]]:
@@ -330,7 +303,7 @@ def _writable(call: str, target: Bound) -> tuple[Array, Callable[[], Any]]:
             return target.given if target.given is not None else target.wrap(array)
 
         return array, hand_back
-    packed = np.ascontiguousarray(array)
+    packed = contiguous(array)
 
     def unpack() -> Any:
         array[...] = packed

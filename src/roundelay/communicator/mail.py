@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from abc import ABC, abstractmethod
+from abc import ABC
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from roundelay import _core
-from roundelay.communicator.buffers import DTYPES, Bound, bind, view
-from roundelay.communicator.trouble import explain, say_slow
-from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
+from roundelay.communicator.buffers import Bound, bind, require_host
+from roundelay.engines._end import End, Letter
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 
 __all__ = ["ANY", "Mail", "Message"]
 
@@ -30,22 +28,18 @@ ANY: Final = _Any()
 class Message:
     """A send or receive under way; after `wait`, `source` and `tag` say what came."""
 
-    def __init__(self, comm: Mail, letter: _core.Letter, bound: Bound, keep: Any) -> None:
-        self._comm, self._letter, self._bound, self._keep = comm, letter, bound, keep
+    def __init__(self, rank: int, letter: Letter, bound: Bound, keep: Any) -> None:
+        self._rank, self._letter, self._bound, self._keep = rank, letter, bound, keep
         self.source: int | None = None
         self.tag: int | None = None
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self._letter.done
+        return self._letter.done()
 
     def wait(self) -> Any:
         """Return the buffer once it is filled, or may be used again."""
-        comm = self._comm
-        try:
-            comm._mailbox.wait(self._letter, comm.timeout, comm._on_slow_mail)
-        except _core.Broken:
-            raise explain(comm) from None
+        self._letter.wait()
         return self._bound.given
 
 
@@ -53,15 +47,14 @@ class _Receipt(Message):
     def wait(self) -> Any:
         """Return the buffer once it is filled."""
         super().wait()
-        source, self.tag, nbytes, dtype = self._letter.found
-        self.source = self._comm._ranks.index(source)
+        self.source, self.tag, nbytes, dtype = self._letter.found()
         packed = self._keep
-        if nbytes != packed.nbytes or DTYPES[dtype] != self._bound.dtype:
-            found = nbytes // max(1, _item(DTYPES[dtype]))
+        if nbytes != packed.nbytes or dtype != self._bound.dtype:
+            found = nbytes // max(1, _item(dtype))
             raise CollectiveMismatch(
-                f"recv on rank {self._comm.rank} from rank {self.source}, tag {self.tag}: the "
+                f"recv on rank {self._rank} from rank {self.source}, tag {self.tag}: the "
                 f"buffer is {self._bound.dtype}[{packed.size}], but the message is "
-                f"{DTYPES[dtype]}[{found}]. The message was taken and dropped."
+                f"{dtype}[{found}]. The message was taken and dropped."
             )
         if packed is not self._bound.array:
             self._bound.array[...] = packed
@@ -74,17 +67,7 @@ class Mail(ABC):
 
     rank: int
     size: int
-    timeout: float
-    _ranks: list[int]  # in the world
-    _world: _core.World
-    _group: _core.Group | None
-    _mailbox: _core.Mailbox
-    _mail_group: int  # a number that no other group ever has
-    _told: CommunicationError | None = None  # what went wrong, once somebody has asked
-
-    @abstractmethod
-    def _open(self) -> _core.Group:
-        """Return the native group, or raise if the communicator is closed."""
+    _end: End
 
     def send(self, x: Any, dst: int, tag: int = 0) -> None:
         """Send `x`; returns when it may be used again, which may be before it has arrived."""
@@ -115,22 +98,18 @@ class Mail(ABC):
     def _post(self, x: Any, other: Any, tag: Any, *, sends: bool, background: bool = True) -> Any:
         call = "send" if sends else "recv"
         bound = bind(call, x)
+        if not self._end.devices:
+            require_host(call, (bound.array,))
         if not sends:
             bound.require_writable(call, "buffer")
         data = bound.array if bound.array.flags.c_contiguous else bound.array.copy()
-        flat = data.reshape(-1)
-        self._open()
-        own = self._mail_group
-        rank = -1 if other is ANY and not sends else self._ranks[self._checked(call, other)]
-        number = _core.ANY_TAG if tag is ANY and not sends else _tag(call, tag)
-        try:
-            letter = self._mailbox.post(
-                sends, rank, own, number, view(flat), bound.code, background
-            )
-        except _core.Broken:
-            raise explain(self) from None
+        rank = None if other is ANY and not sends else self._checked(call, other)
+        number = None if tag is ANY and not sends else _tag(call, tag)
+        letter = self._end.post(
+            data.reshape(-1), bound.dtype, rank, number, sends=sends, background=background
+        )
         kind = Message if sends else _Receipt
-        return kind(self, letter, bound, data)
+        return kind(self.rank, letter, bound, data)
 
     def _checked(self, call: str, rank: Any) -> int:
         if type(rank) is not int or not 0 <= rank < self.size:
@@ -140,10 +119,6 @@ class Mail(ABC):
                 f"{self.size - 1}{ways}."
             )
         return rank
-
-    def _on_slow_mail(self, world_rank: int, seconds: float) -> None:
-        rank = self._ranks.index(world_rank) if world_rank in self._ranks else -1
-        sys.stderr.write(say_slow(self, rank, seconds) + "\n")
 
 
 def _tag(call: str, tag: Any) -> int:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from roundelay import _core
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, view
-from roundelay.communicator.jobs import OPS, Job
+from roundelay.engines._end import Job, ScheduleFor
 from roundelay.engines._plans import native_plan
 from roundelay.errors import UnknownNameError
-from roundelay.schedule import Reach, compile_schedule
+from roundelay.reductions import REDUCTIONS
+from roundelay.schedule import Programs, Reach, Schedule, compile_schedule
 from roundelay.tuning import Tuning
 
-__all__ = ["Plans"]
+__all__ = ["COLLECTIVES", "OPS", "Plans", "schedule_for"]
 
 COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
 ALGORITHMS = {name: number for number, name in enumerate(algorithms.names())}
 ALGORITHM_OF = {algorithm.name: algorithm.collective.name for algorithm in algorithms}
+OPS = {name: code for code, name in enumerate(REDUCTIONS)}
 PRIVATE = Reach()
 IN_PLACE = Reach(input=True, output=True, in_place=True)
 #: From here on, ranks first look whether all buffers lie in the arena.
@@ -36,10 +39,7 @@ class Plans:
 
     def arguments(self, job: Job, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
-        if algorithm is None:
-            name = self.tuning.choose(job.collective, job.nbytes)
-        else:
-            name = _forced(job.collective, algorithm)
+        name = chosen(self.tuning, job, algorithm)
         reaching = None
         if job.collective == "all_reduce" and job.nbytes >= AGREE_FROM and self.size > 1:
             reaching = self.plan(name, job.root, in_arena=True)
@@ -63,24 +63,49 @@ class Plans:
         key = (name, root, in_arena)
         found = self._known.get(key)
         if found is None:
-            schedule = algorithms.load(name).schedule(self.size, root)
-            programs = compile_schedule(schedule, IN_PLACE if in_arena else PRIVATE)
+            programs = compiled(name, self.size, root, IN_PLACE if in_arena else PRIVATE)
             found = self._known[key] = native_plan(programs, self.rank)
         return found
 
-    def all_reduce_ladder(self) -> tuple[list[Rung], int]:
-        """Return the programs of plain all-reduces by size, so that these need no Python."""
-        ladder: list[Rung] = []
-        for choice in self.tuning.table["all_reduce"]:
-            plan = self.plan(choice.algorithm, 0)
+    def ladder(self, collective: str, root: int) -> list[Rung]:
+        """Return the programs of plain calls by size, so that these need no Python."""
+        found: list[Rung] = []
+        for choice in self.tuning.table[collective]:
+            plan = self.plan(choice.algorithm, root)
             most = int(min(choice.up_to, 1 << 62))
             number = ALGORITHMS[choice.algorithm]
-            if most >= AGREE_FROM and self.size > 1:
-                ladder.append((AGREE_FROM - 1, plan, None, number))
-                ladder.append((most, plan, self.plan(choice.algorithm, 0, in_arena=True), number))
+            if collective == "all_reduce" and most >= AGREE_FROM and self.size > 1:
+                found.append((AGREE_FROM - 1, plan, None, number))
+                found.append((most, plan, self.plan(choice.algorithm, root, in_arena=True), number))
             else:
-                ladder.append((most, plan, None, number))
-        return ladder, COLLECTIVES["all_reduce"]
+                found.append((most, plan, None, number))
+        return found
+
+
+@lru_cache(maxsize=128)
+def compiled(name: str, size: int, root: int, reach: Reach) -> Programs:
+    """Return every rank's program; kept for ranks that are threads, for groups, and for forks."""
+    return compile_schedule(algorithms.load(name).schedule(size, root), reach)
+
+
+def chosen(tuning: Tuning, job: Job, algorithm: str | None) -> str:
+    """Return the full name of the algorithm for a job: the one asked for, or the best."""
+    if algorithm is None:
+        return tuning.choose(job.collective, job.nbytes)
+    return _forced(job.collective, algorithm)
+
+
+def schedule_for(size: int, tuning: Tuning) -> ScheduleFor:
+    """Return what finds the schedule of a job, for engines that walk schedules themselves."""
+    known: dict[tuple[str, int], Schedule] = {}
+
+    def find(job: Job, algorithm: str | None) -> Schedule:
+        key = chosen(tuning, job, algorithm), job.root
+        if key not in known:
+            known[key] = algorithms.load(key[0]).schedule(size, job.root)
+        return known[key]
+
+    return find
 
 
 def _forced(collective: str, algorithm: str) -> str:

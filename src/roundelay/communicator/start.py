@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from roundelay import _core
 from roundelay.communicator.buffers import bind
-from roundelay.communicator.trouble import explain
+from roundelay.engines._end import Task
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op, reduction
 
@@ -20,30 +20,35 @@ __all__ = ["Handle", "Start"]
 class Handle:
     """A call under way. It owns its buffers: leave them alone until `wait` has returned."""
 
-    def __init__(
-        self,
-        comm: Communicator,
-        task: _core.Task,
-        finish: Callable[[], Any],
-        buffers: Any,  # kept alive for the native thread, whatever they are
-    ) -> None:
-        self._comm, self._task, self._finish, self._buffers = comm, task, finish, buffers
+    def __init__(self, comm: Communicator, task: Task, finish: Callable[[], Any]) -> None:
+        self._comm = comm
+        self._task: Task | None = task  # None once it was waited for
+        self._finish = finish
         self._result: Any = None
-        self._waited = False
+        self._times: tuple[float, float] | None = None
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self._waited or self._comm._open().done(self._task)
+        return self._task is None or self._task.done()
 
     def wait(self) -> Any:
         """Return the result of the call, or raise what went wrong."""
-        if not self._waited:
-            try:
-                self._comm._open().wait(self._task)
-            except _core.Broken:
-                raise explain(self._comm) from None
-            self._result, self._waited, self._buffers = self._finish(), True, None
+        if self._task is not None:
+            began = perf_counter()
+            self._task.wait()
+            self._comm.seconds += perf_counter() - began
+            times = getattr(self._task, "times", None)  # only some engines note them
+            self._times = None if times is None else times()
+            self._result, self._task = self._finish(), None
         return self._result
+
+    def times(self) -> tuple[float, float] | None:
+        """Return when the call began and ended, once it was waited for; None if nobody noted.
+
+        In seconds of the monotonic clock. Calls run one after the other, so one that begins late
+        has waited for those before.
+        """
+        return self._times
 
 
 class Start:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from roundelay import _core
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import DTYPES
@@ -17,95 +16,88 @@ from roundelay.errors import (
 )
 from roundelay.reductions import REDUCTIONS
 
+if TYPE_CHECKING:
+    from roundelay.communicator.native import NativeEnd
+
 __all__ = ["explain", "say_slow"]
 
 
-class Member(Protocol):
-    """What an error must know of a communicator."""
-
-    rank: int
-    size: int
-    timeout: float
-    _ranks: list[int]  # in the world
-    _world: _core.World
-    _group: _core.Group | None
-    _told: CommunicationError | None  # what went wrong, once somebody has asked
-
-
 PATIENCE = 0.3  # seconds
+BEAT = 0.5  # seconds without a heartbeat that mean a stopped process
 LEFT = 2  # the native core's number for a rank that said goodbye
 
 
-def explain(comm: Member) -> CommunicationError:
+def explain(end: NativeEnd) -> CommunicationError:
     """Return the error for the first trouble of this world, the same one each time."""
-    if comm._world.foreign:
+    if end.world.foreign:
         return CommunicationError(
             "This process was forked from a rank and is none itself. Communicate in the parent, or "
             "start processes that make a communicator of their own."
         )
-    if comm._told is None:
-        comm._told = _explain(comm)
-    return type(comm._told)(str(comm._told))
+    if end.told is None:
+        end.told = _explain(end)
+    return type(end.told)(str(end.told))
 
 
-def _explain(comm: Member) -> CommunicationError:
-    trouble = comm._world.trouble
+def _explain(end: NativeEnd) -> CommunicationError:
+    trouble = end.world.trouble
     if trouble is None:
         return CommunicationError("The group is broken, but nobody said why.")
     kind, culprit, finder, at, call, text = trouble
-    here = comm._group is not None and comm._group.at == at
+    here = end.native is not None and end.native.at == at
     if here and kind == "mismatch":
-        _let_all_come(comm, call)
-    table = f"\n{_table(comm, call)}" if here and call else ""
+        _let_all_come(end, call)
+    table = f"\n{_table(end, call)}" if here and call else ""
     if kind == "mismatch":
         return CollectiveMismatch(f"The ranks made different calls:{table}")
     if kind == "lost" and text == "left":
         return PeerLost(f"Rank {culprit} has finished, but rank {finder} still needs it.{table}")
     if kind == "lost":
-        pid = comm._world.pid(culprit)
-        return PeerLost(f"Rank {culprit} (process {pid}) died.{_last_call(comm, culprit)}")
+        pid = end.world.pid(culprit)
+        return PeerLost(f"Rank {culprit} (process {pid}) died.{_last_call(end, culprit)}")
     if kind == "timeout" and culprit == finder:
         return CollectiveTimeout(
-            f"Rank {finder} waited {comm.timeout:g} s for a message from any rank, and none came."
+            f"Rank {finder} waited {end.timeout:g} s for a message from any rank, and none came."
         )
     if kind == "timeout":
+        # As the one who waited found it: a rank that goes on later is no witness of its own stop.
+        state = _stopped_or_busy(end, culprit, stopped=text == "stopped")
         return CollectiveTimeout(
-            f"Rank {finder} waited {comm.timeout:g} s for rank {culprit}, which is "
-            f"{_state(comm, culprit)}.{table}"
+            f"Rank {finder} waited {end.timeout:g} s for rank {culprit}, which is {state}.{table}"
         )
     if kind == "failed":
         return PeerLost(f"Rank {culprit} failed: {text}")
     return CommunicationError(f"Rank {culprit} was interrupted.")
 
 
-def say_slow(comm: Member, rank: int, seconds: float) -> str:
+def say_slow(end: NativeEnd, rank: int, seconds: float) -> str:
     """Return the warning that a rank lets others wait."""
-    name = f"rank {comm._ranks[rank]}" if rank >= 0 else "any rank"
-    state = f", which is {_state(comm, comm._ranks[rank])}" if rank >= 0 else ""
-    mine = comm._group.record(comm.rank, 0) if comm._group is not None else None
+    name = f"rank {end.ranks[rank]}" if rank >= 0 else "any rank"
+    state = f", which is {_state(end, end.ranks[rank])}" if rank >= 0 else ""
+    mine = end.native.record(end.rank, 0) if end.native is not None else None
     what = f" in {_describe(mine)}" if mine and mine[0] else ""
     return (
-        f"roundelay: rank {comm._ranks[comm.rank]} has waited {seconds:.0f} s for {name}{state}"
-        f"{what}; it gives up after {comm.timeout:g} s."
+        f"roundelay: rank {end.ranks[end.rank]} has waited {seconds:.0f} s for {name}{state}"
+        f"{what}; it gives up after {end.timeout:g} s."
     )
 
 
-def _let_all_come(comm: Member, call: int) -> None:
+def _let_all_come(end: NativeEnd, call: int) -> None:
     """Give ranks that are on their way a moment to show what they call."""
-    group, limit = comm._group, time.monotonic() + PATIENCE
+    group, limit = end.native, time.monotonic() + PATIENCE
     while group is not None and time.monotonic() < limit:
-        if all(group.record(rank, 0)[0] >= call for rank in range(comm.size)):
+        if all(group.record(rank, 0)[0] >= call for rank in range(end.size)):
             return
         time.sleep(0.002)
 
 
-def _table(comm: Member, call: int) -> str:
+def _table(end: NativeEnd, call: int) -> str:
     """List who called what, where; one line for all ranks that did the same."""
-    group = comm._group
+    group = end.native
     if group is None:
         return ""
     seen: dict[str, list[int]] = {}
-    for rank in range(comm.size):
+    for rank in range(end.size):
         record = group.record(rank, call)
         latest = group.record(rank, 0)
         if record[0] == call:
@@ -114,7 +106,7 @@ def _table(comm: Member, call: int) -> str:
             line = "has made no call yet"
         else:
             line = f"not there; its last call was {_describe(latest)}"
-        seen.setdefault(line, []).append(comm._ranks[rank])
+        seen.setdefault(line, []).append(end.ranks[rank])
     return "\n".join(f"  {_ranks(ranks)}: {line}" for line, ranks in seen.items())
 
 
@@ -136,22 +128,27 @@ def _describe(record: tuple[int, int, int, int, int, int, int, str]) -> str:
     return f"{made.name} #{call}{details} ({short}){where}"
 
 
-def _last_call(comm: Member, culprit: int) -> str:
-    if culprit not in comm._ranks or comm._group is None:
+def _last_call(end: NativeEnd, culprit: int) -> str:
+    if culprit not in end.ranks or end.native is None:
         return ""
-    latest = comm._group.record(comm._ranks.index(culprit), 0)
+    latest = end.native.record(end.ranks.index(culprit), 0)
     return f" Its last call was {_describe(latest)}." if latest[0] else " It had made no call yet."
 
 
-def _state(comm: Member, rank: int) -> str:
+def _state(end: NativeEnd, rank: int) -> str:
     """Tell a stopped process from a busy one by its heartbeat."""
-    world = comm._world
+    world = end.world
+    before, limit = world.heartbeat(rank), time.monotonic() + BEAT
+    while before and world.heartbeat(rank) == before and time.monotonic() < limit:
+        time.sleep(0.02)
     if world.life(rank) == LEFT:
         return "gone: it said goodbye"
-    before = world.heartbeat(rank)
-    time.sleep(0.35)
-    if before and world.heartbeat(rank) == before:
-        return f"stopped (process {world.pid(rank)} does not run)"
-    return "alive but elsewhere" + _last_call(comm, rank).rstrip(".").lower().replace(
+    return _stopped_or_busy(end, rank, stopped=bool(before) and world.heartbeat(rank) == before)
+
+
+def _stopped_or_busy(end: NativeEnd, rank: int, *, stopped: bool) -> str:
+    if stopped:
+        return f"stopped (process {end.world.pid(rank)} does not run)"
+    return "alive but elsewhere" + _last_call(end, rank).rstrip(".").lower().replace(
         " its last", ": its last"
     ).replace(" it had", ": it had")

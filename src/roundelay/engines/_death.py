@@ -11,9 +11,13 @@ from collections.abc import Callable
 from roundelay import _core
 from roundelay.errors import RoundelayError
 
-__all__ = ["end_with_parent", "exit_code", "is_consequence", "load_prctl"]
+__all__ = ["ServerFinished", "end_with_parent", "exit_code", "is_consequence", "load_prctl"]
 
 PR_SET_PDEATHSIG = 1
+
+
+class ServerFinished(SystemExit):
+    """Ends a rank that only served others, when these need it no more; its exit code is 0."""
 
 
 @functools.cache

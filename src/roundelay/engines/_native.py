@@ -11,10 +11,11 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.collectives import collectives
+from roundelay.engines._over_messages import Route
 from roundelay.engines._plans import native_plan
 from roundelay.errors import NoRoomError
 from roundelay.reductions import REDUCTIONS, Array, Reduction, fold
-from roundelay.schedule import Cell, Layout, Programs, Schedule, replay, split
+from roundelay.schedule import Programs, Schedule
 
 __all__ = [
     "DTYPES",
@@ -95,52 +96,28 @@ def call_native(group: _core.Group, programs: Programs, rank: int, part: Part) -
 def fold_in_python(
     world: _core.World, schedule: Schedule, rank: int, part: Part, made: Reduction
 ) -> Array | None:
-    """Walk the schedule transfer by transfer, and fold what arrives with a function of Python's."""
+    """Walk the schedule over the mailboxes, and fold what arrives with a function of Python's."""
     mailbox = _core.Mailbox(world, rank)
-    cells = dict(_cut(schedule, rank, part))
-    lengths = Layout(schedule, part.counts).chunk_lengths()
-    number = 0
-    for step in replay(schedule):
-        arriving: dict[tuple[Cell, int], Array] = {}
-        letters: list[_core.Letter] = []
-        for write in step.writes:
-            for src in write.sources:
-                number += 1
-                cell = Cell(src, write.cell.chunk)
-                if src == write.cell.rank or rank not in (src, write.cell.rank):
-                    continue
-                sends = src == rank
-                data = cells[cell].copy() if sends else np.empty(lengths[cell.chunk], part.dtype)
-                if not sends:
-                    arriving[write.cell, src] = data
-                other = write.cell.rank if sends else src
-                if data.size:
-                    view = _core.View(data.view(np.uint8))
-                    letters.append(mailbox.post(sends, other, 0, number, view, BYTE, IN_FOREGROUND))
-        for letter in letters:
-            mailbox.wait(letter, TIMEOUT_S, _slow)
-        for write in step.writes:
-            if write.cell.rank == rank:
-                operands = [
-                    arriving[write.cell, src] if src != rank else cells[Cell(src, write.cell.chunk)]
-                    for src in write.sources
-                ]
-                arriving[write.cell, rank] = fold(made, operands)
-        cells.update({cell: data for (cell, src), data in arriving.items() if src == rank})
-    due = sorted(cell for cell, _ in schedule.due_after() if cell.rank == rank)
-    return np.concatenate([cells[cell] for cell in due]) if due else None
+
+    def post(data: Array, other: int, *, sends: bool) -> _Letter:
+        view = _core.View(data)
+        return _Letter(mailbox, mailbox.post(sends, other, 0, 0, view, BYTE, IN_FOREGROUND))
+
+    route = Route.of(schedule, rank)
+    due = route.walk(part.array, part.dtype, part.counts, lambda given, _: fold(made, given), post)
+    return np.concatenate(due) if due else None
 
 
-def _cut(schedule: Schedule, rank: int, part: Part) -> list[tuple[Cell, Array]]:
-    found, start = [], 0
-    data = np.empty(0, part.dtype) if part.array is None else part.array
-    for block in schedule.collective.before(schedule.size, schedule.root, rank):
-        whole = data[start : start + part.counts[block]]
-        start += part.counts[block]
-        runs = split(len(whole), schedule.parts)
-        for chunk, run in zip(schedule.chunks_of(block), runs, strict=True):
-            found.append((Cell(rank, chunk), whole[run]))
-    return found
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    mailbox: _core.Mailbox
+    letter: _core.Letter
+
+    def done(self) -> bool:
+        return self.letter.done
+
+    def wait(self) -> None:
+        self.mailbox.wait(self.letter, TIMEOUT_S, _slow)
 
 
 def _view(array: Array) -> _core.View:

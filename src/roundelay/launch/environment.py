@@ -1,43 +1,68 @@
 """What a launcher tells a process by environment variables: its rank, its job, where to meet.
 
-The names are torchrun's, which `roundelay run` sets too. This is the one place that reads them.
+The names are torchrun's, which `roundelay run` sets too, and those of the MPIs. This is the one
+place that reads them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import socket
 import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from roundelay import _core
 from roundelay.engines._rendezvous import Job
 from roundelay.errors import InvalidArgumentError
 from roundelay.launch.local import MOST_RANKS, check_timeout
 
-__all__ = ["Place", "base_directory", "found_place", "found_timeout", "rank_environments"]
+__all__ = [
+    "Place",
+    "StoreAt",
+    "base_directory",
+    "found_place",
+    "found_store",
+    "found_timeout",
+    "rank_environments",
+]
 
 #: Set for every process by launchers that are not understood here.
-FOREIGN = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "PMI_SIZE": "MPICH's mpiexec",
-    "PMIX_RANK": "a PMIx launcher",
-    "MV2_COMM_WORLD_SIZE": "MVAPICH's mpirun",
-    "SLURM_PROCID": "Slurm's srun",
-}
+FOREIGN = {"SLURM_PROCID": "Slurm's srun"}
+#: Rank, number of ranks, and number of them on this host, as the MPIs say it; in this order.
+OF_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("PMIX_RANK", "", ""),
+)
 LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|\[::1\]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of this process among the ranks of a job."""
+    """The place of this process among the ranks of a job, and by what they find one another.
+
+    By `host`: all ranks are on this one. By `store`: torch's, because there may be several hosts.
+    By `mpi`: MPI itself knows; rank and size are then its business.
+    """
 
     rank: int
     job: Job
+    by: Literal["host", "store", "mpi"] = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAt:
+    """Where torch's store of a job is, whether this process serves it, and our corner of it."""
+
+    host: str
+    port: int
+    serves: bool
+    corner: str
 
 
 def found_place(environ: Mapping[str, str]) -> Place:
@@ -54,8 +79,10 @@ def found_place(environ: Mapping[str, str]) -> Place:
     """
     given = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
     if not given:
-        _warn_of_foreign(environ)
-        return Place(0, Job("alone", 1, base_directory(environ)))
+        by_mpi = _place_in_mpi(environ)
+        if by_mpi is None:
+            _warn_of_foreign(environ)
+        return by_mpi or Place(0, Job("alone", 1, base_directory(environ)))
     if len(given) == 1:
         missing = "WORLD_SIZE" if given == ["RANK"] else "RANK"
         raise InvalidArgumentError(
@@ -68,9 +95,28 @@ def found_place(environ: Mapping[str, str]) -> Place:
         raise InvalidArgumentError(
             f"RANK={rank}, but WORLD_SIZE={size}: ranks go from 0 to {size - 1}."
         )
-    if size > 1:
-        _check_one_host(environ, size)
-    return Place(rank, Job(_job_id(environ, size), size, base_directory(environ)))
+    by: Literal["host", "store"] = "store" if size > 1 and _spread(environ, size) else "host"
+    return Place(rank, Job(_job_id(environ, size), size, base_directory(environ)), by)
+
+
+def found_store(environ: Mapping[str, str], place: Place) -> StoreAt:
+    """Read where torch's store is: torchrun serves one, else rank 0 does.
+
+    >>> found_store({"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}, Place(1, Job("", 2, Path())))
+    StoreAt(host='node0', port=29500, serves=False, corner='roundelay/0')
+    """
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not environ.get(name):
+            raise InvalidArgumentError(
+                f"{name} is not set, so the ranks can't find one another. Start with `roundelay "
+                f"run` or torchrun, or set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a "
+                f"port that is free there."
+            )
+    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    port = _whole(environ, "MASTER_PORT", 1, 65535)
+    serves = place.rank == 0 and not agent
+    return StoreAt(environ["MASTER_ADDR"], port, serves, f"roundelay/{attempt}")
 
 
 def found_timeout(environ: Mapping[str, str]) -> float | None:
@@ -151,40 +197,34 @@ def _job_id(environ: Mapping[str, str], size: int) -> str:
     return "\n".join((*named, *run))
 
 
-def _check_one_host(environ: Mapping[str, str], size: int) -> None:
-    """Refuse a job whose ranks are not all on this host."""
-    way_out = "This engine is for the ranks of one host; start all of them here."
+def _spread(environ: Mapping[str, str], size: int) -> bool:
+    """Tell whether the ranks may be on several hosts."""
     if "LOCAL_RANK" in environ:
         _whole(environ, "LOCAL_RANK", 0, MOST_RANKS)
     if "LOCAL_WORLD_SIZE" in environ:
         local = _whole(environ, "LOCAL_WORLD_SIZE", 1, MOST_RANKS)
-        if local != size:
+        if local > size:
             raise InvalidArgumentError(
-                f"LOCAL_WORLD_SIZE={local}, but WORLD_SIZE={size}: this job has several hosts. "
-                f"{way_out}"
+                f"LOCAL_WORLD_SIZE={local}, but WORLD_SIZE={size}: no host has more than all ranks."
             )
-        return
+        return local < size
+    # Nobody can reach a loopback from elsewhere.
     address = environ.get("MASTER_ADDR", "")
-    if address and not _is_this_host(address):
-        raise InvalidArgumentError(f"MASTER_ADDR={address} is not this host. {way_out}")
+    return bool(address) and not LOOPBACK.fullmatch(address)
 
 
-def _is_this_host(address: str) -> bool:
-    if LOOPBACK.fullmatch(address) or address in (socket.gethostname(), socket.getfqdn()):
-        return True
-    try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        return False
-    for family, kind, _, _, where in found:
-        # Only an address of this host can be bound to.
-        with socket.socket(family, kind) as trial:
-            try:
-                trial.bind((where[0], 0, *where[2:]))
-            except OSError:
-                continue
-            return True
-    return False
+def _place_in_mpi(environ: Mapping[str, str]) -> Place | None:
+    """Return the place that an MPI gave this process; None if none did."""
+    for rank_name, size_name, local_name in OF_MPI:
+        if rank_name not in environ:
+            continue
+        job, named = environ.get("PMIX_NAMESPACE", ""), environ.get(size_name)
+        if job and named and named == environ.get(local_name):
+            size = _whole(environ, size_name, 1, MOST_RANKS)
+            rank = _whole(environ, rank_name, 0, size - 1)
+            return Place(rank, Job(f"mpi\n{job}", size, base_directory(environ)))
+        return Place(0, Job("mpi", 1, base_directory(environ)), "mpi")
+    return None
 
 
 def _warn_of_foreign(environ: Mapping[str, str]) -> None:

@@ -7,9 +7,16 @@ from typing import Any
 
 from roundelay import _core
 from roundelay.communicator import Communicator
+from roundelay.communicator.join import schedules
+from roundelay.communicator.native import NativeEnd
 from roundelay.engines import engines
+from roundelay.engines._death import ServerFinished
+from roundelay.engines._end import End
+from roundelay.engines._gloo_end import GlooEnd
 from roundelay.engines._reports import as_raised
+from roundelay.engines._torch_groups import Meeting
 from roundelay.engines._wire import decode, encode
+from roundelay.engines.gloo import Gloo
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.engines.threads import Threads
 from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
@@ -19,7 +26,7 @@ __all__ = ["MOST_RANKS", "check_timeout", "run"]
 
 MOST_RANKS = 1024
 TIMEOUT_S = 60.0
-STARTING = ("shared_memory", "threads")
+STARTING = ("gloo", "shared_memory", "threads")
 
 
 def run(
@@ -36,7 +43,8 @@ def run(
     Processes are forked, so `fn` may be a lambda or a closure; their results come back exactly,
     numpy arrays among them, but objects of other types need `allow_pickle=True`. When a rank
     fails, the others are ended and its error is raised here: as it was from a thread, as
-    `RankFailed` from a process. `timeout` is how long any call may wait for another rank.
+    `RankFailed` from a process. `timeout` is how long any call may wait for another rank. The
+    engine gloo starts processes too, and has PyTorch's Gloo carry their data.
 
     >>> run(lambda comm, factor: comm.rank * factor, ranks=3, engine="threads", args=(10,))
     [0, 10, 20]
@@ -45,24 +53,43 @@ def run(
     limit = check_timeout("timeout", timeout)
     tuning = host_tuning(ranks)
 
-    def body(world: _core.World, rank: int) -> Any:
-        comm = Communicator(world, rank, tuning=tuning, timeout=limit)
-        result = fn(comm, *args)
+    def body(end: End) -> Any:
+        comm = Communicator(end)
+        try:
+            result = fn(comm, *args)
+        except ServerFinished:
+            result = None
         comm.close()  # a rank that fails says so instead of goodbye
         return result
 
-    if engine == "threads":
-        return Threads.start(body, ranks)
+    def native(world: _core.World, rank: int) -> NativeEnd:
+        return NativeEnd(world, rank, tuning=tuning, timeout=limit)
 
-    def packed(world: _core.World, rank: int) -> bytes:
-        result = body(world, rank)
-        return encode(result, allow_pickle=allow_pickle, what=f"the result of rank {rank}")
+    if engine == "threads":
+        return Threads.start(lambda world, rank: body(native(world, rank)), ranks)
+
+    def packed(end: End) -> bytes:
+        result = body(end)
+        return encode(result, allow_pickle=allow_pickle, what=f"the result of rank {end.rank}")
 
     try:
-        results = SharedMemory.start(packed, ranks)
+        if engine == "gloo":
+            results = Gloo.start(lambda at: _telling(at, packed, limit), ranks)
+        else:
+            results = SharedMemory.start(lambda *place: packed(native(*place)), ranks)
     except RankFailed as error:
         raise (as_raised(error) if error.kind == UnsendableError.__name__ else error) from None
     return [decode(result, allow_pickle=allow_pickle) for result in results]
+
+
+def _telling(at: Meeting, work: Callable[[End], bytes], timeout: float) -> bytes:
+    """Work as a rank of Gloo's, and tell the others if that fails; native worlds know by it."""
+    end = GlooEnd(at, schedules, timeout=timeout)
+    try:
+        return work(end)
+    except BaseException as error:
+        end.fail("failed", f"{type(error).__name__}: {error}")
+        raise
 
 
 def check_timeout(name: str, seconds: float | None) -> float:

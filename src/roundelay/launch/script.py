@@ -7,15 +7,13 @@ import os
 import sys
 from types import TracebackType
 
-from roundelay import _core
 from roundelay.communicator import Communicator
-from roundelay.engines import engines
-from roundelay.engines._native import make_world
-from roundelay.engines._rendezvous import meet
-from roundelay.errors import InvalidArgumentError, UnknownNameError
+from roundelay.engines._end import End
+from roundelay.engines._mpi_library import load_mpi
+from roundelay.errors import InvalidArgumentError
+from roundelay.launch.ends import check_engine, end_for
 from roundelay.launch.environment import found_place, found_timeout
 from roundelay.launch.local import check_timeout
-from roundelay.tuning import host_tuning
 
 __all__ = ["init"]
 
@@ -23,9 +21,10 @@ __all__ = ["init"]
 class _Started:
     """The one communicator that a process gets from its launcher, and how it says goodbye."""
 
-    def __init__(self, comm: Communicator, world: _core.World) -> None:
-        self.comm, self.world, self.pid = comm, world, os.getpid()
+    def __init__(self, comm: Communicator, end: End, *, by_mpi: bool) -> None:
+        self.comm, self._end, self.pid = comm, end, os.getpid()
         self._show = sys.excepthook
+        self._by_mpi = by_mpi
 
     def install(self) -> None:
         """Have the other ranks told how this one ends."""
@@ -35,11 +34,17 @@ class _Started:
     def _tell_and_show(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == self.pid:
+        mine = os.getpid() == self.pid
+        if mine:
             # The others hear of it before this rank has even printed it.
             word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
-            self.world.fail(word, self.comm.rank, f"{kind.__name__}: {error}")
+            self._end.fail(word, f"{kind.__name__}: {error}")
         self._show(kind, error, trace)
+        if mine and self._by_mpi:
+            # MPI lets no process go without the others, which wait for this one.
+            sys.stderr.flush()
+            sys.stdout.flush()
+            load_mpi().COMM_WORLD.Abort(1)
 
     def _leave(self) -> None:
         if os.getpid() == self.pid:
@@ -52,12 +57,14 @@ _started: _Started | None = None  # a process has one launcher, so one of these
 def init(engine: str | None = None, timeout: float | None = None) -> Communicator:
     """Return the communicator of all ranks that the launcher started; alone, of this one rank.
 
-    Finds its place from the variables that `roundelay run` and torchrun set. When called again it
-    returns the same communicator. `timeout` is how long the ranks wait for one another, here and
-    in every call. A rank that ends by an exception takes the others with it, at once and by name.
+    Finds its place from the variables that `roundelay run`, torchrun and mpirun set. All ranks on
+    one host share memory; several hosts do so inside, and are joined by Gloo or by MPI. `engine`
+    may name one engine for all: shared_memory, gloo, mpi or nccl. When called again it returns the
+    same communicator. `timeout` is how long the ranks wait for one another, here and in every
+    call. A rank that ends by an exception takes the others with it, at once and by name.
     """
     global _started  # noqa: PLW0603 - see above
-    _check_engine(engine)
+    check_engine(engine)
     if _started is not None:
         if _started.pid != os.getpid():
             raise InvalidArgumentError(
@@ -67,24 +74,7 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
         return _started.comm
     limit = check_timeout("timeout", timeout if timeout is not None else found_timeout(os.environ))
     place = found_place(os.environ)
-    if place.job.size == 1:
-        world = make_world(1)
-        world.enter(0)
-    else:
-        world = meet(place.job, place.rank, timeout=limit)
-    _started = _Started(
-        Communicator(world, place.rank, tuning=host_tuning(world.size), timeout=limit), world
-    )
+    end = end_for(engine, place, os.environ, timeout=limit)
+    _started = _Started(Communicator(end), end, by_mpi=engine == "mpi" or place.by == "mpi")
     _started.install()
     return _started.comm
-
-
-def _check_engine(engine: str | None) -> None:
-    if engine in (None, "shared_memory"):
-        return
-    if engine in engines.names():
-        raise InvalidArgumentError(
-            f"init joins processes that a launcher started, with the engine shared_memory; "
-            f"for {engine} see rd.run."
-        )
-    raise UnknownNameError("engines", str(engine), ["shared_memory"])

@@ -1,0 +1,127 @@
+"""What does shared memory inside hosts gain? Two hosts of two ranks, against Gloo over all four.
+
+The hosts are network namespaces of this machine with a cable between them, each with its share of
+the cores. Both contenders reduce float32 buffers in the same processes, in turns; a turn takes as
+long as its slowest rank, and the median of all turns counts. Needs root, `ip` and torch. Writes
+results/two_hosts.json.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import roundelay as rd
+from roundelay import _core
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20)
+RANKS = (2, 2)
+BUDGET_S = 4.0  # for the turns of one size
+LEAST_TURNS, MOST_TURNS = 5, 200
+
+
+def turns(comm: rd.Communicator, nbytes: int) -> dict[str, float]:
+    """Return the median seconds of both contenders, the same on every rank."""
+    tensors = {name: torch.ones(nbytes // 4) for name in ("hierarchical", "gloo")}
+    calls: dict[str, Callable[[Any], Any]] = {
+        "hierarchical": comm.all_reduce,
+        "gloo": dist.all_reduce,
+    }
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    began = time.perf_counter()
+    for turn in range(MOST_TURNS):
+        for name, call in calls.items():
+            tensor = tensors[name].fill_(1)
+            comm.barrier()
+            start = time.perf_counter()
+            call(tensor)
+            seconds = time.perf_counter() - start
+            taken[name].append(float(comm.all_reduce(np.array([seconds]), "max")[0]))
+            if not torch.all(tensor == comm.size):
+                raise SystemExit(f"{name}: a wrong sum")
+        spent = comm.all_reduce(np.array([time.perf_counter() - began]), "max")[0]
+        if turn + 1 >= LEAST_TURNS and spent > BUDGET_S:
+            break
+    return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+
+def measured() -> list[dict[str, Any]]:
+    """Return a row for every size; runs on every rank."""
+    torch.set_num_threads(1)
+    here = int(os.environ["RANK"]) // RANKS[0]
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[here :: len(RANKS)])
+    comm = rd.init(timeout=120)
+    host = os.environ["MASTER_ADDR"].rpartition(".")[0]
+    os.environ["GLOO_SOCKET_IFNAME"] = _cable(host)
+    stores: Any = dist  # which does not list them for type checkers
+    store = stores.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=comm.rank == 0,
+        multi_tenant=True, wait_for_workers=False,
+    )  # fmt: skip
+    dist.init_process_group(
+        "gloo", store=stores.PrefixStore("flat", store), rank=comm.rank, world_size=comm.size,
+        timeout=timedelta(seconds=120),
+    )  # fmt: skip
+    rows = []
+    for nbytes in SIZES:
+        seconds = turns(comm, nbytes)
+        micro = {name: round(each * 1e6, 1) for name, each in seconds.items()}
+        ratio = round(seconds["gloo"] / seconds["hierarchical"], 2)
+        rows.append({"bytes": nbytes, "microseconds": micro, "gloo_over_hierarchical": ratio})
+    dist.destroy_process_group()
+    comm.close()
+    return rows
+
+
+def _cable(network: str) -> str:
+    """Return the name of the device that leads to the other host."""
+    said = os.popen("ip -o -4 addr").read()  # noqa: S605, S607 - a fixed command
+    return next(line.split()[1] for line in said.splitlines() if network in line)
+
+
+def main() -> None:
+    """Measure, write the result and say it."""
+    path = HERE.parent / "tests" / "engines" / "two_hosts.py"
+    spec = importlib.util.spec_from_file_location("two_hosts", path)
+    if spec is None or spec.loader is None:
+        sys.exit(f"{path} can't be read")
+    namespaces = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(namespaces)
+    with namespaces.TwoHosts() as hosts:
+        if hosts.why_not:
+            sys.exit(hosts.why_not)
+        found = [rank.result(seconds=300) for rank in hosts.start(RANKS, measured)]
+    if not all(good for good, _ in found):
+        sys.exit("\n".join(str(said) for good, said in found if not good))
+    rows = found[0][1]
+    for row in rows:
+        print(row)
+    result = {
+        "command": "python benchmarks/two_hosts.py",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": _core.available_cores(),
+        "ranks_per_host": RANKS,
+        "all_reduce_float32_sum": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "two_hosts.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Train a GPT on text, on as many ranks as you like, under any strategy.
+
+    python examples/train_gpt.py --size nano --steps 100
+    roundelay run -n 4 examples/train_gpt.py --strategy ddp --size small
+
+Writes the loss curve to out/loss.svg, and ends with a sample of what the model has learnt and with
+the ledger: what each rank should have held and sent, and what it did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from gpt import GPT, SIZES, Text, loss_of, read_text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import roundelay as rd
+from roundelay.view.chart import Axis, chart
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--strategy", default="ddp", help="ddp, ps, ps-async, ps-ssp, zero1 …")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--size", default="nano", choices=SIZES)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=24, help="rows of all ranks together")
+    parser.add_argument("--micro-batch", type=int, default=None, help="rows at a time on a rank")
+    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate")
+    parser.add_argument("--text", default=None, help="a file to learn from")
+    parser.add_argument("--save", type=Path, default=None, help="folder for a checkpoint")
+    parser.add_argument("--resume", type=Path, default=None, help="go on from a checkpoint")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.svg")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, write, and account for it."""
+    options = arguments()
+    comm = rd.init()
+    torch.manual_seed(0)
+    size = SIZES[options.size]
+    model = GPT(size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
+    model, optimizer = rd.prepare(
+        model, optimizer, strategy=options.strategy, precision=options.precision, comm=comm
+    )
+    data = Text(read_text(options.text), size.context)
+    batches = rd.loader(
+        data, options.batch, comm=comm, model=model, micro_batch=options.micro_batch
+    )
+    losses: list[float] = []
+    if options.resume is not None:
+        before = rd.load(options.resume, model, optimizer).extra
+        batches.epoch, batches.done, losses = before["epoch"], before["done"], before["losses"]
+    train(model, optimizer, batches, comm, options, losses)
+    if options.save is not None:
+        place = {"epoch": batches.epoch, "done": batches.done, "losses": losses}
+        rd.save(options.save, model, optimizer, extra=place)
+    book = rd.ledger(model)
+    optimizer.zero_grad()
+    state = rd.full_state_dict(model)
+    if comm.rank == 0:
+        finish(size, state, losses, book, options.out)
+
+
+def train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: rd.Loader,
+    comm: rd.Communicator, options: argparse.Namespace, losses: list[float],
+) -> None:  # fmt: skip
+    """Step until there are so many losses, as this rank saw them."""
+    parts, before = 0.0, len(losses)
+    with progress(options.steps - before, shown=comm.rank == 0) as show:
+        began, talked = time.perf_counter(), comm.seconds
+        for tokens, targets in forever(batches):
+            if batches.first_of_step:
+                optimizer.zero_grad()
+                parts = 0.0
+            loss = loss_of(model, tokens, targets)
+            optimizer.scale(loss).backward()
+            parts += loss.item() / batches.plan.accumulation
+            if not batches.last_of_step:
+                continue
+            optimizer.clip_grad_norm_(1.0)
+            optimizer.step()
+            losses.append(parts)
+            took = time.perf_counter() - began
+            words = (len(losses) - before) * options.batch * tokens.shape[1] / took
+            share = (comm.seconds - talked) / took
+            show(
+                f"loss {parts:.3f}  {words:,.0f} tokens/s  {share:.0%} of the time in communication"
+            )
+            if len(losses) == options.steps:
+                break
+
+
+def forever(batches: rd.Loader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Go through the text again and again."""
+    while True:
+        yield from batches
+
+
+@contextlib.contextmanager
+def progress(steps: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
+    """Show a bar in a terminal, or a line every now and then where output is piped."""
+    if not shown:
+        yield lambda _: None
+    elif not sys.stdout.isatty():
+        yield Lines(steps).show
+    else:
+        columns = (TextColumn("training"), BarColumn(24), MofNCompleteColumn(),
+                   TimeRemainingColumn(), TextColumn("{task.description}"))  # fmt: skip
+        with Progress(*columns) as bar:
+            task = bar.add_task("", total=steps)
+            yield lambda text: bar.update(task, advance=1, description=text)
+
+
+class Lines:
+    """Progress in lines, two seconds apart."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.step, self.last = steps, 0, time.monotonic()
+
+    def show(self, text: str) -> None:
+        """Count a step, and say where we are if it is time."""
+        self.step += 1
+        if self.step == self.steps or time.monotonic() - self.last > 2:  # noqa: PLR2004 - seconds
+            self.last = time.monotonic()
+            print(f"step {self.step:4} of {self.steps}  {text}", flush=True)
+
+
+def finish(
+    size: object, state: dict[str, torch.Tensor], losses: list[float], book: rd.Ledger, out: Path
+) -> None:
+    """Show what was learnt and what it cost."""
+    out.mkdir(parents=True, exist_ok=True)
+    curve = list(enumerate(losses, start=1))
+    picture = chart(
+        {"loss": curve}, title="GPT on text", across=Axis("step"), up=Axis("loss, nats per byte")
+    )
+    (out / "loss.svg").write_text(picture, encoding="utf-8")
+    (out / "ledger.json").write_text(book.to_json(), encoding="utf-8")
+    alone = GPT(size)  # type: ignore[arg-type]
+    alone.load_state_dict(state)
+    sample = alone.write(b"def ", 160).decode("utf-8", "replace")
+    few = max(1, len(losses) // 10)
+    first, last = sum(losses[:few]) / few, sum(losses[-few:]) / few
+    print(f"loss {first:.3f} → {last:.3f} in {len(losses)} steps; curve in {out / 'loss.svg'}")
+    print(f"\nIt writes:\n{sample}\n\n{book}")
+
+
+if __name__ == "__main__":
+    main()

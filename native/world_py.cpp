@@ -1,0 +1,118 @@
+// The Python face of worlds, their memory, and buffers.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "group.hpp"
+#include "sites_py.hpp"
+#include "view_py.hpp"
+
+namespace roundelay {
+
+namespace {
+
+// Memory in the arena that all ranks of a group share; goes back when the last rank lets go of it.
+class Block {
+   public:
+    static std::uint64_t make(World& world, std::size_t bytes, std::uint32_t ranks) {
+        const std::uint64_t at = world.allocate(bytes + 4096);
+        world.at<std::atomic<std::uint32_t>>(at)->store(ranks);
+        return at;
+    }
+    Block(std::shared_ptr<World> world, std::uint64_t at, std::size_t bytes)
+        : world_(std::move(world)), at_(at), bytes_(bytes) {}
+    ~Block() {
+        if (world_->foreign()) return;
+        if (world_->at<std::atomic<std::uint32_t>>(at_)->fetch_sub(1) == 1)
+            world_->release(at_, bytes_ + 4096);
+    }
+    std::uint64_t at() const { return at_ + 4096; }
+    std::byte* data(std::size_t from) { return world_->at<std::byte>(at_ + 4096 + from); }
+
+   private:
+    std::shared_ptr<World> world_;
+    std::uint64_t at_;
+    std::size_t bytes_;
+};
+
+nb::object trouble_of(World& world) {
+    if (!world.troubled()) return nb::none();
+    const Header& header = world.header();
+    static const char* const kinds[] = {"none", "mismatch", "lost", "timeout", "failed", "interrupted"};
+    return nb::make_tuple(kinds[int(header.trouble.load())], header.culprit, header.finder,
+                          header.group, header.call, header.text.data());
+}
+
+}  // namespace
+
+void register_world(nb::module_& module) {
+    nb::exception<Broken>(module, "Broken");
+    nb::exception<OutOfMemory>(module, "OutOfMemory", PyExc_MemoryError);
+    module.def("set_package", &Sites::set_package);
+    module.def("skip_package", &Sites::skip_package);
+    module.def("caller", &Sites::caller);
+    module.def("work_for", &Sites::work_for, nb::arg("place").none());
+    module.def("available_cores", &available_cores);
+    module.def("available_memory", &available_memory);
+
+    nb::class_<World>(module, "World")
+        .def_static(
+            "create",
+            [](int size, std::size_t arena, std::size_t slot_bytes) {
+                return World::create(size, Group::bytes_for(size, slot_bytes), arena);
+            },
+            nb::arg("size"), nb::arg("arena") = std::size_t(1) << 36,
+            nb::arg("slot_bytes") = default_slot_bytes)
+        .def_static("attach",
+                    [](int fd, nb::bytes token) {
+                        const auto* start = reinterpret_cast<const std::uint8_t*>(token.c_str());
+                        return World::attach(fd, {start, token.size()});
+                    })
+        .def_prop_ro("size", &World::size)
+        .def_prop_ro("fd", &World::fd)
+        .def_prop_ro("used", &World::used)
+        .def_prop_ro("foreign", &World::foreign)
+        .def_prop_ro("token",
+                     [](World& world) {
+                         const auto token = world.token();
+                         return nb::bytes(reinterpret_cast<const char*>(token.data()), token.size());
+                     })
+        .def("enter", &World::enter)
+        .def("leave", &World::leave)
+        .def("watch", &World::watch, nb::arg("pipes"), nb::arg("own"))
+        .def_prop_ro("trouble", &trouble_of)
+        .def("fail",
+             [](World& world, const std::string& kind, int culprit, const std::string& text) {
+                 const auto what = kind == "interrupted" ? Trouble::interrupted : Trouble::failed;
+                 world.fail(what, culprit, culprit, 0, 0, text);
+             })
+        .def("life", [](World& world, int rank) { return int(world.rank(rank).life.load()); })
+        .def("pid", [](World& world, int rank) { return world.rank(rank).pid.load(); })
+        .def("heartbeat", [](World& world, int rank) { return world.rank(rank).heartbeat.load(); })
+        .def("next_serial", [](World& world) { return ++world.header().serial; })
+        .def("allocate", &World::allocate, nb::call_guard<nb::gil_scoped_release>())
+        .def("release", &World::release)
+        .def("make_block", &Block::make, nb::call_guard<nb::gil_scoped_release>());
+
+    nb::class_<View>(module, "View")
+        .def("__init__", [](View* self, nb::object object) { new (self) View(object.ptr()); })
+        .def_ro("count", &View::count)
+        .def_prop_ro("dtype", [](const View& view) { return int(view.dtype); })
+        .def_prop_ro("bytes", &View::bytes)
+        .def_ro("writable", &View::writable)
+        .def_ro("contiguous", &View::contiguous);
+
+    nb::class_<Block>(module, "Block")
+        .def(nb::init<std::shared_ptr<World>, std::uint64_t, std::size_t>())
+        .def_prop_ro("at", &Block::at)
+        .def("bytes", [](nb::handle self, std::size_t from, std::size_t count) {
+            std::byte* data = nb::cast<Block&>(self).data(from);
+            return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(
+                reinterpret_cast<std::uint8_t*>(data), {count}, self);
+        });
+}
+
+}  // namespace roundelay

@@ -1,0 +1,112 @@
+"""`roundelay verify`: train one device beside the ranks, and name the first difference."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from roundelay.cli._types import console_for
+from roundelay.errors import InvalidArgumentError
+
+__all__ = ["command"]
+
+NEEDED = ("make_model", "make_optimizer", "batches")
+
+
+@click.command("verify")
+@click.argument("place", metavar="SCRIPT.py:FUNCTION")
+@click.option("--strategy", "-s", multiple=True, default=("ddp",), help="May be repeated.")
+@click.option("--ranks", "-n", default=2, show_default=True, type=click.IntRange(1, 64))
+@click.option("--engine", default="threads", show_default=True, help="How ranks are started.")
+@click.option("--precision", default="fp32", show_default=True)
+@click.option("--tolerance", type=float, help="Relative; by default what rounding explains.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    place: str,
+    *,
+    strategy: tuple[str, ...],
+    ranks: int,
+    engine: str,
+    precision: str,
+    tolerance: float | None,
+    as_json: bool,
+) -> None:
+    r"""Check that ranks under a strategy train as one device does.
+
+    FUNCTION returns the arguments of rd.verify as a dict: make_model, make_optimizer, batches and,
+    where the model's output is not the loss itself, loss.
+
+    \b
+    def job():
+        return {"make_model": Model, "make_optimizer": lambda p: torch.optim.Adam(p),
+                "batches": [(x, y)], "loss": lambda model, x, y: ((model(x) - y) ** 2).mean()}
+    """
+    from roundelay.launch.verify import verify  # noqa: PLC0415 - torch, only for this command
+
+    job = _job(place)
+    verdicts = [
+        verify(
+            **job,
+            strategy=one,
+            ranks=ranks,
+            engine=engine,
+            precision=precision,
+            tolerance=tolerance,
+        )
+        for one in strategy
+    ]
+    if as_json:
+        click.echo(json.dumps([_plain(one) for one in verdicts], indent=1))
+    else:
+        for one in verdicts:
+            console_for().print(str(one), style="" if one.same else "red", highlight=False)
+    if not all(one.same for one in verdicts):
+        raise SystemExit(1)
+
+
+def _plain(verdict: Any) -> dict[str, Any]:  # Any: a Verdict, whose module imports torch
+    def told(one: Any) -> dict[str, Any] | None:
+        return None if one is None else {
+            "step": one.step, "rank": one.rank, "parameter": one.parameter,
+            "relative": one.relative,
+        }  # fmt: skip
+
+    return {
+        "strategy": verdict.strategy, "ranks": verdict.ranks, "steps": verdict.steps,
+        "same": verdict.same, "first": told(verdict.first), "largest": told(verdict.largest),
+    }  # fmt: skip
+
+
+def _job(place: str) -> dict[str, Any]:
+    name, colon, function = place.rpartition(":")
+    if not colon or not Path(name).is_file():
+        raise InvalidArgumentError(
+            f"verify takes a file and a function in it, as train.py:job, not {place!r}."
+        )
+    made = getattr(_loaded(Path(name)), function, None)
+    if not callable(made):
+        raise InvalidArgumentError(f"{name} has no function {function!r}.")
+    job = made()
+    if not isinstance(job, Mapping) or any(word not in job for word in NEEDED):
+        raise InvalidArgumentError(
+            f"{function}() in {name} must return a dict with {', '.join(NEEDED)}, as rd.verify "
+            f"takes them, not {type(job).__name__}."
+        )
+    return dict(job)
+
+
+def _loaded(file: Path) -> ModuleType:
+    sys.path.insert(0, str(file.parent.resolve()))  # for what it imports from beside it
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise InvalidArgumentError(f"{file} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

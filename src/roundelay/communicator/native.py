@@ -1,0 +1,287 @@
+"""The native core as the end of a group: shared flags, compiled programs, mail and the arena."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from roundelay import _core
+from roundelay.collectives import collectives
+from roundelay.communicator.buffers import CODES, DTYPES, view
+from roundelay.communicator.jobs import Jobs
+from roundelay.communicator.plans import COLLECTIVES, Plans
+from roundelay.communicator.trouble import explain, say_slow
+from roundelay.engines._end import End, Job, never
+from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
+from roundelay.reductions import Array
+from roundelay.tuning import Tuning, default_for
+
+__all__ = ["NativeEnd"]
+
+PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
+
+# Source lines in errors are the caller's, never ours.
+_core.set_package(str(Path(__file__).parent.parent) + "/")
+
+
+class NativeEnd(End):
+    """A rank of this host, in a group of the shared world."""
+
+    def __init__(
+        self,
+        world: _core.World,
+        rank: int,
+        *,
+        tuning: Tuning | None = None,
+        timeout: float = 60.0,
+        _ranks: Sequence[int] | None = None,
+        _block: _core.Block | None = None,
+        _parent: NativeEnd | None = None,
+        _mail_group: int = 0,
+    ) -> None:
+        super().__init__()
+        self.world = world
+        self.ranks = list(range(world.size)) if _ranks is None else list(_ranks)  # in the world
+        self.rank, self.size = rank, len(self.ranks)
+        self.native: _core.Group | None = _core.Group(
+            world,
+            0 if _block is None else _block.at,
+            rank,
+            self.ranks,
+            on_slow=_slow_teller(self),
+            on_broken=_broken_teller(self),
+            parent=None if _parent is None else _parent._open(),
+        )
+        self._mailbox: _core.Mailbox = (
+            _core.Mailbox(world, self.ranks[rank]) if _parent is None else _parent._mailbox
+        )
+        self._mail_group = _mail_group  # a number that no other group ever has
+        self._whole = _parent is None
+        self._block = _block  # the group's own memory, which goes back with the last rank
+        self._plans = Plans(rank, self.size, tuning or default_for(self.size))
+        self.told: CommunicationError | None = None  # what went wrong, once somebody has asked
+        self.timeout = timeout
+        self.quick = self.native.quick  # no Python between the caller and the native core
+        self._mailed = [0] * self.size  # bytes, by rank
+        self._learned: set[tuple[str, int]] = set()
+        self._learn("all_reduce", 0)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without progress after which a call gives up on a rank."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = seconds
+        self._open().set_timeout(seconds)
+
+    def run(self, job: Job, algorithm: str | None) -> None:
+        """Walk the program of the job on this thread."""
+        if algorithm is None and (job.collective, job.root) not in self._learned:
+            self._learn(job.collective, job.root)
+        arguments = self._plans.arguments(job, algorithm)
+        try:
+            self._open().call(*arguments)
+        except _core.Broken:
+            raise explain(self) from None
+
+    def _learn(self, collective: str, root: int) -> None:
+        """Give the native core the programs of plain calls, by size."""
+        self._learned.add((collective, root))
+        ladder = self._plans.ladder(collective, root)
+        if ladder:
+            kind = collectives.load(collective)
+            ranks = range(self.size)
+            before = [len(list(kind.before(self.size, root, rank))) for rank in ranks]
+            after = [len(list(kind.after(self.size, root, rank))) for rank in ranks]
+            mine = before[self.rank], after[self.rank]
+            most = max(*before, *after)
+            number = COLLECTIVES[collective]
+            self._open().teach(number, root, kind.reduces, *mine, most, ladder)
+
+    def start(self, job: Job, algorithm: str | None) -> _Task:
+        """Have the native progress thread walk the program."""
+        arguments = self._plans.arguments(job, algorithm)
+        try:
+            return _Task(self, self._open().start(*arguments), arguments)
+        except _core.Broken:
+            raise explain(self) from None
+
+    def post(
+        self,
+        data: Array,
+        dtype: str,
+        other: int | None,
+        tag: int | None,
+        *,
+        sends: bool,
+        background: bool = True,
+    ) -> _Letter:
+        """Put the message into the shared mailboxes; in the background a native thread goes on."""
+        self._open()
+        if sends and other is not None:
+            self._mailed[other] += data.nbytes
+        rank = -1 if other is None else self.ranks[other]
+        number = _core.ANY_TAG if tag is None else tag
+        try:
+            letter = self._mailbox.post(
+                sends, rank, self._mail_group, number, view(data), CODES[dtype], background
+            )
+        except _core.Broken:
+            raise explain(self) from None
+        return _Letter(self, letter)
+
+    def group(self, ranks: Sequence[int]) -> Self | None:
+        """Let the first rank of every new group find room for it, and tell the others where."""
+        told = np.zeros(2, np.uint64)  # where it lies, and the number of its mail
+        nbytes = _core.Group.bytes_for(max(1, len(ranks)))
+        if ranks and ranks[0] == self.rank:
+            told[:] = self._room(nbytes, len(ranks)), self.world.next_serial()
+        every = self._told_by_all(told)
+        if self.rank not in ranks:
+            return None
+        place, serial = map(int, every[ranks[0]])
+        if place == 0:
+            raise NoRoomError(nbytes)
+        return type(self)(
+            self.world,
+            list(ranks).index(self.rank),
+            tuning=self._plans.tuning,
+            timeout=self.timeout,
+            _ranks=[self.ranks[rank] for rank in ranks],
+            _block=_core.Block(self.world, place, nbytes),
+            _parent=self,
+            _mail_group=serial,
+        )
+
+    def memory(self, nbytes: int) -> Array:
+        """Return bytes in the shared arena, where collectives need no copy."""
+        stride = -(-max(nbytes, 1) // 4096) * 4096
+        room = self._room(stride * self.size, self.size) if self.rank == 0 else 0
+        every = self._told_by_all(np.array([room, nbytes], np.uint64))
+        sizes = [int(size) for size in every[:, 1]]
+        if len(set(sizes)) > 1:
+            raise InvalidArgumentError(
+                f"empty needs one size on every rank, but the ranks ask for {sizes} bytes."
+            )
+        place = int(every[0, 0])
+        if place == 0:
+            raise NoRoomError(stride * self.size)
+        block = _core.Block(self.world, place, stride * self.size)
+        found: Array = block.bytes(self.rank * stride, nbytes)
+        return found
+
+    def moved(self) -> tuple[list[int], list[int]]:
+        """Return what the programs of this rank moved, and what it has sent by mail."""
+        pairs = [self._open().moved(rank) for rank in range(self.size)]
+        given = [pushed + mailed for (_, pushed), mailed in zip(pairs, self._mailed, strict=True)]
+        return [pulled for pulled, _ in pairs], given
+
+    def _told_by_all(self, mine: Array) -> Array:
+        job = Jobs(self.rank, self.size).all_gather(mine, None, None, None)
+        self.run(job, None)
+        every: Array = job.finish()
+        return every
+
+    def _room(self, nbytes: int, ranks: int) -> int:
+        """Find room in the arena for a block that so many ranks hold; 0 when there is none."""
+        try:
+            return self.world.make_block(nbytes, ranks)
+        except _core.OutOfMemory:
+            return 0  # told to all ranks, so that all of them raise
+        except _core.Broken:
+            raise explain(self) from None
+
+    def fail(self, word: str, text: str) -> None:
+        """Write it into the shared world, where all ranks see it at once."""
+        self.world.fail(word, self.ranks[self.rank], text)
+
+    def close(self) -> None:
+        """Say goodbye: others that still need this rank are told at once."""
+        if self.native is None:
+            return
+        self.native = None
+        self.quick = never
+        self._block = None
+        if self._whole:
+            self.world.leave(self.ranks[self.rank])
+
+    def _open(self) -> _core.Group:
+        if self.native is None:
+            raise InvalidArgumentError("This communicator is closed.")
+        return self.native
+
+    def slow_mail(self, world_rank: int, seconds: float) -> None:
+        """Warn that a message does not come; who waits for ever is not surprised."""
+        if self.timeout > PATIENT:
+            return
+        rank = self.ranks.index(world_rank) if world_rank in self.ranks else -1
+        sys.stderr.write(say_slow(self, rank, seconds) + "\n")
+
+
+class _Task:
+    """A call on the progress thread, and the buffers that it needs."""
+
+    def __init__(self, end: NativeEnd, task: _core.Task, buffers: object) -> None:
+        self._end, self._task, self._buffers = end, task, buffers
+
+    def done(self) -> bool:
+        return self._end._open().done(self._task)
+
+    def wait(self) -> None:
+        try:
+            self._end._open().wait(self._task)
+        except _core.Broken:
+            raise explain(self._end) from None
+        self._buffers = None
+
+    def times(self) -> tuple[float, float]:
+        return self._task.times
+
+
+class _Letter:
+    def __init__(self, end: NativeEnd, letter: _core.Letter) -> None:
+        self._end, self._letter = end, letter
+
+    def done(self) -> bool:
+        return self._letter.done
+
+    def wait(self) -> None:
+        end = self._end
+        try:
+            end._mailbox.wait(self._letter, end.timeout, end.slow_mail)
+        except _core.Broken:
+            raise explain(end) from None
+
+    def found(self) -> tuple[int, int, int, str]:
+        source, tag, nbytes, dtype = self._letter.found
+        return self._end.ranks.index(source), tag, nbytes, DTYPES[dtype]
+
+
+def _slow_teller(end: NativeEnd) -> Callable[[int, float], None]:
+    # The native group must not keep its end alive.
+    weak = weakref.ref(end)
+
+    def tell(rank: int, seconds: float) -> None:
+        alive = weak()
+        if alive is not None:
+            sys.stderr.write(say_slow(alive, rank, seconds) + "\n")
+
+    return tell
+
+
+def _broken_teller(end: NativeEnd) -> Callable[[], None]:
+    weak = weakref.ref(end)
+
+    def tell() -> None:
+        alive = weak()
+        if alive is not None:
+            raise explain(alive) from None
+
+    return tell

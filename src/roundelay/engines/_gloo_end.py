@@ -1,0 +1,227 @@
+"""One rank's end of a Gloo process group, which may lie beside the user's own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from roundelay.engines._end import End, Job, Letter
+from roundelay.engines._gloo_calls import GlooCalls
+from roundelay.engines._in_order import InOrder, Turn
+from roundelay.engines._over_messages import OverMessages
+from roundelay.engines._torch_groups import (
+    Meeting,
+    Schedules,
+    Trouble,
+    as_tensor,
+    load_torch,
+    seconds,
+)
+from roundelay.engines._torch_mail import TorchMail
+from roundelay.errors import CommunicationError, InvalidArgumentError, MeetingError
+from roundelay.reductions import Array
+
+__all__ = ["GlooEnd"]
+
+WALK, NOBODY = 1, 3  # slots of the process group: of walked schedules, and one that is never used
+
+
+class GlooEnd(End):
+    """A rank among processes of one or many hosts that Gloo connects.
+
+    What Gloo has for a reduction and dtype, with our meaning, it does itself; the rest is walked
+    over its sends and receives. The order of addition is Gloo's own, the same on all ranks.
+    """
+
+    def __init__(self, meeting: Meeting, schedules: Schedules, *, timeout: float) -> None:
+        super().__init__()
+        self._torch = load_torch("gloo")
+        self.rank, self.size = meeting.rank, meeting.size
+        self._meeting, self._schedules = meeting, schedules
+        self._find = schedules(meeting.size)
+        self._timeout = timeout
+        self._made = 0  # groups so far, which all ranks count alike
+        self._groups: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
+        self._trouble = Trouble(meeting)
+        self._line = InOrder()
+        self._group = _connected(self._torch, meeting, timeout)
+        self._mail = TorchMail(self._torch, self._group, self.rank, self.size, self._explain)
+        self._own = GlooCalls(self._torch, self.rank, self.size)
+        self._walk = OverMessages(self.rank, self.slot)
+        _unclosed.add(self)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a call gives up on the others."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, limit: float) -> None:
+        self._timeout = limit
+        self._open()._set_default_timeout(seconds(limit))  # noqa: SLF001 - there is no other name
+
+    def run(self, job: Job, algorithm: str | None) -> None:
+        """Have Gloo do it, or walk a schedule over Gloo's messages."""
+        self._line.run(lambda: self._do(job, algorithm))
+
+    def start(self, job: Job, algorithm: str | None) -> Turn:
+        """Run the job on a thread, after those that were started before."""
+        self._open()
+        return self._line.start(lambda: self._do(job, algorithm))
+
+    def _do(self, job: Job, algorithm: str | None) -> None:
+        group = self._open()
+        with self._trouble.watched(self._timeout):
+            if algorithm is None and self._own.run(group, job):
+                return
+            self._walk.run(job, self._find(job, algorithm))
+
+    def slot(self, data: Array, other: int, *, sends: bool) -> _Work:
+        """Send or receive bytes in the order of a schedule, apart from users' messages."""
+        tensor = as_tensor(self._torch, data)
+        group = self._open()
+        post = group.send if sends else group.recv
+        return _Work(post([tensor], other, WALK), tensor)
+
+    def post(
+        self,
+        data: Array,
+        dtype: str,
+        other: int | None,
+        tag: int | None,
+        *,
+        sends: bool,
+        background: bool = True,
+    ) -> Letter:
+        """Announce the message, or ask for one; threads take what comes."""
+        self._open()
+        octets = data.view(np.uint8)
+        with self._trouble.watched(self._timeout):
+            if sends and other is not None and tag is not None:
+                sent = self._mail.send(octets, dtype, other, tag, background=background)
+                return _Letter(self, sent)
+            return _Letter(self, self._mail.receive(octets, other, tag))
+
+    def group(self, ranks: Sequence[int]) -> Self | None:
+        """Connect these ranks once more, among themselves."""
+        self._open()
+        self._made += 1
+        if self.rank not in ranks:
+            return None
+        own = list(ranks).index(self.rank)
+        meeting = self._meeting.within(f"group/{self._made}/{ranks[0]}", own, len(ranks))
+        made = self._at(meeting)
+        self._groups.add(made)
+        return made
+
+    def _at(self, meeting: Meeting) -> Self:
+        """Return an end of the same kind at another meeting."""
+        return type(self)(meeting, self._schedules, timeout=self._timeout)
+
+    def fail(self, word: str, text: str) -> None:
+        """Tell the others by what this rank ends."""
+        if self._group is not None:
+            how = f"failed: {text}" if word == "failed" else f"was {word}."
+            self._trouble.tell(CommunicationError(f"Rank {self.rank} {how}"))
+            self._hang_up()
+
+    def close(self) -> None:
+        """Say goodbye, in smaller groups too, when what was sent has been taken."""
+        for group in list(self._groups):
+            group.close()
+        if self._group is None:
+            return
+        if self._trouble.told is None:
+            self._trouble.leave()
+            self._mail.close(self._timeout)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Cut the lines to all others, so that nobody waits: neither they nor threads of ours."""
+        _unclosed.discard(self)
+        group, self._group = self._group, None
+        if self._mail.listens and group is not None:
+            # A receive that comes too late makes Gloo close every line of the group.
+            with contextlib.suppress(RuntimeError):
+                late = group.recv([self._torch.empty(1)], (self.rank + 1) % self.size, NOBODY)
+                late.wait(timedelta(milliseconds=1))
+            self._mail.hung_up()
+
+    def _open(self) -> Any:
+        if self._group is None:
+            self._trouble.check()
+            raise InvalidArgumentError("This communicator is closed.")
+        return self._group
+
+    def _explain(self, error: BaseException) -> CommunicationError:
+        return self._trouble.explain(error, self._timeout)
+
+
+#: A thread that still waits in C++ when the interpreter ends would take the process down with it.
+_unclosed: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_the_rest() -> None:
+    for end in list(_unclosed):
+        end._hang_up()  # noqa: SLF001 - our own
+
+
+def _connected(torch: Any, meeting: Meeting, timeout: float) -> Any:
+    """Return the process group once all ranks are in it."""
+    kind = torch.distributed.ProcessGroupGloo
+    try:
+        if meeting.address is None:  # or by GLOO_SOCKET_IFNAME
+            return kind(meeting.store, meeting.rank, meeting.size, seconds(timeout))
+        options = kind._Options()  # noqa: SLF001 - torch has no other name for them
+        options._devices = [kind.create_device(hostname=meeting.address)]  # noqa: SLF001
+        options._timeout = seconds(timeout)  # noqa: SLF001
+        return kind(meeting.store, meeting.rank, meeting.size, options)
+    except RuntimeError as error:
+        raise MeetingError(
+            f"rank {meeting.rank} of {meeting.size} could not connect to the others by Gloo within "
+            f"{timeout:g} s: {str(error).splitlines()[0]} See whether all of them started; if a "
+            f"host has several networks, name the one to use by GLOO_SOCKET_IFNAME."
+        ) from error
+
+
+class _Work:
+    """A message of a walked schedule, and the memory that it needs."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        self._work, self._tensor = work, tensor
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        self._work.wait()
+
+
+class _Waited(Protocol):
+    def done(self) -> bool: ...
+    def wait(self, limit: float) -> None: ...
+    def found(self) -> tuple[int, int, int, str]: ...
+
+
+class _Letter:
+    """A message of the user's."""
+
+    def __init__(self, end: GlooEnd, letter: _Waited) -> None:
+        self._end, self._letter = end, letter
+
+    def done(self) -> bool:
+        return self._letter.done()
+
+    def wait(self) -> None:
+        with self._end._trouble.watched(self._end._timeout):  # noqa: SLF001 - its own end
+            self._letter.wait(self._end._timeout)  # noqa: SLF001
+
+    def found(self) -> tuple[int, int, int, str]:
+        return self._letter.found()

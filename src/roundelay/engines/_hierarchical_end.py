@@ -1,0 +1,135 @@
+"""One rank's end of a group on several hosts: shared memory inside, another library between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from roundelay.engines._end import End, Job, Letter, Task
+from roundelay.engines._hierarchical_calls import HierarchicalCalls
+from roundelay.engines._in_order import InOrder
+from roundelay.engines._places import Places
+from roundelay.errors import CommunicationError
+from roundelay.reductions import Array
+
+__all__ = ["HierarchicalEnd"]
+
+
+class HierarchicalEnd(End):
+    """A rank of one of several hosts, which need not have equally many.
+
+    `inside` joins the ranks of this host, `everyone` all ranks; without it there is one host only,
+    and all is done inside. Messages go by `everyone`, also between ranks of one host: a receiver
+    that takes them from any rank has one place to look.
+    """
+
+    def __init__(self, places: Places, inside: End, everyone: End | None) -> None:
+        super().__init__()
+        self.rank, self.size = places.rank, places.size
+        self._places, self._inside, self._everyone = places, inside, everyone
+        self._line = InOrder()
+        self._told: CommunicationError | None = None
+        self._lane: End | None = None
+        self._calls: HierarchicalCalls | None = None
+        if everyone is None:
+            self.quick = inside.quick
+        else:
+            self._lane = everyone.group(places.lane)
+            self._calls = HierarchicalCalls(places, inside, self._lane, everyone)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without progress after which a call gives up on a rank."""
+        return self._inside.timeout
+
+    @timeout.setter
+    def timeout(self, limit: float) -> None:
+        for end in self._ends():
+            end.timeout = limit
+
+    def run(self, job: Job, algorithm: str | None) -> None:
+        """Run a job by its parts, one after the other."""
+        if self._calls is None:
+            self._inside.run(job, algorithm)
+        else:
+            self._line.run(self._work(self._calls, job, algorithm))
+
+    def start(self, job: Job, algorithm: str | None) -> Task:
+        """Run a job on a thread, after those that were started before."""
+        if self._calls is None:
+            return self._inside.start(job, algorithm)
+        return self._line.start(self._work(self._calls, job, algorithm))
+
+    def _work(
+        self, calls: HierarchicalCalls, job: Job, algorithm: str | None
+    ) -> Callable[[], None]:
+        def work() -> None:
+            if self._told is not None:
+                raise type(self._told)(str(self._told))
+            try:
+                calls.run(job, algorithm)
+            except CommunicationError as error:
+                raise self._broken(error) from error
+
+        return work
+
+    def _broken(self, error: CommunicationError) -> CommunicationError:
+        """Let the whole group know: ranks of this host, and those that wait for them elsewhere."""
+        if self._told is None:
+            self._told = type(error)(f"{error}{self._numbering()}")
+            for end in self._ends():
+                end.fail("failed", f"{type(error).__name__}: {error}")
+        return type(self._told)(str(self._told))
+
+    def _numbering(self) -> str:
+        here = self._places.here
+        if here == tuple(range(len(here))):
+            return ""
+        named = ", ".join(f"{local} is rank {rank}" for local, rank in enumerate(here))
+        return f"\n(Ranks of one host are numbered by their place there: here {named} of all.)"
+
+    def post(
+        self,
+        data: Array,
+        dtype: str,
+        other: int | None,
+        tag: int | None,
+        *,
+        sends: bool,
+        background: bool = True,
+    ) -> Letter:
+        """Hand the message to the library that joins all ranks."""
+        end = self._inside if self._everyone is None else self._everyone
+        return end.post(data, dtype, other, tag, sends=sends, background=background)
+
+    def group(self, ranks: Sequence[int]) -> Self | None:
+        """Make the same groups inside the hosts and between them."""
+        hosts = [tuple(rank for rank in ranks if rank in there) for there in self._places.hosts]
+        used = tuple(there for there in hosts if there)
+        here = hosts[self._places.host]
+        inside = self._inside.group([self._places.here.index(rank) for rank in here])
+        everyone = None
+        if self._everyone is not None:
+            everyone = self._everyone.group(list(ranks) if len(used) > 1 else [])
+        if self.rank not in ranks or inside is None:
+            return None
+        number = {rank: place for place, rank in enumerate(ranks)}
+        places = tuple(tuple(number[rank] for rank in there) for there in used)
+        return type(self)(Places(places, number[self.rank]), inside, everyone)
+
+    def memory(self, nbytes: int) -> Array:
+        """Return bytes in the arena of this host."""
+        return self._inside.memory(nbytes)
+
+    def fail(self, word: str, text: str) -> None:
+        """Tell the ranks of this host and those of the others."""
+        for end in self._ends():
+            end.fail(word, text)
+
+    def close(self) -> None:
+        """Say goodbye, here and elsewhere."""
+        for end in self._ends():
+            end.close()
+
+    def _ends(self) -> list[End]:
+        return [end for end in (self._inside, self._lane, self._everyone) if end is not None]

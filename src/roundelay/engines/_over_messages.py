@@ -1,0 +1,210 @@
+"""Jobs over plain messages: a rank walks the schedule, sends what others need and folds what comes.
+
+An engine whose library lacks a collective, a reduction or a dtype runs the job this way, and so
+has all of them. Folds are those of the native core, so results are the reference's to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from roundelay import _core
+from roundelay.engines._end import Job, Task
+from roundelay.reductions import Array
+from roundelay.schedule import Layout, Schedule, Write, replay, split
+
+__all__ = ["Fold", "OverMessages", "Post", "Route", "native_fold"]
+
+#: Folds operands from left to right; told whether the result holds everybody's contribution.
+Fold = Callable[[Sequence[Array], bool], Array]
+
+
+class Post(Protocol):
+    """Sends flat bytes to a rank, or receives as many from it, without waiting."""
+
+    def __call__(self, data: Array, other: int, *, sends: bool) -> Task:
+        """Begin. Messages between two ranks keep their order, and never meet those of users."""
+
+
+class Made(NamedTuple):
+    """A chunk takes a new value: the fold of what these ranks held of it."""
+
+    chunk: int
+    sources: tuple[int, ...]
+    complete: bool  # it now holds everybody's contribution
+
+
+class Stop(NamedTuple):
+    """What one rank does in one step."""
+
+    sends: tuple[tuple[int, int], ...]  # which chunk to whom
+    makes: tuple[Made, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One rank's way through a schedule."""
+
+    schedule: Schedule
+    rank: int
+    stops: tuple[Stop, ...]
+    due: tuple[int, ...]  # the chunks of the rank's output
+
+    @classmethod
+    def of(cls, schedule: Schedule, rank: int) -> Route:
+        """Read a rank's part off the schedule, in the order that its partners read theirs."""
+        everyone = (1 << schedule.size) - 1
+        stops = []
+        for step in replay(schedule):
+            sends = [
+                (write.cell.chunk, write.cell.rank)
+                for write in step.writes
+                if write.cell.rank != rank and rank in write.sources
+            ]
+            makes = [_made(write, everyone) for write in step.writes if write.cell.rank == rank]
+            if sends or makes:
+                stops.append(Stop(tuple(sends), tuple(makes)))
+        due = sorted(cell.chunk for cell, _ in schedule.due_after() if cell.rank == rank)
+        return cls(schedule, rank, tuple(stops), tuple(due))
+
+    def steps(
+        self,
+        given: Array | None,
+        dtype: np.dtype[Any],
+        counts: Sequence[int],
+        fold: Fold,
+        post: Post,
+    ) -> Generator[list[Task], None, list[Array]]:
+        """Yield what must be done before it goes on; return the chunks of the rank's output.
+
+        What was given is only read, and belongs to the walk until its end.
+        """
+        cells = dict(self._cut(np.empty(0, dtype) if given is None else given, counts))
+        lengths = Layout(self.schedule, tuple(counts)).chunk_lengths()
+        for stop in self.stops:
+            arriving = {
+                (made.chunk, src): np.empty(lengths[made.chunk], dtype)
+                for made in stop.makes
+                for src in made.sources
+                if src != self.rank
+            }
+            # Receives first: a message that is expected need not be kept anywhere on its way.
+            letters = [
+                post(data.view(np.uint8), src, sends=False)
+                for (_, src), data in arriving.items()
+                if data.size
+            ]
+            letters += [
+                post(cells[chunk].view(np.uint8), dst, sends=True)
+                for chunk, dst in stop.sends
+                if lengths[chunk]
+            ]
+            yield letters
+            made = {
+                chunk: _folded(
+                    [cells[chunk] if src == self.rank else arriving[chunk, src] for src in sources],
+                    fold,
+                    complete=complete,
+                )
+                for chunk, sources, complete in stop.makes
+            }
+            cells.update(made)
+        return [cells[chunk] for chunk in self.due]
+
+    def walk(
+        self,
+        given: Array | None,
+        dtype: np.dtype[Any],
+        counts: Sequence[int],
+        fold: Fold,
+        post: Post,
+    ) -> list[Array]:
+        """Take all steps, waiting in each; return the chunks of the rank's output, in order."""
+        steps = self.steps(given, dtype, counts, fold, post)
+        while True:
+            try:
+                letters = next(steps)
+            except StopIteration as end:
+                output: list[Array] = end.value
+                return output
+            for letter in letters:
+                letter.wait()
+
+    def _cut(self, data: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
+        """Cut what the rank brings into its chunks."""
+        schedule, found, start = self.schedule, [], 0
+        for block in schedule.collective.before(schedule.size, schedule.root, self.rank):
+            whole = data[start : start + counts[block]]
+            start += counts[block]
+            runs = split(len(whole), schedule.parts)
+            found += [
+                (chunk, whole[run])
+                for chunk, run in zip(schedule.chunks_of(block), runs, strict=True)
+            ]
+        return found
+
+
+class OverMessages:
+    """Runs the jobs of one rank over messages, one after the other."""
+
+    def __init__(self, rank: int, post: Post) -> None:
+        self._rank, self._post = rank, post
+        self._routes: dict[Schedule, Route] = {}
+
+    def run(self, job: Job, schedule: Schedule) -> None:
+        """Walk the schedule with the job's input, and write its output."""
+        for letters in self.steps(job, schedule):
+            for letter in letters:
+                letter.wait()
+
+    def steps(self, job: Job, schedule: Schedule) -> Generator[list[Task], None, None]:
+        """Yield what must be done before it goes on, for engines that do other things meanwhile."""
+        route = self._routes.get(schedule)
+        if route is None:
+            route = self._routes[schedule] = Route.of(schedule, self._rank)
+        blocks = schedule.collective.blocks(schedule.size)
+        fold = native_fold(job.op, job.dtype, schedule.size)
+        if schedule.collective.idempotent:
+            # Nothing is brought, but somebody must be heard of: one byte for each block.
+            nothing = np.zeros(blocks, np.uint8)
+            yield from route.steps(nothing, nothing.dtype, [1] * blocks, fold, self._post)
+            return
+        given = None if job.input is None else job.input.reshape(-1)
+        output = None if job.output is None else job.output.reshape(-1)
+        array = given if given is not None else output
+        dtype = np.dtype(f"V{job.item}") if array is None else array.dtype
+        counts = list(job.counts) or [job.count] * blocks
+        parts = yield from route.steps(given, dtype, counts, fold, self._post)
+        if output is None:
+            return
+        start = 0
+        for part in parts:
+            output[start : start + len(part)] = part
+            start += len(part)
+
+
+def _made(write: Write, everyone: int) -> Made:
+    complete = len(write.sources) > 1 and write.value.ranks == everyone
+    return Made(write.cell.chunk, write.sources, complete)
+
+
+def _folded(operands: list[Array], fold: Fold, *, complete: bool) -> Array:
+    return operands[0] if len(operands) == 1 else fold(operands, complete)
+
+
+def native_fold(op: str, dtype: str, size: int) -> Fold:
+    """Return the native fold for `size` ranks; bfloat16 and pairs are bytes of known meaning."""
+
+    def fold(operands: Sequence[Array], complete: bool) -> Array:  # noqa: FBT001 - a fold's form
+        result = np.empty_like(operands[0])
+        divide_by = size if complete and op == "avg" else 0
+        if result.size:
+            sources = [operand.view(np.uint8) for operand in operands]
+            _core.fold(op, dtype, [result.view(np.uint8)], sources, divide_by)
+        return result
+
+    return fold

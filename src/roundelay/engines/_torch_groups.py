@@ -1,0 +1,160 @@
+"""What the engines on torch's process groups share: how they meet, and what their errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from roundelay.engines._end import ScheduleFor
+from roundelay.errors import (
+    CollectiveTimeout,
+    CommunicationError,
+    InvalidArgumentError,
+    PeerLost,
+)
+from roundelay.reductions import Array
+
+__all__ = ["Meeting", "Schedules", "Trouble", "as_tensor", "load_torch", "seconds"]
+
+#: Gives what finds schedules for groups of so many ranks.
+Schedules = Callable[[int], ScheduleFor]
+
+LATE = re.compile(r"timed? ?out", re.IGNORECASE)
+PLACE = re.compile(r"^\[[^\]]*:\d+\] ?")
+ADVICE = re.compile(r" This is typically caused by.*")
+PATIENCE_S = 0.5  # for the rank that found the trouble to say what it is
+
+
+def load_torch(engine: str) -> Any:  # optional, so without types
+    """Return torch, or say how to get it."""
+    try:
+        torch = importlib.import_module("torch")
+        importlib.import_module("torch.distributed")
+    except ModuleNotFoundError:
+        raise InvalidArgumentError(
+            f"The engine {engine} stands on PyTorch, which is not installed: "
+            f"pip install 'roundelay[torch]'"
+        ) from None
+    if not torch.distributed.is_available():
+        raise InvalidArgumentError(
+            f"The engine {engine} needs torch.distributed, which this torch was built without. "
+            f"Install one that has it: pip install 'roundelay[torch]'"
+        )
+    return torch
+
+
+def seconds(limit: float) -> timedelta:
+    """Return a time in torch's words, which know nothing below a millisecond."""
+    return timedelta(seconds=max(limit, 0.001))
+
+
+def as_tensor(torch: Any, array: Array) -> Any:
+    """Return the memory of a flat contiguous array as a tensor of its own."""
+    # torch warns of memory that may not be written, though it is only read here.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the processes of a group find one another, and which of them this one is."""
+
+    store: Any  # of torch: a small dictionary that every rank can reach
+    rank: int
+    size: int
+    address: str | None = None  # of this host, as others reach it; None lets torch choose
+
+    def within(self, name: str, rank: int, size: int) -> Meeting:
+        """Return the meeting of a group of some of these ranks."""
+        distributed = importlib.import_module("torch.distributed")
+        return Meeting(distributed.PrefixStore(name, self.store), rank, size, self.address)
+
+
+class Trouble:
+    """What went wrong in a group, told through its store so that all ranks raise the same."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._store, self._rank, self._size = meeting.store, meeting.rank, meeting.size
+        self.told: CommunicationError | None = None
+
+    def check(self) -> None:
+        """Raise what has gone wrong before."""
+        if self.told is not None:
+            raise type(self.told)(str(self.told)) from self.told.__cause__
+
+    def tell(self, error: CommunicationError) -> None:
+        """Let the others know, unless one of them was first."""
+        word = f"{type(error).__name__} {error}"
+        with contextlib.suppress(Exception):  # its server may be what is gone
+            if self._store.add("trouble/number", 1) == 1:
+                self._store.set("trouble/text", word)
+
+    def leave(self) -> None:
+        """Say that this rank is done, so that its end is no death."""
+        with contextlib.suppress(Exception):
+            self._store.set(f"left/{self._rank}", "1")
+
+    @contextlib.contextmanager
+    def watched(self, limit: float) -> Iterator[None]:
+        """Turn what torch raises into our errors; after the first one, nothing else is raised."""
+        self.check()
+        try:
+            yield
+        except CommunicationError as error:
+            self.told = self.told or error
+            raise
+        except RuntimeError as error:
+            raise self.explain(error, limit) from error
+
+    def explain(self, error: BaseException, limit: float) -> CommunicationError:
+        """Return what a failure of torch's means: what others told, or what can be told from it."""
+        if self.told is None:
+            self.told = self._asked() or self._own(error, limit)
+            self.told.__cause__ = error
+            self.tell(self.told)
+        return type(self.told)(str(self.told))
+
+    def _asked(self) -> CommunicationError | None:
+        end = time.monotonic() + PATIENCE_S
+        with contextlib.suppress(Exception):
+            while self._store.check(["trouble/number"]) and time.monotonic() < end:
+                if self._store.check(["trouble/text"]):
+                    kind, _, text = self._store.get("trouble/text").decode().partition(" ")
+                    late = kind == CollectiveTimeout.__name__
+                    return (CollectiveTimeout if late else PeerLost)(text)
+                time.sleep(0.01)
+        return None
+
+    def _own(self, error: BaseException, limit: float) -> CommunicationError:
+        text = _gist(error)
+        if LATE.search(text):
+            return CollectiveTimeout(
+                f"Rank {self._rank} of {self._size} waited {limit:g} s for the others. ({text})"
+            )
+        left = self._left()
+        if left:
+            who = f"Rank {left[0]} has" if len(left) == 1 else f"Ranks {_listed(left)} have"
+            return PeerLost(f"{who} finished, but rank {self._rank} still needs it. ({text})")
+        return PeerLost(
+            f"Rank {self._rank} of {self._size} lost a rank that it communicates with. ({text})"
+        )
+
+    def _left(self) -> list[int]:
+        with contextlib.suppress(Exception):
+            return [rank for rank in range(self._size) if self._store.check([f"left/{rank}"])]
+        return []
+
+
+def _gist(error: BaseException) -> str:
+    """Return what torch says without where in its source it says so, and without its advice."""
+    said = str(error).strip().splitlines()[:1] or [type(error).__name__]
+    return ADVICE.sub("", PLACE.sub("", said[0])).rstrip(". ")
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,53 @@
+"""Ranks on several hosts are started by those who can: torchrun, or mpirun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import NoReturn
+
+from roundelay.engines._mpi_start import clean_environment, find_mpirun
+from roundelay.errors import InvalidArgumentError
+
+__all__ = ["hand_over", "mpi_environment", "mpirun_command", "torchrun_command", "with_timeout"]
+
+
+def torchrun_command(size: int, options: Mapping[str, str], target: Sequence[str]) -> list[str]:
+    """Return the words by which torchrun starts `size` ranks on this host, as one of several.
+
+    >>> torchrun_command(2, {"nnodes": "2", "node_rank": "1"}, ["train.py", "--lr", "1"])[3:]
+    ['--nproc-per-node', '2', '--nnodes', '2', '--node-rank', '1', 'train.py', '--lr', '1']
+    """
+    if find_spec("torch") is None:
+        raise InvalidArgumentError(
+            "Several hosts are started by torchrun, which comes with PyTorch, and that is not "
+            "installed: pip install 'roundelay[torch]'"
+        )
+    words = ["--nproc-per-node", str(size)]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", value]
+    return [sys.executable, "-m", "torch.distributed.run", *words, *target]
+
+
+def mpirun_command(size: int, words: Sequence[str], target: Sequence[str]) -> list[str]:
+    """Return the words by which mpirun starts `size` ranks in all."""
+    return [find_mpirun(), "-n", str(size), *words, sys.executable, *target]
+
+
+def with_timeout(environ: Mapping[str, str], timeout: float | None) -> dict[str, str]:
+    """Return an environment that tells every rank how long to wait for the others."""
+    return {**environ, **({} if timeout is None else {"ROUNDELAY_TIMEOUT": repr(timeout)})}
+
+
+def mpi_environment(environ: Mapping[str, str], timeout: float | None) -> dict[str, str]:
+    """Return an environment in which mpirun may start, even from within an MPI job."""
+    return with_timeout(clean_environment(environ), timeout)
+
+
+def hand_over(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become another program: its signals, its output and its exit code are then ours."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], list(command), dict(environ))  # noqa: S606 - the user's own launcher

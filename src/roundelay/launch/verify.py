@@ -1,0 +1,77 @@
+"""`rd.verify`: see that ranks under a strategy train as one device does on the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from roundelay.communicator import Communicator
+from roundelay.errors import InvalidArgumentError
+from roundelay.launch.local import run
+
+if TYPE_CHECKING:
+    import torch
+
+    from roundelay.training._strategy import Strategy
+    from roundelay.training.precision import Precision
+    from roundelay.training.verify import Loss, MakeOptimizer, Verdict
+
+__all__ = ["verify"]
+
+
+def verify(
+    make_model: Callable[[], torch.nn.Module],
+    make_optimizer: MakeOptimizer,
+    batches: Sequence[Sequence[torch.Tensor]],
+    *,
+    loss: Loss | None = None,
+    strategy: str | Strategy = "ddp",
+    precision: str | Precision = "fp32",
+    ranks: int = 2,
+    engine: str = "threads",
+    clip: float | None = None,
+    tolerance: float | None = None,
+) -> Verdict:
+    """Train one device on the whole batches beside `ranks` ranks; tell where they first differ.
+
+    `make_optimizer` gets the parameters. `loss(model, *batch)` is the mean over the rows of a
+    batch; without it `model(*batch)` is. Rows need not divide by the ranks.
+    """
+    from roundelay.training.prepare import strategy_of  # noqa: PLC0415 - torch, only when asked for
+    from roundelay.training.verify import (  # noqa: PLC0415 - likewise
+        Difference,
+        judge,
+        rounding,
+        verify_on,
+    )
+
+    if not strategy_of(strategy).synchronous:
+        raise InvalidArgumentError(
+            f"verify compares step by step, and {strategy!r} is not synchronous: its steps depend "
+            f"on timing. Compare its loss curve instead."
+        )
+    if not batches:
+        raise InvalidArgumentError("verify needs at least one batch.")
+    model = make_model()  # once: ranks that are threads share torch's random numbers
+
+    def be_rank(comm: Communicator) -> list[tuple[int, int, str, float]]:
+        found = verify_on(
+            comm,
+            model,
+            make_optimizer,
+            batches,
+            loss=loss or (lambda model, *batch: model(*batch)),
+            strategy=strategy,
+            precision=precision,
+            clip=clip,
+        )
+        return [(one.step, one.rank, one.parameter, one.relative) for step in found for one in step]
+
+    results = [one for one in run(be_rank, ranks, engine) if one is not None]
+    return judge(
+        (Difference(*one) for result in results for one in result),
+        strategy=strategy if isinstance(strategy, str) else repr(strategy),
+        ranks=ranks,
+        steps=len(batches),
+        tolerance=rounding(model, precision) if tolerance is None else tolerance,
+    )

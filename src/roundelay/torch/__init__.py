@@ -1,0 +1,50 @@
+"""A `torch.distributed` backend named `roundelay`, for CPU tensors.
+
+`import roundelay.torch` registers it; torch 2.15 and later find it by themselves. Then
+
+    dist.init_process_group("roundelay")
+
+is all that changes in a script that was written for gloo.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch
+    import torch.distributed as _dist
+except ModuleNotFoundError as _error:
+    if _error.name is None or _error.name.partition(".")[0] != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "roundelay.torch is a backend of torch, which is not installed: "
+        "pip install 'roundelay[torch]'",
+        name=_error.name,
+    ) from None
+
+if not _dist.is_available():
+    raise ImportError(
+        "roundelay.torch is a backend of torch.distributed, which this torch was built without. "
+        "Install one that has it: pip install 'roundelay[torch]'"
+    )
+
+from roundelay.torch._group import ProcessGroup, create
+from roundelay.torch._monitored import also_for_ours
+from roundelay.torch._sites import pass_over_torch
+
+__all__ = ["BACKEND", "ProcessGroup", "register"]
+
+BACKEND = "roundelay"
+
+
+def register() -> None:
+    """Make `roundelay` known to torch.distributed; again does no harm."""
+    if BACKEND.upper() in _dist.Backend._plugins:  # noqa: SLF001 - there is no public way to ask
+        return
+    pass_over_torch()
+    _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+    _dist.monitored_barrier = also_for_ours(_dist.monitored_barrier)
+    _dist.distributed_c10d.monitored_barrier = _dist.monitored_barrier
+
+
+_ = _torch  # named above so that a missing torch is told apart from one without distributed
+register()

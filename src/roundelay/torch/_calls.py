@@ -1,0 +1,127 @@
+"""How a call of torch's becomes calls of the communicator: at once, or in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler
+
+from roundelay.communicator import Communicator
+from roundelay.errors import CollectiveTimeout, CommunicationError
+from roundelay.torch._line import Line
+from roundelay.torch._work import DONE, Done, Part, Work
+
+__all__ = ["Calls", "Step"]
+
+
+class Step(NamedTuple):
+    """One call of the communicator, and what to do once its result is there."""
+
+    verb: str
+    args: tuple[Any, ...]  # buffers, roots and names, as the verb takes them
+    options: Mapping[str, Any] = MappingProxyType({})  # likewise
+    after: Callable[[], object] | None = None
+    asks: bool = False  # makes more than one call, so that it can't simply be started
+    run: Callable[[], object] | None = None  # instead of the verb; asks
+
+
+class Calls:
+    """The part of a process group that runs steps in order."""
+
+    comm: Communicator
+    global_ranks: Sequence[int]
+
+    def __init__(self) -> None:
+        self._line = Line()
+        self._coalesced: list[Work] | None = None
+
+    def _call(
+        self, name: str, steps: Sequence[Step], tensors: Sequence[Tensor], *, waits: bool
+    ) -> Work:
+        """Run the steps; `tensors` are those that hold the result."""
+        with self._shown(name, tensors):
+            if waits:
+                self._at_once(steps)
+                work: Work = DONE if self._coalesced is None else Done(tensors)
+            else:
+                work = self._later(name, steps, tensors)
+        return self._kept(work)
+
+    def _kept(self, work: Work) -> Work:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _at_once(self, steps: Sequence[Step]) -> None:
+        if self._line.busy:
+            self._line.clear()
+        try:
+            for step in steps:
+                self._run(step)
+                if step.after is not None:
+                    step.after()
+        except CommunicationError as error:
+            self._say_who(error)
+            raise
+
+    def _later(self, name: str, steps: Sequence[Step], tensors: Sequence[Tensor]) -> Work:
+        parts: list[Part] = []
+        for step in steps:
+            if step.asks or step.run is not None or self._line.busy:
+                parts.append((self._line.join(partial(self._run, step)), step.after))
+            else:
+                started = getattr(self.comm.start, step.verb)(*step.args, **step.options)
+                parts.append((started, step.after))
+        return self._remembered(Work(name, parts, tensors, on_error=self._say_who))
+
+    def _run(self, step: Step) -> None:
+        if step.run is not None:
+            step.run()
+        elif step.verb == "scatter":
+            # At once, it would tell the shape first; both ways must make the same calls.
+            self.comm.start.scatter(*step.args, **step.options).wait()
+        else:
+            getattr(self.comm, step.verb)(*step.args, **step.options)
+
+    def _remembered(self, work: Work) -> Work:
+        """Keep track of a work under way; the group knows how."""
+        raise NotImplementedError
+
+    def _say_who(self, error: Exception) -> None:
+        """Say in torch's words what an error means: the ranks of all, and whose timeout it was."""
+        if not isinstance(error, CommunicationError):
+            return
+        ranks, text = list(self.global_ranks), str(error)
+        if isinstance(error, CollectiveTimeout):
+            text += "\n  The timeout of a group is set by init_process_group and new_group."
+        if ranks != list(range(len(ranks))):
+            text += f"\n  Ranks 0 to {len(ranks) - 1} of this group are ranks {ranks} of all."
+        error.args = (text,)
+
+    def _shown(self, name: str, tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
+        """Show a call in torch's profiler, if it runs."""
+        if not profiler._is_profiler_enabled:  # noqa: SLF001 - what record_function reads
+            return nullcontext()
+        return _Annotation(f"roundelay:{name}", tensors)
+
+
+class _Annotation(AbstractContextManager[object]):
+    """A call in the profile, with the shapes of its tensors."""
+
+    def __init__(self, name: str, tensors: Sequence[Tensor]) -> None:
+        self._name, self._tensors = name, tensors
+        self._record: Any = None  # a handle of torch's
+
+    def __enter__(self) -> object:
+        enter = torch.autograd._record_function_with_args_enter  # type: ignore[attr-defined] # noqa: SLF001
+        self._record = enter(self._name, *self._tensors)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.autograd._record_function_with_args_exit(self._record)  # type: ignore[attr-defined] # noqa: SLF001

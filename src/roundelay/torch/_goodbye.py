@@ -1,0 +1,57 @@
+"""How a rank ends, told to the others: by a goodbye, or by the exception that ended it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+from weakref import WeakSet
+
+__all__ = ["Member", "say_at_the_end"]
+
+
+class Member(Protocol):
+    """A group whose other ranks want to know."""
+
+    fail: Callable[[str, str], None]
+
+    def shutdown(self) -> None:
+        """Say goodbye."""
+
+
+class _End:
+    """The end of this process, for all of its groups."""
+
+    def __init__(self) -> None:
+        self.groups: WeakSet[Member] = WeakSet()
+        self._pid = os.getpid()
+        self._show = sys.excepthook
+        sys.excepthook = self._tell_and_show
+        atexit.register(self._leave)
+
+    def _tell_and_show(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() == self._pid:
+            word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+            for group in self.groups:
+                group.fail(word, f"{kind.__name__}: {error}")
+        self._show(kind, error, trace)
+
+    def _leave(self) -> None:
+        if os.getpid() == self._pid:
+            for group in list(self.groups):
+                group.shutdown()
+
+
+_end: list[_End] = []  # a process ends once
+
+
+def say_at_the_end(group: Member) -> None:
+    """Have the other ranks of a group told how this process ends."""
+    if not _end:
+        _end.append(_End())
+    _end[0].groups.add(group)

@@ -1,0 +1,118 @@
+"""From torch's store to a communicator: ranks tell one another where they are, and meet there.
+
+A store is all that torch hands a backend: a small dictionary that every rank can reach. Each rank
+writes its host into it. If that is one host, rank 0 adds a word that nobody can guess, and the
+ranks meet in shared memory under it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+from torch._C._distributed_c10d import Store
+
+from roundelay import _core
+from roundelay.communicator import Communicator
+from roundelay.communicator.native import NativeEnd
+from roundelay.engines._native import make_world
+from roundelay.engines._rendezvous import Job, meet
+from roundelay.errors import MeetingError
+from roundelay.tuning import host_tuning
+
+__all__ = ["Met", "host_identity", "meet_by_store"]
+
+#: Whoever differs in one of these can't be met by a path, or is kept apart from us on purpose.
+#: Not `pid`: the end of a process is noticed by a pipe, in whatever namespace it has its number.
+NAMESPACES = ("ipc", "mnt", "net", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A communicator, and how to tell its other ranks that this one fails."""
+
+    comm: Communicator
+    fail: Callable[[str, str], None]  # "failed" or "interrupted", and by what
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What rank 0 chose for the meeting of one host."""
+
+    token: str
+    folder: str
+
+
+def host_identity() -> str:
+    """Return what only processes have in common that can share memory: boot and namespaces."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    spaces = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in NAMESPACES]
+    return " ".join((boot, *spaces))
+
+
+def meet_by_store(store: Store, rank: int, size: int, *, timeout: float) -> Met:
+    """Return the communicator of the ranks that share this store. All of them call it."""
+    if size == 1:
+        world = make_world(1)
+        world.enter(0)
+        return _on_one_host(world, rank, timeout)
+    store.set(_host_key(rank), host_identity())
+    keys = [_host_key(other) for other in range(size)]
+    _await(store, keys, rank, size, timeout)
+    hosts = [store.get(key).decode() for key in keys]
+    if len(set(hosts)) > 1:
+        return _on_several_hosts(hosts, rank)
+    if rank == 0:
+        told = _Told(secrets.token_hex(16), tempfile.gettempdir())
+        store.set("roundelay/meeting", msgspec.json.encode(told).decode())
+    _await(store, ["roundelay/meeting"], rank, size, timeout)
+    told = msgspec.json.decode(store.get("roundelay/meeting"), type=_Told)
+    job = Job(f"torch\n{told.token}", size, Path(told.folder))
+    world = meet(job, rank, timeout=timeout)
+    if rank == 0:  # so that a group of the same name, made later, finds nothing of this one
+        _forget(store, [*keys, "roundelay/meeting"])
+    return _on_one_host(world, rank, timeout)
+
+
+def _on_one_host(world: _core.World, rank: int, timeout: float) -> Met:
+    end = NativeEnd(world, rank, tuning=host_tuning(world.size), timeout=timeout)
+    return Met(Communicator(end), lambda word, text: world.fail(word, rank, text))
+
+
+def _on_several_hosts(hosts: list[str], rank: int) -> Met:
+    """Join hosts; the one place that decides how."""
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    raise MeetingError(
+        f"the {len(hosts)} ranks of this group are on {len(set(hosts))} hosts (here: ranks "
+        f"{', '.join(map(str, here))}), but the backend roundelay joins ranks of one host. Start "
+        f'all ranks on one host and in one container, or use init_process_group("gloo").'
+    )
+
+
+def _host_key(rank: int) -> str:
+    return f"roundelay/host/{rank}"
+
+
+def _await(store: Store, keys: list[str], rank: int, size: int, timeout: float) -> None:
+    """Wait until all keys are there; raise who did not come."""
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+    except Exception as error:  # noqa: BLE001 - each store has its own
+        missing = [key for key in keys if not store.check([key])]
+        who = ", ".join(f"rank {key.rpartition('/')[2]}" for key in missing if "host" in key)
+        raise MeetingError(
+            f"rank {rank} of {size} waited {timeout:g} s, but {who or 'rank 0'} did not reach "
+            f"init_process_group or new_group. See whether it started, or allow more time with "
+            f"timeout. ({type(error).__name__})"
+        ) from None
+
+
+def _forget(store: Store, keys: list[str]) -> None:
+    for key in keys:
+        with suppress(Exception):  # not every store can delete, and none need
+            store.delete_key(key)

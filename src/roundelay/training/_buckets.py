@@ -1,0 +1,83 @@
+"""Gradients side by side in a few long buffers, so that each is one message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from roundelay.communicator import Communicator
+
+__all__ = ["Bucket", "Place", "make_buckets", "shared_tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one parameter's gradient lies."""
+
+    index: int  # of the parameter
+    start: int  # in its bucket
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+
+class Bucket:
+    """The gradients of some parameters, one after the other in memory that all ranks reach."""
+
+    def __init__(self, flat: torch.Tensor, places: Sequence[Place]) -> None:
+        self.flat = flat
+        self.places = list(places)
+        self.missing = {place.index for place in places}
+
+    def view(self, place: Place) -> torch.Tensor:
+        """Return one gradient where it lies."""
+        return self.flat[place.start : place.start + place.numel].view(place.shape)
+
+    def expect_all(self) -> None:
+        """Begin another backward pass."""
+        self.missing = {place.index for place in self.places}
+
+
+def make_buckets(
+    comm: Communicator,
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    *,
+    order: Sequence[int],
+    most_bytes: int,
+) -> list[Bucket]:
+    """Cut the gradients, in this order, into buckets of one dtype and about so many bytes."""
+    runs: list[list[int]] = []
+    filled = 0
+    for index in order:
+        nbytes = math.prod(shapes[index]) * dtypes[index].itemsize
+        if not runs or dtypes[runs[-1][0]] != dtypes[index] or filled + nbytes > most_bytes:
+            runs.append([])
+            filled = 0
+        runs[-1].append(index)
+        filled += nbytes
+    buckets = []
+    for run in runs:
+        places, start = [], 0
+        for index in run:
+            places.append(Place(index, start, tuple(shapes[index])))
+            start += math.prod(shapes[index])
+        buckets.append(Bucket(shared_tensor(comm, start, dtypes[run[0]], device), places))
+    return buckets
+
+
+def shared_tensor(
+    comm: Communicator, numel: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return memory where collectives need no copy: in the arena, or on the device."""
+    if device.type != "cpu":
+        return torch.zeros(numel, dtype=dtype, device=device)
+    memory = torch.from_numpy(comm.empty(numel * dtype.itemsize, "uint8"))
+    return memory.view(dtype).zero_()

@@ -1,0 +1,156 @@
+"""What a rank writes of a checkpoint and takes back: stretches of parameters, with their state.
+
+Each strategy says which stretches are whose. A checkpoint knows parameters by name and elements by
+their place in the flattened parameter, so what was cut one way is read back cut another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from roundelay.training._setup import Setup
+
+__all__ = [
+    "Part",
+    "Saved",
+    "by_element",
+    "divided",
+    "hand_out",
+    "named",
+    "restore_state",
+    "restore_whole",
+    "stretch",
+]
+
+#: State that is one number for a whole parameter, also where that has one element itself.
+NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Elements `start` to `stop` of one flattened parameter, and what the optimizer has on them.
+
+    State is split like the parameter where it has as many elements (`elements`), or belongs to the
+    parameter as a whole (`whole`); the latter is written by whoever has element 0.
+    """
+
+    name: str
+    start: int
+    stop: int
+    values: torch.Tensor
+    elements: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    whole: Mapping[str, Any] = field(default_factory=dict)  # Any: what optimizers keep
+
+
+class Saved(Protocol):
+    """A checkpoint, as strategies read it."""
+
+    def values(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Return some elements of a flattened parameter."""
+
+    def state(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Return the optimizer's state on these elements, flat."""
+
+    def whole_state(self, name: str) -> dict[str, Any]:
+        """Return the optimizer's state that belongs to the whole parameter."""
+
+
+def by_element(key: str, value: object, tensor: torch.Tensor) -> bool:
+    """Tell whether a piece of state has an element for each of the tensor's."""
+    return isinstance(value, torch.Tensor) and value.shape == tensor.shape and key not in NUMBERS
+
+
+def stretch(
+    name: str, tensor: torch.Tensor, state: Mapping[str, Any], start: int, stop: int, *, at: int = 0
+) -> Part:
+    """Return elements `start` to `stop` of a parameter, which lie at `at` in this tensor.
+
+    The state is what the optimizer has on the tensor.
+    """
+    inside = slice(at, at + stop - start)
+    split = {key: value for key, value in state.items() if by_element(key, value, tensor)}
+    whole = {key: value for key, value in state.items() if key not in split}
+    return Part(
+        name,
+        start,
+        stop,
+        tensor.detach().reshape(-1)[inside],
+        {key: value.detach().reshape(-1)[inside] for key, value in split.items()},
+        whole if start == 0 else {},
+    )
+
+
+def divided(setup: Setup, tensors: Mapping[str, torch.Tensor] | None = None) -> Iterator[Part]:
+    """Yield this rank's even share of what every rank has whole: everything, or these."""
+    tensors = named(setup) if tensors is None else tensors
+    total = sum(tensor.numel() for tensor in tensors.values())
+    size, rank = setup.comm.size, setup.comm.rank
+    low, high = total * rank // size, total * (rank + 1) // size
+    first = 0
+    for name, tensor in tensors.items():
+        last = first + tensor.numel()
+        start, stop = max(first, low), min(last, high)
+        # A parameter of no elements belongs to the first rank.
+        if start < stop or (tensor.numel() == 0 and rank == 0):
+            state = setup.optimizer.state.get(tensor, {})
+            yield stretch(name, tensor, state, start - first, stop - first, at=start - first)
+        first = last
+
+
+def named(setup: Setup) -> dict[str, torch.Tensor]:
+    """Return what is written of each parameter: what the optimizer steps on, or a frozen one."""
+    tensors: dict[str, torch.Tensor] = dict(setup.model.named_parameters())
+    for one, stepped in zip(setup.parameters, setup.stepped, strict=True):
+        tensors[one.name] = stepped
+    return tensors
+
+
+@torch.no_grad()
+def restore_whole(setup: Setup, saved: Saved) -> None:
+    """Read everything, where every rank has it whole."""
+    for name, tensor in named(setup).items():
+        tensor.copy_(saved.values(name, 0, tensor.numel()).view(tensor.shape))
+    for one, tensor in zip(setup.parameters, setup.stepped, strict=True):
+        restore_state(setup.optimizer, tensor, saved, one.name, 0, tensor.numel())
+
+
+def restore_state(
+    optimizer: torch.optim.Optimizer,
+    tensor: torch.Tensor,
+    saved: Saved,
+    name: str,
+    start: int,
+    stop: int,
+) -> None:
+    """Give the optimizer the state that a checkpoint has on these elements, on this tensor."""
+    group = next(
+        group for group in optimizer.param_groups if any(one is tensor for one in group["params"])
+    )
+    on_device = bool(group.get("capturable") or group.get("fused"))
+    found: dict[str, Any] = {
+        key: value.view(tensor.shape).to(tensor.device, tensor.dtype, copy=True)
+        if value.is_floating_point()
+        else value.view(tensor.shape).to(tensor.device)
+        for key, value in saved.state(name, start, stop).items()
+    }
+    for key, value in saved.whole_state(name).items():
+        # Numbers stay on the CPU, as torch keeps them, unless its kernels want them there.
+        moves = isinstance(value, torch.Tensor) and (key not in NUMBERS or on_device)
+        found[key] = value.to(tensor.device) if moves else value
+    if found:
+        optimizer.state[tensor] = found
+    else:
+        optimizer.state.pop(tensor, None)
+
+
+@torch.no_grad()
+def hand_out(setup: Setup) -> None:
+    """Round whole master weights into the model, if there are any."""
+    if setup.masters is not None:
+        for one, master in zip(setup.parameters, setup.masters, strict=True):
+            one.tensor.copy_(master)

@@ -1,0 +1,103 @@
+"""Python values as JSON that gives back the very same values; tensors go into files of their own.
+
+JSON has no tuples, no infinities and no keys but strings. What it lacks is written as an object
+with the key "!". What has no form at all is refused by its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from roundelay.errors import CheckpointError, UnsendableError
+
+__all__ = ["pack", "unpack"]
+
+SMALL = range(-(1 << 63), 1 << 63)
+DEEPEST = 50
+
+
+def pack(value: object, put: Callable[[torch.Tensor], str], what: str, *, depth: int = 0) -> Any:
+    """Return a value in words of JSON; `put` keeps a tensor and says by which name.
+
+    >>> pack((1, float("inf")), str, "it")
+    {'!': 'tuple', 'of': [1, {'!': 'float', 'of': 'inf'}]}
+    """
+    if depth > DEEPEST:
+        raise UnsendableError(f"{what} is more than {DEEPEST} containers deep. Flatten it.")
+    if isinstance(value, torch.Tensor):
+        return {"!": "tensor", "of": put(value)}
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _pack_numpy(value, put, what)
+    if value is None or type(value) in (bool, str) or (type(value) is int and value in SMALL):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"!": "float", "of": repr(value)}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        items = [pack(one, put, f"{what}[{at}]", depth=depth + 1) for at, one in enumerate(value)]
+        return items if type(value) is list else {"!": "tuple", "of": items}
+    if isinstance(value, dict):
+        return _pack_dict(value, put, what, depth)
+    raise UnsendableError(
+        f"{what} is a {type(value).__name__}, which a checkpoint has no form for. It takes "
+        f"numbers, strings, lists, tuples, dicts, arrays and tensors."
+    )
+
+
+def _pack_dict(
+    value: dict[Any, Any], put: Callable[[torch.Tensor], str], what: str, depth: int
+) -> Any:
+    items = {key: pack(one, put, f"{what}[{key!r}]", depth=depth + 1) for key, one in value.items()}
+    if type(value) is dict and all(type(key) is str for key in items) and "!" not in items:
+        return items
+    if type(value) not in (dict, Counter):
+        raise UnsendableError(
+            f"{what} is a {type(value).__name__}; a checkpoint takes plain dicts and Counters."
+        )
+    pairs = [[pack(key, put, f"a key of {what}", depth=depth + 1), one]
+             for key, one in items.items()]  # fmt: skip
+    return {"!": "counter" if type(value) is Counter else "pairs", "of": pairs}
+
+
+def _pack_numpy(value: Any, put: Callable[[torch.Tensor], str], what: str) -> Any:
+    if isinstance(value, np.generic):
+        return pack(value.item(), put, what)  # a plain number does the same
+    try:
+        tensor = torch.from_numpy(np.array(value, order="C"))
+    except TypeError:
+        raise UnsendableError(
+            f"{what} is an array of {value.dtype}, which a checkpoint has no form for."
+        ) from None
+    return {"!": "array", "of": put(tensor)}
+
+
+def unpack(plain: Any, get: Callable[[str], Any]) -> Any:  # noqa: PLR0911 - one per kind
+    """Return the value that JSON stands for; `get` finds a tensor by its name.
+
+    >>> unpack({"!": "tuple", "of": [1, {"!": "float", "of": "inf"}]}, None)
+    (1, inf)
+    """
+    if isinstance(plain, list):
+        return [unpack(one, get) for one in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if "!" not in plain:
+        return {key: unpack(one, get) for key, one in plain.items()}
+    kind: Any = plain["!"]
+    of: Any = plain.get("of")
+    if kind in ("tensor", "array") and isinstance(of, str):
+        tensor = get(of)
+        return tensor if kind == "tensor" else tensor.numpy()
+    if kind == "tuple":
+        return tuple(unpack(one, get) for one in of)
+    if kind == "float" and of in ("nan", "inf", "-inf"):
+        return float(of)
+    if kind in ("pairs", "counter"):
+        pairs = {unpack(key, get): unpack(one, get) for key, one in of}
+        return Counter(pairs) if kind == "counter" else pairs
+    raise CheckpointError(f"The checkpoint has a value of the unknown kind {kind!r}.")

@@ -1,0 +1,145 @@
+"""What one rank writes of a checkpoint, and how the ranks' accounts make one manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from roundelay.training import _checkpoint_format as form
+from roundelay.training._checkpoint_files import Disk, write_tensors
+from roundelay.training._checkpoint_format import Entry, File, Group, Manifest, Where
+from roundelay.training._checkpoint_random import random_state
+from roundelay.training._checkpoint_values import pack
+from roundelay.training._run import Run
+
+__all__ = ["Sheet", "buffers_of", "gather_up", "modules_with_extra", "write_rank"]
+
+
+class Sheet(msgspec.Struct):
+    """One rank's account of what it has written."""
+
+    file: File | None = None
+    stretches: dict[str, list[tuple[int, int]]] = {}  # of parameters
+    elements: dict[str, list[str]] = {}  # the state there is on each
+    whole: dict[str, dict[str, Any]] = {}
+    tensors: dict[str, list[int]] = {}  # shapes
+    random: Any = None
+    more: dict[str, Any] = {}  # what the first rank says for all
+
+
+def write_rank(run: Run, disk: Disk, folder: Path, say: dict[str, Any]) -> bytes:
+    """Write this rank's file; return its account, for the first rank. `say` is what all share."""
+    sheet, tensors = Sheet(), dict[str, torch.Tensor]()
+    rank = run.comm.rank
+
+    def put(tensor: torch.Tensor) -> str:
+        name = f"{rank}.{len(sheet.tensors)}"
+        sheet.tensors[name] = list(tensor.shape)
+        tensors[f"value/{name}@0"] = tensor.detach().reshape(-1)
+        return name
+
+    for part in run.sharing.to_save():
+        sheet.stretches.setdefault(part.name, []).append((part.start, part.stop))
+        tensors[f"parameter/{part.name}@{part.start}"] = part.values
+        sheet.elements[part.name] = list(part.elements)
+        for key, values in part.elements.items():
+            tensors[f"state.{key}/{part.name}@{part.start}"] = values
+        if part.whole:
+            sheet.whole[part.name] = {
+                key: pack(value, put, f"the optimizer's {key} of {part.name}")
+                for key, value in part.whole.items()
+            }
+    sheet.random = pack(random_state(), put, "the state of random numbers")
+    if rank == 0:
+        for name, buffer in buffers_of(run.setup.model):
+            tensors[f"buffer/{name}@0"] = buffer.detach().reshape(-1)
+        sheet.more = {key: pack(value, put, key) for key, value in say.items()}
+    sheet.file = write_tensors(disk, folder / f"rank-{rank:05}.safetensors", tensors)
+    return msgspec.json.encode(sheet)
+
+
+def gather_up(run: Run, folder: str, accounts: Sequence[bytes]) -> Manifest:
+    """Make one manifest of what all ranks have written."""
+    sheets = [msgspec.json.decode(text, type=Sheet) for text in accounts]
+    shapes = {name: list(one.shape) for name, one in run.setup.model.named_parameters()}
+    more, setup = sheets[0].more, run.setup
+    where = {
+        name: sorted(
+            (Where(rank, start, stop) for rank, sheet in enumerate(sheets)
+             for start, stop in sheet.stretches.get(name, [])),
+            key=lambda one: (one.start, one.stop),
+        )
+        for name in shapes
+    }  # fmt: skip
+    kinds = {name: kinds for sheet in sheets for name, kinds in sheet.elements.items()}
+    return form.new(
+        ranks=len(sheets),
+        strategy=type(run.strategy).__name__,
+        optimizer=optimizer_word(setup.optimizer),
+        steps=run.steps,
+        folder=folder,
+        files=[sheet.file for sheet in sheets],
+        parameters={name: Entry(shape, where[name]) for name, shape in shapes.items()},
+        aliases=aliases_of(setup.model),
+        buffers={
+            name: Entry(list(one.shape), [Where(0, 0, one.numel())])
+            for name, one in buffers_of(setup.model)
+        },
+        elements={
+            name: {key: Entry(shapes[name], where[name]) for key in found}
+            for name, found in kinds.items()
+            if found
+        },
+        whole={name: found for sheet in sheets for name, found in sheet.whole.items()},
+        groups=[
+            Group([one.name for one in setup.parameters if one.group == number], options)
+            for number, options in enumerate(more["groups"])
+        ],
+        modules=more["modules"],
+        tensors={
+            name: Entry(shape, [Where(rank, 0, torch.Size(shape).numel())])
+            for rank, sheet in enumerate(sheets)
+            for name, shape in sheet.tensors.items()
+        },
+        random=[sheet.random for sheet in sheets],
+        scaler=None if setup.scaler is None else setup.scaler.state(),
+        scheduler=more["scheduler"],
+        extra=more["extra"],
+    )
+
+
+def optimizer_word(optimizer: torch.optim.Optimizer) -> str:
+    """Return the name of the class that the user chose."""
+    return type(optimizer).__name__
+
+
+def aliases_of(model: torch.nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that have several, each with the first."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(one), name) != name:
+            found[name] = first[id(one)]
+    return found
+
+
+def buffers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that belong to a model's state, each once."""
+    seen = set()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            own = name.rpartition(".")[2]
+            if own not in module._non_persistent_buffers_set and id(buffer) not in seen:  # noqa: SLF001 - torch has no other way to ask
+                seen.add(id(buffer))
+                yield name, buffer
+
+
+def modules_with_extra(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the modules that have state beside parameters and buffers."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            yield name, module

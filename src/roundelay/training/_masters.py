@@ -1,0 +1,189 @@
+"""Master weights: what the optimizer steps on while the model computes in half precision.
+
+For strategies in which a rank steps on whole parameters. Gradients stay as they were reduced until
+the step, or clipping, needs them in the masters' dtype; after the step those copies go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from roundelay.errors import InvalidArgumentError
+from roundelay.training._refused import Refused
+from roundelay.training._setup import Setup
+from roundelay.training.precision import cast_model, master_dtype
+
+__all__ = ["Masters", "make_masters", "repoint"]
+
+WHY = (
+    "The gradients of this step are kept for the master weights: scaled, or in another dtype than "
+    "the parameter. Use optimizer.clip_grad_norm_(…) in place of torch's, and call zero_grad() "
+    "before the next backward pass, or put all but the last one into `with rd.accumulate(model)`."
+)
+
+
+class Masters:
+    """One master for each trained parameter of a model, and the gradients that wait for it."""
+
+    def __init__(self, setup: Setup, tensors: Sequence[torch.Tensor]) -> None:
+        self._setup = setup
+        self._halves: list[torch.Tensor] = [one.tensor for one in setup.parameters]
+        self.tensors = list(tensors)
+        self._waiting: list[torch.Tensor | None] = [None] * len(self.tensors)
+        self._factor = 1.0  # what the waiting gradients are still to be multiplied with
+        self._ready = False  # whether the masters have their gradients
+
+    # ---- gradients
+
+    def give(self, grads: Sequence[torch.Tensor | None], *, factor: float | None = None) -> None:
+        """Take the gradients of all ranks, one for each parameter, as they were reduced.
+
+        A gradient that is right as it is stays where torch users look for it, in `.grad` of the
+        parameter, and may be changed there; any other is out of reach.
+        """
+        self._waiting = list(grads)
+        self._factor = 1.0 if factor is None else factor
+        self._ready = False
+        open_to_all = factor is None and self._setup.scaler is None
+        for half, grad in zip(self._halves, self._waiting, strict=True):
+            half.grad = grad if grad is None or (open_to_all and grad.dtype == half.dtype) else (
+                Refused(half, WHY)
+            )  # fmt: skip
+
+    def ready(self) -> None:
+        """Bring the gradients to the masters: in their dtype, unscaled, ready for the step."""
+        if self._ready:
+            return
+        self._ready = True
+        grads = []
+        for index, (half, master) in enumerate(zip(self._halves, self.tensors, strict=True)):
+            grad = self._waiting[index]
+            if half.grad is None or not isinstance(half.grad, Refused):
+                grad = half.grad  # the user may have changed it, or taken it away
+            master.grad = None if grad is None else grad.to(master.dtype, copy=True)
+            if master.grad is not None:
+                grads.append(master.grad)
+        if self._setup.scaler is not None:
+            self._setup.scaler.unscale(grads, self._factor)
+        elif self._factor != 1.0 and grads:
+            torch._foreach_mul_(grads, self._factor)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients, now or when they get to the masters."""
+        if self._ready:
+            for master in self.tensors:
+                if master.grad is not None:
+                    master.grad.mul_(factor)
+            return
+        self._factor *= factor
+        for index, half in enumerate(self._halves):
+            if half.grad is not None and not isinstance(half.grad, Refused):
+                self._waiting[index] = half.grad
+                half.grad = Refused(half, WHY)
+
+    def norm(self, norm_type: float) -> float:
+        """Return the norm of the gradients that the optimizer will see."""
+        self.ready()
+        grads = [master.grad for master in self.tensors if master.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads, norm_type))
+
+    def leave(self) -> None:
+        """Copy the gradients out of memory that is about to be used for others."""
+        for index, grad in enumerate(self._waiting):
+            if grad is not None:
+                self._waiting[index] = copy = grad.clone()
+                if self._halves[index].grad is grad:
+                    self._halves[index].grad = copy
+
+    def refuse_more(self) -> None:
+        """Refuse a backward pass that would add to gradients that are out of reach."""
+        if any(isinstance(half.grad, Refused) for half in self._halves):
+            raise InvalidArgumentError(WHY)
+
+    def forget(self) -> None:
+        """Let go of all gradients."""
+        self._waiting = [None] * len(self.tensors)
+        self._ready, self._factor = False, 1.0
+        for half, master in zip(self._halves, self.tensors, strict=True):
+            half.grad = master.grad = None
+
+    # ---- weights
+
+    def hand_out(self) -> None:
+        """Round the masters into the model, after a step."""
+        self._ready = False
+        for master in self.tensors:
+            master.grad = None
+        if self.tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(self._halves, self.tensors)
+
+    def held(self) -> list[torch.Tensor]:
+        """Return the gradients that wait in half precision."""
+        return [grad for grad in self._waiting if grad is not None]
+
+
+def make_masters(setup: Setup) -> Masters | None:
+    """Cast the model and point its optimizer at masters; None where precision is not mixed.
+
+    The masters are `setup.masters` from then on.
+    """
+    if not setup.precision.mixed:
+        return None
+    tensors = [
+        one.tensor.detach().to(master_dtype(one.tensor.dtype), copy=True)
+        for one in setup.parameters
+    ]
+    cast_model(setup.model, setup.precision)
+    repoint(setup.optimizer, [one.tensor for one in setup.parameters], tensors)
+    setup.masters = list(tensors)
+    _follow_loading(setup, tensors)
+    return Masters(setup, tensors)
+
+
+def _follow_loading(setup: Setup, tensors: Sequence[torch.Tensor]) -> None:
+    """Have `model.load_state_dict` reach the masters, which would undo it at the next step."""
+    masters = {
+        name: tensor
+        for one, tensor in zip(setup.parameters, tensors, strict=True)
+        for name in one.names
+    }
+
+    def follow(
+        _: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, *__: object
+    ) -> None:
+        for name, tensor in masters.items():
+            loaded = state.get(prefix + name)
+            if loaded is not None and loaded.shape == tensor.shape:  # torch tells if it is not
+                tensor.copy_(loaded)
+
+    setup.model.register_load_state_dict_pre_hook(follow)  # type: ignore[no-untyped-call]
+
+
+def repoint(
+    optimizer: torch.optim.Optimizer,
+    before: Sequence[torch.Tensor],
+    after: Sequence[torch.Tensor],
+) -> None:
+    """Have an optimizer step on other tensors, one for one; options and state go along."""
+    other = {id(old): new for old, new in zip(before, after, strict=True)}
+    for group in optimizer.param_groups:
+        # In place, since some optimizers know the list.
+        group["params"][:] = [other.get(id(one), one) for one in group["params"]]
+    for old, new in zip(before, after, strict=True):
+        if old in optimizer.state:
+            optimizer.state[new] = {
+                key: value.to(new.dtype) if _goes_with(value, new) else value
+                for key, value in optimizer.state.pop(old).items()
+            }
+
+
+def _goes_with(value: object, tensor: torch.Tensor) -> bool:
+    """Tell whether a piece of state has an element for each of the tensor's."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.shape == tensor.shape
+        and value.is_floating_point()
+    )

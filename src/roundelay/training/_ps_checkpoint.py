@@ -1,0 +1,143 @@
+"""What servers that update parameters have in a checkpoint: workers fetch it, and bring it back.
+
+One parameter with its state is one message of plain values and arrays, so that neither side holds
+more than one of them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from roundelay.training._checkpoint_parts import Part, Saved, divided, named, restore_state, stretch
+from roundelay.training._setup import Setup
+
+if TYPE_CHECKING:
+    from roundelay.training._ps_layout import Share
+    from roundelay.training._ps_line import Line
+    from roundelay.training._ps_server import Updates
+
+__all__ = ["bring", "fetch", "packed", "put_back"]
+
+
+def fetch(setup: Setup, line: Line, shares: Sequence[Share], *, dedicated: bool) -> Iterator[Part]:
+    """Yield the parameters of the servers that this worker asks, and its share of frozen ones."""
+    for place in _mine(setup, line, dedicated=dedicated):
+        for index, message in zip(shares[place].indexes, line.fetch(place), strict=True):
+            values, state = _unpacked(message)
+            name = setup.parameters[index].name
+            yield stretch(name, values, state, 0, values.numel())
+    yield from divided(setup, _frozen(setup))
+
+
+@torch.no_grad()
+def bring(
+    setup: Setup, line: Line, shares: Sequence[Share], saved: Saved, *, dedicated: bool
+) -> None:
+    """Have the servers that this worker asks take back theirs; frozen ones are for all workers."""
+    messages = {}
+    for place in _mine(
+        setup, line, dedicated=dedicated
+    ):  # all are read before any server is asked to wait for one
+        messages[place] = [_read(setup, saved, index) for index in shares[place].indexes]
+    for name, tensor in _frozen(setup).items():
+        tensor.copy_(saved.values(name, 0, tensor.numel()).view(tensor.shape))
+    for place, listed in messages.items():
+        line.bring(place, listed)
+
+
+def _mine(setup: Setup, line: Line, *, dedicated: bool) -> list[int]:
+    """Return which servers this worker asks: the one on its rank, or its share of all."""
+    comm, count = setup.comm, len(line.servers)
+    if dedicated:
+        return list(range(comm.rank, count, comm.size))
+    return [place for place in range(count) if line.servers[place] == comm.rank]
+
+
+def _frozen(setup: Setup) -> dict[str, torch.Tensor]:
+    trained = {one.name for one in setup.parameters}
+    return {name: one for name, one in named(setup).items() if name not in trained}
+
+
+def _read(setup: Setup, saved: Saved, index: int) -> dict[str, Any]:
+    one = setup.parameters[index]
+    count = one.tensor.numel()
+    return {
+        "values": _array(saved.values(one.name, 0, count).view(one.tensor.shape)),
+        "elements": {
+            key: _array(value.view(one.tensor.shape))
+            for key, value in saved.state(one.name, 0, count).items()
+        },
+        "whole": {key: _array(value) for key, value in saved.whole_state(one.name).items()},
+    }
+
+
+# ---- at a server
+
+
+def packed(updates: Updates, number: int) -> dict[str, Any]:
+    """Return one parameter with its state as it goes to a worker."""
+    tensor = updates.parameters[number]
+    state = updates.optimizer.state.get(tensor, {})
+    return {
+        "values": _array(tensor),
+        "elements": {},
+        "whole": {key: _array(value) for key, value in state.items()},
+    }
+
+
+def put_back(updates: Updates, number: int, message: dict[str, Any]) -> None:
+    """Take one parameter with its state from a worker."""
+    tensor = updates.parameters[number]
+    tensor.copy_(_tensor(message["values"]))
+    restore_state(updates.optimizer, tensor, _Message(message), "", 0, tensor.numel())
+
+
+class _Message:
+    """A message, as `restore_state` reads a checkpoint."""
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        self._message = message
+
+    def values(self, name: str, start: int, stop: int) -> torch.Tensor:  # noqa: ARG002
+        """Return the elements, flat."""
+        flat: torch.Tensor = _tensor(self._message["values"]).reshape(-1)
+        return flat[start:stop]
+
+    def state(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        """Return the state on these elements, flat."""
+        elements = self._message["elements"]
+        return {key: _tensor(one).reshape(-1)[start:stop] for key, one in elements.items()}
+
+    def whole_state(self, name: str) -> dict[str, Any]:  # noqa: ARG002
+        """Return the state of the whole parameter."""
+        return {key: _tensor(one) for key, one in self._message["whole"].items()}
+
+
+def _unpacked(message: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+    state = {**message["elements"], **message["whole"]}
+    return _tensor(message["values"]), {key: _tensor(one) for key, one in state.items()}
+
+
+# ---- tensors as arrays, which go anywhere
+
+
+def _array(value: Any) -> Any:  # Any: a tensor, a number, or several of them
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        kind = str(value.dtype).removeprefix("torch.")
+        return {"dtype": kind, "shape": list(value.shape), "of": flat.view(torch.uint8).numpy()}
+    if isinstance(value, list):
+        return [_array(one) for one in value]
+    return value
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, dict):
+        flat = torch.from_numpy(value["of"].copy()).view(getattr(torch, value["dtype"]))
+        return flat.view(value["shape"])
+    if isinstance(value, list):
+        return [_tensor(one) for one in value]
+    return value

@@ -1,0 +1,66 @@
+"""Which server keeps which parameters, and how these lie side by side in a message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["Share", "divide"]
+
+
+def divide(nbytes: Sequence[int], parts: int) -> list[list[int]]:
+    """Divide whole items between parts as evenly as the largest ones allow.
+
+    The largest item goes first, each to the part that has the least so far.
+
+    >>> divide([100, 10, 60, 50, 10], 2)
+    [[0, 1, 4], [2, 3]]
+    """
+    given: list[list[int]] = [[] for _ in range(parts)]
+    filled = [0] * parts
+    for item in sorted(range(len(nbytes)), key=lambda item: (-nbytes[item], item)):
+        part = min(range(parts), key=lambda part: (filled[part], part))
+        given[part].append(item)
+        filled[part] += nbytes[item]
+    return [sorted(items) for items in given]
+
+
+class Share:
+    """The parameters of one server, one after the other in a buffer for each dtype."""
+
+    def __init__(
+        self,
+        indexes: Sequence[int],
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
+    ) -> None:
+        self.indexes = list(indexes)  # of the parameters; shapes and dtypes are theirs alone
+        self.device = device
+        self._places: list[tuple[int, int, tuple[int, ...]]] = []  # buffer, start, shape
+        self._kinds = list(dict.fromkeys(dtypes))
+        self._lengths = [0] * len(self._kinds)
+        for shape, dtype in zip(shapes, dtypes, strict=True):
+            buffer = self._kinds.index(dtype)
+            self._places.append((buffer, self._lengths[buffer], shape))
+            self._lengths[buffer] += math.prod(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How much all of them take."""
+        return sum(kind.itemsize * length
+                   for kind, length in zip(self._kinds, self._lengths, strict=True))  # fmt: skip
+
+    def make(self) -> list[torch.Tensor]:
+        """Return buffers for all of them."""
+        return [torch.zeros(length, dtype=kind, device=self.device)
+                for kind, length in zip(self._kinds, self._lengths, strict=True)]  # fmt: skip
+
+    def views(self, buffers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return each parameter's part of the buffers."""
+        return [
+            buffers[buffer][start : start + math.prod(shape)].view(shape)
+            for buffer, start, shape in self._places
+        ]

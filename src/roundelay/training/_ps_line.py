@@ -1,0 +1,223 @@
+"""A worker's line to the servers: one question to all of them at once, and their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from roundelay.errors import CommunicationError
+from roundelay.training._ps_layout import Share
+from roundelay.training._ps_messages import (
+    DATA,
+    GOODBYE,
+    REPLY,
+    REQUEST,
+    TEXT,
+    Kind,
+    Reply,
+    Request,
+    Status,
+    as_error,
+    as_text,
+)
+from roundelay.training._ps_server import EVER, WITH_GRADIENTS, Mails, Server
+from roundelay.training._strategy import Volume
+
+__all__ = ["Line"]
+
+
+class Line:
+    """What one worker needs to talk to all servers, one of which may be on its own rank."""
+
+    def __init__(
+        self,
+        mails: Mails,
+        *,
+        servers: Sequence[int],
+        workers: int,
+        grads: Sequence[Share],
+        values: Sequence[Share] | None,
+        options: int,
+    ) -> None:
+        self._mails, self.servers = mails, list(servers)
+        self._counts = [len(share.indexes) for share in grads]
+        self.out = [share.make() for share in grads]
+        self.grads_in = [share.make() for share in grads] if values is None else []
+        self.values_in = [] if values is None else [share.make() for share in values]
+        self._asked = [np.zeros(Request.room(count, options)) for count in self._counts]
+        self._told = [np.zeros(Reply.room(count, workers)) for count in self._counts]
+        self._under_way: list[Any] = []  # letters, which need their memory until they are done
+        self._data: list[int] = []  # how many buffers each answer brings
+        self._parted = False
+        self._others = workers - 1
+        self._moved = [0, 0]  # bytes to and from other ranks
+        self._own: tuple[Server, threading.Thread] | None = None
+
+    def serve_here(self, server: Server) -> None:
+        """Let a server work beside this worker, in a thread."""
+        thread = threading.Thread(
+            target=_serve, args=(server,), name="roundelay-server", daemon=True
+        )
+        self._own = server, thread
+        thread.start()
+
+    # ---- questions
+
+    def begin(self, requests: Request | Sequence[Request], takes: str = "") -> None:
+        """Ask every server; `takes` says what its answer brings: "", "grads" or "values".
+
+        Places for all answers are made ready first: no server need wait for another one's answer
+        to be taken.
+        """
+        listed = [requests] * len(self.servers) if isinstance(requests, Request) else requests
+        into = self._into(takes)
+        asks, answers = self._mails.asks, self._mails.answers
+        self._under_way = []
+        for place, server in enumerate(self.servers):
+            self._under_way.append(answers.start.recv(self._told[place], server, REPLY))
+            for number, buffer in enumerate(into[place]):
+                self._under_way.append(answers.start.recv(buffer, server, DATA + number))
+        for place, (server, request) in enumerate(zip(self.servers, listed, strict=True)):
+            request.write(self._asked[place], self._counts[place])
+            self._under_way.append(asks.start.send(self._asked[place], server, REQUEST))
+            if request.kind in WITH_GRADIENTS:
+                for number, buffer in enumerate(self.out[place]):
+                    self._under_way.append(asks.start.send(buffer, server, DATA + number))
+        self._data = [len(buffers) for buffers in into]
+        for place, (server, request) in enumerate(zip(self.servers, listed, strict=True)):
+            if server != asks.rank:
+                out = self.out[place] if request.kind in WITH_GRADIENTS else []
+                self._moved[0] += self._asked[place].nbytes + sum(one.nbytes for one in out)
+                self._moved[1] += self._told[place].nbytes + sum(one.nbytes for one in into[place])
+
+    def _into(self, takes: str) -> list[list[torch.Tensor]]:
+        nothing: list[list[torch.Tensor]] = [[] for _ in self.servers]
+        return {"": nothing, "grads": self.grads_in, "values": self.values_in}[takes]
+
+    def finish(self) -> list[Reply]:
+        """Wait for the answers of all servers; raise what any of them has to tell."""
+        replies = []
+        letters = iter(self._under_way)
+        for place, server in enumerate(self.servers):
+            next(letters).wait()
+            reply = Reply.read(self._told[place])
+            if reply.status == Status.FAILED:
+                self._raise(server, reply.length)
+            for _ in range(self._data[place]):
+                next(letters).wait()
+            replies.append(reply)
+        for letter in letters:
+            letter.wait()
+        return replies
+
+    def ask(self, requests: Request | Sequence[Request], takes: str = "") -> list[Reply]:
+        """Ask every server and wait for all answers."""
+        self.begin(requests, takes)
+        return self.finish()
+
+    def _raise(self, server: int, length: int) -> None:
+        text = np.empty(length, np.uint8)
+        self._mails.answers.recv(text, server, TEXT)
+        if self._own is not None and self._mails.asks.rank == server:
+            own = self._own[0].error
+            if own is not None:
+                raise own
+        raise as_error(text, server)
+
+    # ---- checkpoints
+
+    def fetch(self, place: int) -> list[Any]:
+        """Take all parameters of one server, with their state."""
+        self._ask_one(place, Kind.FETCH)
+        server = self.servers[place]
+        return [self._mails.answers.recv_object(server, TEXT) for _ in range(self._counts[place])]
+
+    def bring(self, place: int, messages: Sequence[Any]) -> None:
+        """Bring all parameters of one server back to it."""
+        self._ask_one(place, Kind.BRING)
+        for message in messages:
+            self._mails.asks.send_object(message, self.servers[place], TEXT)
+
+    def _ask_one(self, place: int, kind: Kind) -> None:
+        server, word = self.servers[place], self._asked[place]
+        letter = self._mails.answers.start.recv(self._told[place], server, REPLY)
+        Request(kind).write(word, self._counts[place])
+        self._mails.asks.send(word, server, REQUEST)
+        letter.wait()
+        reply = Reply.read(self._told[place])
+        if reply.status == Status.FAILED:
+            self._raise(server, reply.length)
+
+    # ---- endings
+
+    def tell_failure(self, error: Exception) -> None:
+        """Have all other workers raise the same error when they next ask a server."""
+        text = as_text(error)
+        for place, server in enumerate(self.servers):
+            request = Request(Kind.FAIL, length=len(text))
+            request.write(self._asked[place], self._counts[place])
+            self._mails.asks.send(self._asked[place], server, REQUEST)
+            self._mails.asks.send(text, server, TEXT)
+
+    def part(self) -> None:
+        """Say goodbye to the servers, and wait until all workers have: servers stay till then."""
+        if self._parted:
+            return
+        self._parted = True
+        self._mails.answers.timeout = EVER  # others may have much to do yet
+        with contextlib.suppress(CommunicationError):  # then nobody needs a goodbye
+            for place, server in enumerate(self.servers):
+                Request(Kind.BYE).write(self._asked[place], self._counts[place])
+                self._mails.asks.send(self._asked[place], server, REQUEST)
+            for place, server in enumerate(self.servers):
+                self._mails.answers.recv(np.empty_like(self._told[place]), server, GOODBYE)
+        if self._own is not None:
+            self._own[1].join()
+
+    # ---- what it holds and exchanges
+
+    def held(self) -> list[torch.Tensor]:
+        """Return all buffers, those of a server on this rank too."""
+        mine = [*self.out, *self.grads_in, *self.values_in]
+        if self._own is not None:
+            mine += [*self._own[0].inboxes, self._own[0].aggregates]
+        return [buffer for buffers in mine for buffer in buffers]
+
+    def volume(self, *, pushes: bool, takes: str) -> Volume:
+        """Return what one question costs this rank, as a worker and as a server."""
+        into = self._into(takes)
+        sent = received = calls = 0
+        for place, server in enumerate(self.servers):
+            there = [one.nbytes for one in (self.out[place] if pushes else [])]
+            back = [one.nbytes for one in into[place]]
+            asked = self._asked[place].nbytes + sum(there)
+            told = self._told[place].nbytes + sum(back)
+            messages = 2 + len(there) + len(back)
+            if server == self._mails.asks.rank:
+                sent, received = sent + self._others * told, received + self._others * asked
+                calls += self._others * messages
+            else:
+                sent, received = sent + asked, received + told
+                calls += messages
+        return Volume(sent, received, {"message": calls})
+
+    def moved(self) -> tuple[int, int]:
+        """Return the bytes that this rank has sent and received, as a worker and as a server."""
+        server = (0, 0) if self._own is None else self._own[0].moved
+        return self._moved[0] + server[0], self._moved[1] + server[1]
+
+    @property
+    def server(self) -> Server | None:
+        """The server on this rank."""
+        return None if self._own is None else self._own[0]
+
+
+def _serve(server: Server) -> None:
+    # If the ranks have lost one another, each finds that out in its own calls.
+    with contextlib.suppress(CommunicationError):
+        server.serve()

@@ -1,0 +1,201 @@
+"""What workers of a parameter server have in common, whatever the mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from roundelay.communicator import Traffic
+from roundelay.training._checkpoint_parts import Part, Saved
+from roundelay.training._exchange import finite
+from roundelay.training._ps_checkpoint import bring, fetch
+from roundelay.training._ps_layout import Share
+from roundelay.training._ps_line import Line
+from roundelay.training._ps_messages import Kind, Reply, Request
+from roundelay.training._refused import Refused
+from roundelay.training._setup import Setup, send_from_first, storage_bytes
+from roundelay.training._strategy import Held, Sharing, Volume
+from roundelay.training._volume import add_up, state_bytes
+
+if TYPE_CHECKING:
+    from roundelay.training.strategies.parameter_server import ParameterServer
+
+__all__ = ["Serving"]
+
+
+class Serving(Sharing):
+    """A worker with a line to servers."""
+
+    def __init__(
+        self, options: ParameterServer, setup: Setup, line: Line, grads: Sequence[Share]
+    ) -> None:
+        self.options, self.setup, self.line = options, setup, line
+        self._tensors = [one.tensor for one in setup.parameters]
+        self._shares = list(grads)
+        self._out = self._by_index(self._shares, line.out)
+        #: How many of this worker's gradients were applied so many updates late.
+        self.staleness: dict[int, int] = {}
+
+    def _by_index(
+        self, shares: Sequence[Share], buffers: Sequence[Sequence[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+        for share, mine in zip(shares, buffers, strict=True):
+            found.update(zip(share.indexes, share.views(mine), strict=True))
+        return [found[index] for index in range(len(self._tensors))]
+
+    def _of_server(self, values: Sequence[float]) -> list[list[float]]:
+        """Cut numbers, one for each parameter, into those that each server wants to know."""
+        return [[float(values[index]) for index in share.indexes] for share in self._shares]
+
+    def _not_finite(self) -> set[int]:
+        """Return which of the gradients that are about to be sent are not finite."""
+        if not self.options.check_finite or self.setup.scaler is not None:
+            return set()
+        if all(finite(buffer) for mine in self.line.out for buffer in mine):
+            return set()
+        return {index for index, one in enumerate(self._out) if not finite(one)}
+
+    def _count_staleness(self, replies: Sequence[Reply]) -> None:
+        most = max(reply.staleness for reply in replies)
+        self.staleness[most] = self.staleness.get(most, 0) + 1
+
+    @torch.no_grad()
+    def _take(self, values: Sequence[torch.Tensor]) -> None:
+        """Bring the servers' parameters to the model."""
+        for tensor, value in zip(self._tensors, values, strict=True):
+            tensor.copy_(value)
+
+    def _same_buffers(self) -> None:
+        """Give all workers the first one's buffers."""
+        if self.setup.comm.size > 1:
+            floating = [one for one in self.setup.model.buffers() if one.is_floating_point()]
+            if floating:
+                send_from_first(self.setup.comm, floating)
+
+    def applied(self) -> list[list[int]]:
+        """Ask how many gradients each server has taken of each worker, in rank order."""
+        workers = self.setup.comm.size
+        return [
+            [int(count) for count in reply.values[:workers]]
+            for reply in self.line.ask(Request(Kind.COUNT))
+        ]
+
+    def _pulled_state(self, shares: Sequence[Share]) -> dict[str, torch.Tensor]:
+        """Return the model's state with the servers' parameters, the same for all workers."""
+        self.rest()
+        self.setup.comm.barrier()
+        self.pull()
+        self._same_buffers()
+        state = dict(self.setup.model.state_dict())
+        values = self._by_index(shares, self.line.values_in)
+        for parameter, value in zip(self.setup.parameters, values, strict=True):
+            state.update((name, value.clone()) for name in parameter.names)
+        self.setup.comm.barrier()  # or somebody's next gradient would come before a late pull
+        return state
+
+    def pull(self) -> None:
+        """Take the servers' parameters as they are now."""
+
+    def rest(self) -> None:
+        """Have other workers not wait for this one until it pulls: it may have no more steps."""
+        if self.options.bound is not None:
+            self.line.ask(Request(Kind.REST))
+
+    def close(self) -> None:
+        """Say goodbye to the servers; all workers do it."""
+        self.line.part()
+
+    # ---- checkpoints
+
+    def to_save(self) -> Iterable[Part]:
+        """Yield what servers have, each asked by one worker, or a share of what workers have."""
+        if not self.options.server_updates:
+            return super().to_save()
+        dedicated = self.options.dedicated
+        return fetch(self.setup, self.line, self._shares, dedicated=dedicated)
+
+    def take_back(self, saved: Saved) -> None:
+        """Bring the servers what they had."""
+        if not self.options.server_updates:
+            super().take_back(saved)
+            return
+        dedicated = self.options.dedicated
+        bring(self.setup, self.line, self._shares, saved, dedicated=dedicated)
+
+    def refresh(self) -> None:
+        """Take what the servers have got to the model."""
+        if not self.options.server_updates:
+            super().refresh()
+            return
+        self.pull()
+        self.setup.comm.barrier()  # or somebody's next gradient would come before a late pull
+
+    # ---- the ledger
+
+    def moved(self) -> tuple[int, int]:
+        """Return the bytes that this rank has sent and received in messages."""
+        return self.line.moved()
+
+    def traffic(self) -> list[Traffic] | None:
+        """Add messages with servers to what the collectives of the workers have moved."""
+        counted = self.setup.comm.traffic()
+        every = self.setup.comm.all_gather(np.array(self.moved(), np.int64)).tolist()
+        if counted is None:
+            return None
+        return [
+            Traffic(one.sent + sent, one.received + received)
+            for one, (sent, received) in zip(counted, every, strict=True)
+        ]
+
+    def told_volume(self) -> Volume:
+        """Return what the workers tell one another in a step: nothing."""
+        return Volume()
+
+    def held(self) -> Held:
+        """Count the model, gradients, what a server on this rank keeps, and all buffers."""
+        server = self.line.server
+        updates = None if server is None else server.updates
+        grads = [one.grad for one in self._tensors if not isinstance(one.grad, Refused)]
+        optimizers = [self.setup.optimizer] + ([updates.optimizer] if updates else [])
+        state = [
+            value
+            for optimizer in optimizers
+            for one in optimizer.state.values()
+            for value in one.values()
+            if isinstance(value, torch.Tensor) and value.dim() > 0
+        ]
+        transient = [one for one in self.line.held() if not _shares_memory(one, grads)]
+        return Held(
+            parameters=storage_bytes([*self._tensors, *(updates.values if updates else [])]),
+            gradients=storage_bytes(grads),
+            optimizer=storage_bytes(state),
+            transient=storage_bytes(transient),
+        )
+
+    def _predicted(self, *volumes: Volume) -> tuple[Held, Volume]:
+        """Predict what a step with these exchanges holds, and add them up."""
+        server = self.line.server
+        whole = sum(one.nbytes for one in self._tensors)
+        out = sum(share.nbytes for share in self._shares)
+        updates = None if server is None else server.updates
+        kept = sum(one.nbytes for one in updates.values) if updates else 0
+        if updates is not None:
+            state = state_bytes(updates.optimizer, updates.parameters)
+        elif self.options.server_updates:
+            state = 0
+        else:
+            state = state_bytes(self.setup.optimizer, self._tensors)
+        grads_are_in = bool(self.line.grads_in) and not self.setup.precision.mixed
+        transient = storage_bytes(self.line.held()) - (out if grads_are_in else 0)
+        return Held(whole + kept, whole, state, transient), add_up(volumes)
+
+
+def _shares_memory(one: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
+    place = one.untyped_storage().data_ptr()
+    return any(
+        other is not None and other.untyped_storage().data_ptr() == place for other in others
+    )

@@ -1,0 +1,150 @@
+"""What a strategy is: how the ranks share parameters, gradients and optimizer state.
+
+A strategy is an object with options; `share` makes the live part for one model. Adding one is
+adding a file to `strategies/`: the grids of the tests, the ledger and the tables find it there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from roundelay.communicator import Traffic
+from roundelay.training._checkpoint_parts import Part, Saved, divided, hand_out, restore_whole
+
+if TYPE_CHECKING:
+    from roundelay.training._setup import Setup
+
+__all__ = ["Held", "Sharing", "Strategy", "Volume"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that one rank holds, by what they are for."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0  # its state, and master weights
+    transient: int = 0  # buffers for communication, units gathered at the moment
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameters + self.gradients + self.optimizer + self.transient
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What one rank exchanges in one step."""
+
+    sent: float = 0.0  # bytes
+    received: float = 0.0
+    calls: Mapping[str, int] = field(default_factory=dict)  # how many of which collective
+
+
+class Strategy(ABC):
+    """How the ranks share the work; a frozen dataclass of options."""
+
+    #: By which words `prepare` knows it, and the options that each word stands for.
+    names: ClassVar[Mapping[str, Mapping[str, Any]]]
+    #: Whether every step gives what one device would give on the whole batch.
+    synchronous: bool = True
+    #: Whether `share` makes parameters that are still to be made; else `prepare` does.
+    materializes: ClassVar[bool] = False
+
+    @abstractmethod
+    def share(self, setup: Setup) -> Sharing:
+        """Take over a model and its optimizer on this rank. Every rank calls it."""
+
+
+class Sharing(ABC):
+    """A strategy at work on one model, on one rank.
+
+    The order of a step: `arrived` for every gradient while backward runs, `gathered` at its end,
+    `before_step`, the optimizer's own step on its parameter groups, `after_step`.
+    """
+
+    setup: Setup
+    #: Whether gradients are brought together in every backward pass, also in `rd.accumulate`.
+    every_pass: bool = False
+
+    def begin_backward(self) -> None:  # noqa: B027 - most have nothing to do
+        """Make ready: the first gradient of a backward pass that communicates has come."""
+
+    @abstractmethod
+    def arrived(self, index: int) -> None:
+        """Take the gradient of parameter `index`, which is complete on this rank."""
+
+    @abstractmethod
+    def gathered(self) -> None:
+        """Finish a backward pass: what did not arrive is not coming."""
+
+    def passed(self) -> None:  # noqa: B027 - likewise
+        """Finish a backward pass inside `rd.accumulate`, where every pass is heard of."""
+
+    def before_step(self) -> None:  # noqa: B027 - likewise
+        """Make gradients ready for the optimizer."""
+
+    def after_step(self) -> None:  # noqa: B027 - likewise
+        """Bring what the optimizer changed to the model on every rank."""
+
+    def step(self, own: Any, closure: Any) -> Any:  # Any: what the user's optimizer takes and gives
+        """Run the optimizer's own step, here or where the strategy wants it."""
+        return own(closure)
+
+    @abstractmethod
+    def grad_norm(self, norm_type: float) -> float:
+        """Return the norm of all gradients, as one device would see it. Every rank calls it."""
+
+    @abstractmethod
+    def scale_grads(self, factor: float) -> None:
+        """Multiply all gradients before the optimizer uses them."""
+
+    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
+        """Forget the gradients."""
+        own(set_to_none=set_to_none)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the whole model's state by its original names. Every rank calls it."""
+        state = dict(self.setup.model.state_dict())
+        for one, tensor in zip(self.setup.parameters, self.setup.stepped, strict=True):
+            state.update({name: tensor.detach() for name in one.names if name in state})
+        return state
+
+    def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the same, one by one; a tensor is good until the next one is asked for."""
+        yield from self.full_state_dict().items()
+
+    def to_save(self) -> Iterable[Part]:
+        """Yield what this rank writes of a checkpoint: together, the ranks have everything once.
+
+        As it is here, for strategies in which every rank has whole parameters and their state.
+        """
+        return divided(self.setup)
+
+    def take_back(self, saved: Saved) -> None:
+        """Read this rank's weights and optimizer state out of a checkpoint. Nobody waits here."""
+        restore_whole(self.setup, saved)
+
+    def refresh(self) -> None:
+        """Bring weights that were read to the model on every rank, as after a step."""
+        hand_out(self.setup)
+
+    def traffic(self) -> list[Traffic] | None:
+        """Return what every rank has exchanged so far, as counted. Every rank calls it."""
+        return self.setup.comm.traffic()
+
+    @abstractmethod
+    def held(self) -> Held:
+        """Count the bytes this rank holds now: live storages, each once."""
+
+    @abstractmethod
+    def predicted(self) -> tuple[Held, Volume]:
+        """Say what a step should hold and exchange, by formula and by price of its schedules."""
+
+    def close(self) -> None:  # noqa: B027 - likewise
+        """Let go of what the strategy has beside the model."""

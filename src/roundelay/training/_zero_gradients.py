@@ -1,0 +1,243 @@
+"""Gradients under ZeRO: summed up while backward runs, each rank keeping the part that it owns.
+
+A row of gradients is reduce-scattered when the last of them has come. Stage 1 keeps the whole rows;
+stages 2 and 3 fill a few rows in turn, and hold only this rank's parts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from roundelay.communicator.start import Handle
+from roundelay.training._buckets import shared_tensor
+from roundelay.training._exchange import finite
+from roundelay.training._setup import Setup
+from roundelay.training._zero_flats import Flat
+
+__all__ = ["Gradients", "Row"]
+
+MOST_GOING = 4  # rows on their way at a time
+TURNS = 3  # rows with memory of their own: one that takes all of backward, one filled, one sent
+
+
+class Row:
+    """The gradients of one flat: where they are filled in, and this rank's part of their sum."""
+
+    def __init__(self, flat: Flat, dtype: torch.dtype) -> None:
+        self.flat, self.dtype = flat, dtype
+        self.places = {place.index: place for place in flat.layout.places}
+        self.missing: set[int] = set()
+        self.buffer: torch.Tensor | None = None  # that is being filled
+        self.part = torch.empty(0)  # of the sum; has one where `filled`
+        self.filled = False
+        self.before: torch.Tensor | None = None  # the part of earlier passes, if it must be saved
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole row."""
+        return self.flat.layout.padded * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Going:
+    row: Row
+    memory: torch.Tensor | None  # that the row was filled in, if it is used in turn
+    result: torch.Tensor
+    handle: Handle | None  # None on one rank
+
+
+class Gradients:
+    """All rows of one model, sent in the same order on every rank."""
+
+    def __init__(self, setup: Setup, flats: Sequence[Flat], *, keep: bool, check: bool) -> None:
+        self._setup, self._keep, self._check = setup, keep, check
+        self.comm = setup.comm
+        self._tensors = [one.tensor for one in setup.parameters]
+        self._device = flats[0].part.device if flats else torch.device("cpu")
+        self.rows = [self._make_row(flat) for flat in flats]
+        self.order = list(self.rows)
+        self._of = {index: row for row in self.rows for index in row.places}
+        largest = sorted((row.nbytes for row in self.rows), reverse=True)[:TURNS]
+        #: Memory that rows are filled in by turns; more is taken for as long as it is not enough.
+        self._turns = [] if keep else [self._memory(nbytes) for nbytes in largest]
+        self._free = list(self._turns)
+        self._results: list[torch.Tensor] = []  # memory for results that can't go to their place
+        self._going: deque[_Going] = deque()
+        self._next = 0
+        self.used: set[int] = set()  # parameters with a gradient on this rank, in this step
+        self.broken: set[int] = set()
+
+    def _make_row(self, flat: Flat) -> Row:
+        row = Row(flat, self._setup.precision.reduce or flat.dtype)
+        layout = flat.layout
+        if self._keep:
+            row.buffer = self._memory(row.nbytes).view(row.dtype)
+            row.part = row.buffer[layout.own(self.comm.rank)]
+        else:
+            row.part = torch.zeros(layout.part, dtype=row.dtype, device=self._device)
+        return row
+
+    def _memory(self, nbytes: int) -> torch.Tensor:
+        return shared_tensor(self.comm, nbytes, torch.uint8, self._device)
+
+    # ---- while backward runs
+
+    def begin(self) -> None:
+        """Expect every gradient anew."""
+        self._next = 0
+        for row in self.rows:
+            row.missing = set(row.places)
+            if self._keep and row.filled:
+                row.before = row.part.clone()  # since the buffer is filled again
+
+    def take(self, index: int) -> None:
+        """Copy a gradient into its row, and send all rows that are complete, in their order."""
+        row = self._of[index]
+        self._put(row, index)
+        row.missing.discard(index)
+        while self._next < len(self.order) and not self.order[self._next].missing:
+            self._send()
+
+    def _put(self, row: Row, index: int) -> None:
+        if row.buffer is None:
+            row.buffer = self._empty_row(row)
+        tensor = self._tensors[index]
+        there, grad = row.flat.view(row.places[index], row.buffer), tensor.grad
+        if grad is None:
+            there.zero_()
+            return
+        there.copy_(grad)
+        tensor.grad = None
+        self.used.add(index)
+
+    def _empty_row(self, row: Row) -> torch.Tensor:
+        memory = self._fitting(row.nbytes)
+        while memory is None and any(one.memory is not None for one in self._going):
+            self._land()
+            memory = self._fitting(row.nbytes)
+        if memory is None:
+            memory = torch.empty(row.nbytes, dtype=torch.uint8, device=self._device)
+        buffer = memory[: row.nbytes].view(row.dtype)
+        buffer[row.flat.layout.numel :].zero_()
+        return buffer
+
+    def _fitting(self, nbytes: int) -> torch.Tensor | None:
+        """Take the smallest free memory that is large enough."""
+        large = [one for one in self._free if one.nbytes >= nbytes]
+        found = min(large, key=lambda one: one.nbytes, default=None)
+        if found is not None:
+            self._free = [one for one in self._free if one is not found]
+        return found
+
+    def finish(self) -> None:
+        """Fill in what did not come, send what is left, and wait for all of it."""
+        for row in self.order[self._next :]:
+            for index in sorted(row.missing):
+                self._put(row, index)
+            row.missing.clear()
+            self._send()
+        while self._going:
+            self._land()
+
+    def _send(self) -> None:
+        row = self.order[self._next]
+        self._next += 1
+        buffer = row.buffer
+        if buffer is None:  # no parameter at all: not possible in a row
+            return
+        if self._check and not finite(buffer):
+            self.broken.update(
+                index
+                for index, place in row.places.items()
+                if not finite(row.flat.view(place, buffer))
+            )
+        if len(self._going) >= MOST_GOING:
+            self._land()
+        direct = not self._keep and not row.filled
+        result = row.part if direct else self._result(row)
+        handle = None
+        if self.comm.size > 1:
+            op = "sum" if self._setup.weights.used else "avg"
+            handle = self.comm.start.reduce_scatter(buffer, op, out=result, axis=0)
+        else:
+            result.copy_(buffer)
+        memory = next((one for one in self._turns if _same(one, buffer)), None)
+        self._going.append(_Going(row, memory, result, handle))
+        if not self._keep:
+            row.buffer = None
+
+    def _result(self, row: Row) -> torch.Tensor:
+        nbytes = row.part.nbytes
+        fitting = next((one for one in self._results if one.nbytes >= nbytes), None)
+        if fitting is None:
+            fitting = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        else:
+            self._results = [one for one in self._results if one is not fitting]
+        return fitting[:nbytes].view(row.dtype)
+
+    def _land(self) -> None:
+        """Wait for the row that was sent first, and add it to what there is."""
+        one = self._going.popleft()
+        if one.handle is not None:
+            one.handle.wait()
+        row = one.row
+        if one.result is not row.part:
+            if self._keep:
+                row.part.copy_(one.result)
+                if row.before is not None:
+                    row.part.add_(row.before)
+                    row.before = None
+            else:
+                row.part.add_(one.result)
+            self._results.append(_all_bytes(one.result))
+        row.filled = True
+        if one.memory is not None:
+            self._free.append(one.memory)
+
+    # ---- afterwards
+
+    def forget(self, indices: Iterable[int] | None = None) -> None:
+        """Drop the sums of all parameters, or of these."""
+        if indices is None:
+            for row in self.rows:
+                row.filled, row.before = False, None
+            self.used.clear()
+            self.broken.clear()
+            return
+        gone = set(indices)
+        for row in self.rows:
+            if gone.issuperset(row.places):
+                row.filled = False
+            for piece in row.flat.pieces:
+                if piece.index in gone:
+                    row.part[piece.inside].zero_()
+
+    def scale(self, factor: float) -> None:
+        """Multiply the sums."""
+        for row in self.rows:
+            row.part.mul_(factor)
+
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """The memory that gradients stay in."""
+        return [row.buffer if self._keep and row.buffer is not None else row.part
+                for row in self.rows]  # fmt: skip
+
+    @property
+    def transient(self) -> list[torch.Tensor]:
+        """The memory that gradients pass through."""
+        return [*self._turns, *self._results]
+
+
+def _same(memory: torch.Tensor, view: torch.Tensor) -> bool:
+    return memory.data_ptr() == view.data_ptr()
+
+
+def _all_bytes(result: torch.Tensor) -> torch.Tensor:
+    """Return the memory that a result is the first part of."""
+    made = torch.empty(0, dtype=torch.uint8, device=result.device)
+    return made.set_(result.untyped_storage())

@@ -1,0 +1,241 @@
+"""How ZeRO divides the parameters of a model: into rows, and rows between the ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from roundelay.communicator import Communicator, Traffic
+from roundelay.communicator.start import Handle
+from roundelay.training._buckets import shared_tensor
+from roundelay.training._checkpoint_parts import Part, Saved, restore_state, stretch
+from roundelay.training._setup import Parameter, Setup
+from roundelay.training._zero_elementwise import repoint_to_pieces
+from roundelay.training._zero_flats import Flat
+from roundelay.training._zero_flight import Flight, Traveller
+from roundelay.training._zero_layout import Piece, runs
+from roundelay.training._zero_units import Choice, Unit, find_units
+from roundelay.training.materialize import start_from_first
+from roundelay.training.precision import cast_model
+
+__all__ = ["Parts", "divide"]
+
+STAGES = 2  # memory for this many parts on their way after a step
+
+
+class Parts:
+    """All rows of one model, what this rank owns of them, and how they become whole."""
+
+    def __init__(self, setup: Setup, parameters: Sequence[Parameter]) -> None:
+        self.setup = setup
+        #: The trained ones, as numbered in the setup, and then the frozen ones that are divided.
+        self.parameters = list(parameters)
+        self.flats: list[Flat] = []
+        self.travellers: list[Traveller] = []
+        self.flight: Flight | None = None
+        self._owner: dict[int, Traveller] = {}
+        self._steps: deque[torch.Tensor] = deque()
+
+    @property
+    def trained(self) -> list[Flat]:
+        """The rows that get gradients."""
+        return [flat for flat in self.flats if flat.trained]
+
+    def fly(self, comm: Communicator, travellers: Sequence[Traveller]) -> None:
+        """Have units come and go."""
+        self.travellers = [one for one in travellers if one.flats]
+        self.flight = Flight(comm, self.setup.model, self.travellers)
+        self._owner = {index: one for one in self.travellers for index in one.trained}
+
+    def arrived(self, index: int) -> None:
+        """Let a unit know that one of its gradients has come."""
+        if self.flight is not None:
+            self.flight.arrived(index, self._owner[index])
+
+    def order_of_gradients(self) -> list[Flat]:
+        """Return the rows in the order in which backward should complete them."""
+        if self.flight is None:
+            return self.trained
+        used = [flat for one in dict.fromkeys(self.flight.order) for flat in one.flats]
+        rest = [flat for flat in self.flats if flat not in used]
+        return [flat for flat in [*reversed(used), *reversed(rest)] if flat.trained]
+
+    # ---- after a step
+
+    def spread(self) -> None:
+        """Bring what the optimizer changed to the model, on every rank."""
+        going: deque[tuple[Flat, Handle, torch.Tensor]] = deque()
+        for flat in self.trained:
+            flat.round_masters()
+            if flat.resident and flat.comm.size > 1:
+                if len(going) == STAGES:
+                    self._land(going)
+                memory = self._steps.popleft()
+                mine = memory[: flat.part.nbytes].view(flat.dtype)
+                mine.copy_(flat.part)
+                handle = flat.comm.start.all_gather(mine, out=flat.whole, axis=0)
+                going.append((flat, handle, memory))
+            flat.touch()
+        while going:
+            self._land(going)
+
+    def _land(self, going: deque[tuple[Flat, Handle, torch.Tensor]]) -> None:
+        _, handle, memory = going.popleft()
+        handle.wait()
+        self._steps.append(memory)
+
+    def make_steps(self) -> None:
+        """Have memory that parts are copied through after a step."""
+        most = max((flat.part.nbytes for flat in self.trained), default=0)
+        for _ in range(STAGES):
+            device = self.flats[0].part.device
+            self._steps.append(shared_tensor(self.setup.comm, most, torch.uint8, device))
+
+    # ---- looking at all of it
+
+    def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every parameter by its first name, whole, one row at a time."""
+        for flat in self.flats:
+            row = flat.gather_masters()
+            for place in flat.layout.places:
+                yield self.parameters[place.index].name, flat.view(place, row)
+
+    def to_save(self) -> Iterator[Part]:
+        """Yield this rank's pieces of every row, and some of what every rank has whole."""
+        state = self.setup.optimizer.state
+        for _, piece, stepped in self._owned():
+            name = self.parameters[piece.index].name
+            yield stretch(name, stepped, state.get(stepped, {}), piece.start, piece.stop)
+        rank, size = self.setup.comm.rank, self.setup.comm.size
+        for number, (name, tensor) in enumerate(self._undivided()):
+            if number % size == rank:
+                yield stretch(name, tensor, {}, 0, tensor.numel())
+
+    @torch.no_grad()
+    def take_back(self, saved: Saved) -> None:
+        """Read the same."""
+        for flat, piece, stepped in self._owned():
+            where = self.parameters[piece.index].name, piece.start, piece.stop
+            stepped.copy_(saved.values(*where))
+            if flat.trained:
+                restore_state(self.setup.optimizer, stepped, saved, *where)
+        for name, tensor in self._undivided():
+            tensor.copy_(saved.values(name, 0, tensor.numel()).view(tensor.shape))
+
+    def _owned(self) -> Iterator[tuple[Flat, Piece, torch.nn.Parameter]]:
+        for flat in self.flats:
+            for piece, stepped in zip(flat.pieces, flat.stepped, strict=True):
+                yield flat, piece, stepped
+
+    def _undivided(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters that are in no row, or have no elements to be divided."""
+        inside = {place.index for flat in self.flats for place in flat.layout.places}
+        divided = {id(self.parameters[index].tensor) for index in inside}
+        for name, tensor in self.setup.model.named_parameters():
+            if id(tensor) not in divided or tensor.numel() == 0:
+                yield name, tensor
+
+    def traffic(self) -> list[Traffic] | None:
+        """Return what every rank has exchanged, gathered units included."""
+        counted = self.setup.comm.traffic()
+        more = None if self.flight is None else self.flight.comm.traffic()
+        if counted is None or more is None:
+            return counted
+        return [Traffic(one.sent + two.sent, one.received + two.received)
+                for one, two in zip(counted, more, strict=True)]  # fmt: skip
+
+    @property
+    def transient(self) -> list[torch.Tensor]:
+        """The memory that parameters pass through."""
+        rows = [] if self.flight is None else [flat.whole for flat in self.flats]
+        return [*self._steps, *rows]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of gathered units at a time, so far."""
+        return 0 if self.flight is None else self.flight.peak
+
+    def close(self) -> None:
+        """Watch the modules no more."""
+        if self.flight is not None:
+            self.flight.remove()
+
+
+def divide(setup: Setup, *, stage: int, bucket_bytes: int, units: Choice | None) -> Parts:
+    """Move a model into rows, point its optimizer at this rank's pieces of them."""
+    away = stage == 3 and setup.comm.size > 1  # noqa: PLR2004 - a stage
+    trained = {id(one.tensor): one.tensor for one in setup.parameters}
+    if away:
+        parts = _by_units(setup, units)
+    else:
+        parts = Parts(setup, setup.parameters)
+        parts.flats = _by_buckets(setup, bucket_bytes)
+        if parts.flats and setup.comm.size > 1:
+            parts.make_steps()
+    cast_model(setup.model, setup.precision)
+    pieces = {
+        id(parts.parameters[piece.index].tensor): (slice(piece.start, piece.stop), stepped)
+        for flat in parts.trained
+        for piece, stepped in zip(flat.pieces, flat.stepped, strict=True)
+    }
+    repoint_to_pieces(setup.optimizer, pieces, trained)
+    return parts
+
+
+def _by_buckets(setup: Setup, most: int) -> list[Flat]:
+    """Cut the trained parameters, last first as their gradients come, into rows."""
+    order = list(reversed(range(len(setup.parameters))))
+    tensors = [setup.parameters[index].tensor for index in order]
+    keys = [(one.dtype, one.device) for one in tensors]
+    sizes = [one.numel() * one.dtype.itemsize for one in tensors]
+    flats = []
+    for run in runs(keys, sizes, most=most):
+        start_from_first(setup.comm, [tensors[at] for at in run])
+        indices = [order[at] for at in run]
+        flats.append(Flat(setup.comm, setup.parameters, indices, setup.precision, resident=True))
+    start_from_first(setup.comm, setup.model.parameters())  # those that are not trained
+    return flats
+
+
+def _by_units(setup: Setup, choice: Choice | None) -> Parts:
+    """Make rows of every unit, one by one, and have them come and go."""
+    found = find_units(setup.model, choice)
+    listed = [*setup.parameters, *_frozen(setup)]
+    parts = Parts(setup, listed)
+    number = {id(one.tensor): index for index, one in enumerate(listed)}
+    travellers = []
+    for unit in found:
+        flats = _rows_of(setup, unit, listed, number)
+        parts.flats.extend(flats)
+        travellers.append(Traveller(unit, flats))
+    # Of their own, so that they keep their order whatever the order of gradients is.
+    comm = setup.comm.group(range(setup.comm.size))
+    parts.fly(setup.comm if comm is None else comm, travellers)
+    return parts
+
+
+def _rows_of(
+    setup: Setup, unit: Unit, listed: Sequence[Parameter], number: dict[int, int]
+) -> list[Flat]:
+    start_from_first(setup.comm, unit.parameters)
+    kinds: dict[object, list[int]] = {}
+    for tensor in unit.parameters:
+        key = tensor.dtype, tensor.device, tensor.requires_grad
+        kinds.setdefault(key, []).append(number[id(tensor)])
+    return [
+        Flat(setup.comm, listed, indices, setup.precision, resident=False,
+             trained=indices[0] < len(setup.parameters))
+        for indices in kinds.values()
+    ]  # fmt: skip
+
+
+def _frozen(setup: Setup) -> list[Parameter]:
+    names: dict[int, list[str]] = {}
+    tensors = {}
+    for name, tensor in setup.model.named_parameters(remove_duplicate=False):
+        if not tensor.requires_grad:
+            names.setdefault(id(tensor), []).append(name)
+            tensors[id(tensor)] = tensor
+    return [Parameter(tuple(names[key]), tensor, -1) for key, tensor in tensors.items()]

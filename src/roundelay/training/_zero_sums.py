@@ -1,0 +1,195 @@
+"""Gradients from backward to the step: this rank's part of the sums, as the optimizer wants it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from roundelay.errors import InvalidArgumentError
+from roundelay.reductions import Array
+from roundelay.training._refused import Refused
+from roundelay.training._setup import Setup
+from roundelay.training._zero_flats import Flat
+from roundelay.training._zero_gradients import Gradients
+from roundelay.training._zero_parts import Parts
+
+__all__ = ["Sums"]
+
+WHY = (
+    "Under ZeRO every rank has a part of the gradients only, so nothing right can be computed from "
+    "this one. Use optimizer.clip_grad_norm_(…) in place of torch's, or strategy='ddp' to have "
+    "whole gradients."
+)
+
+
+class Sums:
+    """The gradients of one model in training."""
+
+    def __init__(self, setup: Setup, parts: Parts, stage: int, *, check: bool) -> None:
+        self.setup = setup
+        self._tensors = [one.tensor for one in setup.parameters]
+        # A scaled loss may overflow: its step is skipped then, and nothing is wrong.
+        check = check and setup.scaler is None
+        self.gradients = Gradients(setup, parts.trained, keep=stage == 1, check=check)
+        self._has: set[int] = set()  # parameters that have a gradient, on any rank
+        self._lifted: set[int] = set()  # whose stand-in made room for a gradient
+        self._dropped: set[int] = set()  # whose stand-in the user has taken away
+        self._ready = False  # whether the optimizer's pieces have their gradients
+        self._factor = 1.0  # what sums in half precision are still to be multiplied with
+        self._hooks = [
+            tensor.register_hook(self._lift(index))  # type: ignore[no-untyped-call]
+            for index, tensor in enumerate(self._tensors)
+        ]
+
+    def _lift(self, index: int) -> Callable[[torch.Tensor], None]:
+        tensor = self._tensors[index]
+
+        def hook(_: torch.Tensor) -> None:
+            if isinstance(tensor.grad, Refused):
+                tensor.grad = None
+                self._lifted.add(index)
+            elif self._gone(index):
+                self._dropped.add(index)  # and is about to have another
+
+        return hook
+
+    def _gone(self, index: int) -> bool:
+        """Tell whether the user has taken a stand-in away, by `model.zero_grad()` for example."""
+        return (index in self._has and index not in self._lifted
+                and self._tensors[index].grad is None)  # fmt: skip
+
+    # ---- while backward runs
+
+    @property
+    def used(self) -> set[int]:
+        """Parameters that got a gradient on this rank."""
+        return self.gradients.used
+
+    @property
+    def broken(self) -> set[int]:
+        """Parameters that got one that is not finite, on this rank."""
+        return self.gradients.broken
+
+    def begin(self, order: Sequence[Flat]) -> None:
+        """Expect every gradient anew."""
+        self._notice()
+        rows = {id(row.flat): row for row in self.gradients.rows}
+        self.gradients.order = [rows[id(flat)] for flat in order]
+        self.gradients.begin()
+        self._ready = False
+
+    def take(self, index: int) -> None:
+        """Take a gradient."""
+        self.gradients.take(index)
+
+    def finish(self) -> None:
+        """End a backward pass."""
+        self.gradients.finish()
+
+    def _notice(self) -> None:
+        """Forget the gradients that the user has forgotten."""
+        gone = self._dropped.union(filter(self._gone, self._has))
+        self._dropped.clear()
+        if gone:
+            self._has -= gone
+            self.gradients.forget(gone)
+
+    def settle(self, used: Array, factor: float | None) -> None:
+        """Know which parameters have a gradient on any rank, and put stand-ins into `.grad`."""
+        self._has.update(int(index) for index in np.flatnonzero(used))
+        if factor is not None:
+            self.scale(factor)
+        self.gradients.used.clear()
+        self._lifted.clear()
+        for index in self._has:
+            tensor = self._tensors[index]
+            tensor.grad = Refused(tensor, WHY)
+
+    # ---- before the step
+
+    @property
+    def _casts(self) -> bool:
+        return self.setup.precision.mixed
+
+    def ready(self) -> None:
+        """Give the optimizer's pieces their gradients: in their dtype, unscaled."""
+        if self._ready:
+            return
+        self._notice()
+        self._ready = True
+        grads = []
+        for row in self.gradients.rows:
+            for piece, stepped in zip(row.flat.pieces, row.flat.stepped, strict=True):
+                stepped.grad = None
+                if piece.index in self._has:
+                    stepped.grad = row.part[piece.inside].to(stepped.dtype)
+                    grads.append(stepped.grad)
+        if self.setup.scaler is not None:
+            self.setup.scaler.unscale(grads, self._factor)
+        elif self._casts and self._factor != 1.0 and grads:
+            torch._foreach_mul_(grads, self._factor)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients, now or when they get to the optimizer."""
+        if self._ready:
+            for grad in self._mine():
+                grad.mul_(factor)
+        elif self._casts:
+            self._factor *= factor
+        else:
+            self.gradients.scale(factor)
+
+    def _mine(self) -> list[torch.Tensor]:
+        return [
+            stepped.grad
+            for row in self.gradients.rows
+            for stepped in row.flat.stepped
+            if stepped.grad is not None
+        ]
+
+    def norm(self, norm_type: float) -> float:
+        """Return the norm of all gradients, which all ranks compute together."""
+        if not norm_type > 0:
+            raise InvalidArgumentError(
+                f"clip_grad_norm_ under ZeRO takes norms above 0 or infinity, not {norm_type!r}."
+            )
+        self.ready()
+        norms = [
+            torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64).item()
+            for grad in self._mine()
+        ]
+        if math.isinf(norm_type):
+            most = np.array([max(norms, default=0.0)])
+            return float(self.setup.comm.all_reduce(most, "max")[0])
+        total = np.array([sum(one**norm_type for one in norms)])
+        return float(self.setup.comm.all_reduce(total)[0] ** (1 / norm_type))
+
+    def stepped(self) -> None:
+        """Let go of copies that were made for the step."""
+        if self._casts:
+            self._ready = False
+            for row in self.gradients.rows:
+                for stepped in row.flat.stepped:
+                    stepped.grad = None
+
+    def zero(self) -> None:
+        """Make all gradients zero that there are."""
+        self._ready = False
+        for row in self.gradients.rows:
+            row.part.zero_()
+
+    def forget(self) -> None:
+        """Let go of all gradients."""
+        self._has.clear()
+        self._lifted.clear()
+        self._dropped.clear()
+        self._ready, self._factor = False, 1.0
+        self.gradients.forget()
+        for row in self.gradients.rows:
+            for stepped in row.flat.stepped:
+                stepped.grad = None
+        for tensor in self._tensors:
+            tensor.grad = None

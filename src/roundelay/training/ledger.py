@@ -1,0 +1,108 @@
+"""`rd.ledger`: what training should hold and exchange on each rank, beside what it really does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from roundelay.training._run import Run, run_of
+from roundelay.training._strategy import Held
+from roundelay.training._volume import add_up, exchanged
+
+__all__ = ["Entry", "Ledger", "ledger"]
+
+WORDS = ("parameters", "gradients", "optimizer", "transient")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One rank's line: predicted and measured; bytes, and bytes per step."""
+
+    rank: int
+    predicted: Held
+    measured: Held
+    sent_predicted: float
+    sent: float | None  # None where the engine does not count
+    received_predicted: float
+    received: float | None
+    calls: dict[str, int]  # collectives of one step
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The lines of all ranks."""
+
+    strategy: str
+    steps: int
+    entries: Sequence[Entry]
+
+    def to_json(self) -> str:
+        """Return all of it as JSON."""
+        return msgspec.json.format(msgspec.json.encode(asdict(self)), indent=1).decode()
+
+    def __str__(self) -> str:
+        head = ["rank", *WORDS, "sent/step", "received/step"]
+        rows = [head]
+        for one in self.entries:
+            held = [
+                _pair(getattr(one.predicted, word), getattr(one.measured, word)) for word in WORDS
+            ]
+            rows.append([str(one.rank), *held, _pair(one.sent_predicted, one.sent),
+                         _pair(one.received_predicted, one.received)])  # fmt: skip
+        widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
+        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
+                 for row in rows]  # fmt: skip
+        calls = ", ".join(f"{count} {name}" for name, count in self.entries[0].calls.items())
+        title = f"{self.strategy}, {self.steps} steps: predicted / measured, in bytes"
+        return "\n".join([title, *lines, f"collectives per step: {calls or 'none'}"])
+
+
+def _pair(predicted: float, measured: float | None) -> str:
+    return f"{_bytes(predicted)} / {'?' if measured is None else _bytes(measured)}"
+
+
+def _bytes(number: float) -> str:
+    size = float(number)
+    for unit in ("", "K", "M", "G"):
+        if size < 1024 or unit == "G":  # noqa: PLR2004 - the binary thousand
+            return f"{size:.0f}{unit}" if unit == "" else f"{size:.2f}{unit}"
+        size /= 1024
+    return ""
+
+
+def ledger(model: torch.nn.Module) -> Ledger:
+    """Return what a step holds and exchanges on every rank, predicted and measured.
+
+    Every rank calls it, best right before `zero_grad()`, when all that a step holds is there.
+    """
+    run = run_of("ledger", model)
+    held, volume = run.sharing.predicted()
+    if run.setup.scaler is not None:  # the ranks agree on every step
+        volume = add_up([volume, exchanged(run.comm, "all_reduce", 8, item=8)])
+    found = run.sharing.held()
+    since, before = run.counted_from
+    now, steps = run.sharing.traffic(), run.steps - since
+    mine = [*(getattr(one, word) for one in (held, found) for word in WORDS),
+            volume.sent, volume.received]  # fmt: skip
+    rows = run.comm.all_gather(np.array(mine, np.float64))
+    entries = []
+    for rank, row in enumerate(rows.tolist()):
+        sent = received = None
+        if now is not None and before is not None and steps:
+            sent = (now[rank].sent - before[rank].sent) / steps
+            received = (now[rank].received - before[rank].received) / steps
+        whole: list[Any] = [int(number) for number in row[:8]]
+        entries.append(Entry(rank, Held(*whole[:4]), Held(*whole[4:]), row[8], sent, row[9],
+                             received, dict(volume.calls)))  # fmt: skip
+    return Ledger(_word(run), steps, entries)
+
+
+def _word(run: Run) -> str:
+    kind = run.strategy
+    fitting = [name for name, options in kind.names.items() if kind == type(kind)(**options)]
+    return fitting[0] if fitting else repr(kind)

@@ -1,0 +1,85 @@
+"""`rd.prepare`: one call between a model for one device and the same model on many ranks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from roundelay.communicator import Communicator
+from roundelay.errors import InvalidArgumentError, UnknownNameError
+from roundelay.training._optimizer import Prepared, take_over
+from roundelay.training._run import Run
+from roundelay.training._setup import Setup, agree, find_parameters, send_from_first
+from roundelay.training._strategy import Strategy
+from roundelay.training.materialize import is_later, start_from_first
+from roundelay.training.precision import Precision, cast_inputs, precision_of
+from roundelay.training.scaler import scaler_of
+from roundelay.training.strategies import strategies
+
+__all__ = ["known_strategies", "prepare", "strategy_of"]
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def prepare(
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    *,
+    comm: Communicator,
+    strategy: str | Strategy = "ddp",
+    precision: str | Precision = "fp32",
+) -> tuple[Model, Any]:  # Any: the optimizer, of its own class and with `clip_grad_norm_`
+    """Return the model and the optimizer, both the same objects, ready to train on all ranks.
+
+    `model(x)`, `loss.backward()`, `optimizer.step()` and `zero_grad()` stay as they were. The ranks
+    must have built the same model; they start from rank 0's weights.
+    """
+    chosen = strategy_of(strategy)
+    _check(model, optimizer)
+    if not isinstance(comm, Communicator):
+        raise InvalidArgumentError(
+            f"prepare needs comm=, the communicator of rd.init() or rd.run, not {comm!r}."
+        )
+    setup = Setup(model, optimizer, comm, precision_of(precision))
+    setup.parameters = find_parameters(model, optimizer)
+    agree(setup)
+    if comm.size > 1:
+        made = [one for one in model.parameters() if not is_later(one)]
+        send_from_first(comm, [*made, *model.buffers()])
+    if not chosen.materializes:
+        start_from_first(comm, model.parameters())
+    cast_inputs(model, setup.precision)
+    setup.scaler = scaler_of(setup.precision)
+    take_over(optimizer, Run(chosen, setup))
+    return model, optimizer
+
+
+def known_strategies() -> dict[str, Strategy]:
+    """Return every strategy that has a name, by that name."""
+    return {name: kind(**options) for kind in strategies for name, options in kind.names.items()}
+
+
+def strategy_of(given: Any) -> Strategy:  # Any: a word, an object, or a mistake to be named
+    """Return the strategy that a word stands for."""
+    if isinstance(given, Strategy):
+        return given
+    known = known_strategies()
+    if not isinstance(given, str):
+        raise InvalidArgumentError(
+            f"strategy is one of {', '.join(known)} or an object with options, not {given!r}."
+        )
+    if given not in known:
+        raise UnknownNameError("strategies", given, known)
+    return known[given]
+
+
+def _check(model: object, optimizer: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"prepare needs a torch.nn.Module, not {type(model).__name__}.")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"prepare needs a torch optimizer, not {type(optimizer).__name__}."
+        )
+    if isinstance(optimizer, Prepared):
+        raise InvalidArgumentError("This optimizer is prepared already.")

@@ -1,0 +1,25 @@
+"""The whole state of a model by its original names, whatever the strategy made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from roundelay.training._run import run_of
+
+__all__ = ["full_state_dict", "whole_tensors"]
+
+
+def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return what `state_dict()` of the same model on one device would be. Every rank calls it."""
+    return run_of("full_state_dict", model).sharing.full_state_dict()
+
+
+def whole_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the same, one by one, for models that no rank can hold whole.
+
+    Every rank goes through all of it. Under zero3 one unit is gathered at a time, and a tensor is
+    good only until the next one is asked for.
+    """
+    return run_of("whole_tensors", model).sharing.whole_tensors()

@@ -1,0 +1,214 @@
+"""ZeRO: what all ranks would hold alike is divided between them.
+
+Stage 1 divides the optimizer's state, stage 2 also the gradients, stage 3 also the parameters.
+Every stage computes the same numbers as data parallel does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from roundelay.communicator import Traffic
+from roundelay.errors import InvalidArgumentError, NotFiniteError
+from roundelay.training._checkpoint_parts import Part, Saved
+from roundelay.training._exchange import refuse_broken, tell_all
+from roundelay.training._setup import Setup, send_from_first
+from roundelay.training._strategy import Held, Sharing, Strategy, Volume
+from roundelay.training._zero_account import held_by, predicted_for
+from roundelay.training._zero_elementwise import refuse_whole
+from roundelay.training._zero_parts import Parts, divide
+from roundelay.training._zero_sums import Sums
+from roundelay.training._zero_units import Choice
+
+__all__ = ["Zero"]
+
+STAGES = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Zero(Strategy):
+    """Data parallel with state, gradients and parameters divided between the ranks, by stage."""
+
+    names: ClassVar[dict[str, dict[str, Any]]] = {
+        f"zero{stage}": {"stage": stage} for stage in STAGES
+    }
+    materializes: ClassVar[bool] = True
+
+    stage: int = 3
+    bucket_bytes: int = 8 << 20  # of gradients that are sent together, in stages 1 and 2
+    units: Choice | None = None  # what stage 3 gathers together: classes or names of modules
+    check_finite: bool = True
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise InvalidArgumentError(f"Zero has stages 1, 2 and 3, not {self.stage!r}.")
+        if self.bucket_bytes < 1:
+            raise InvalidArgumentError(f"bucket_bytes is a number from 1, not {self.bucket_bytes}.")
+        if self.units is not None and self.stage != STAGES[-1]:
+            raise InvalidArgumentError(f"units= is for stage 3; stage {self.stage} has none.")
+
+    def share(self, setup: Setup) -> Sharing:
+        """Divide the model and its optimizer between the ranks."""
+        refuse_whole(setup.optimizer)
+        return _Divided(self, setup)
+
+
+class _Divided(Sharing):
+    def __init__(self, options: Zero, setup: Setup) -> None:
+        self.options, self.setup = options, setup
+        #: Stages 2 and 3 hold no whole gradients, so they bring them together in every pass.
+        self.every_pass = options.stage > 1
+        self.parts: Parts = divide(
+            setup, stage=options.stage, bucket_bytes=options.bucket_bytes, units=options.units
+        )
+        self.sums = Sums(setup, self.parts, options.stage, check=options.check_finite)
+        self._finished = False  # whether the gradients are those of all ranks
+
+    # ---- while backward runs
+
+    def begin_backward(self) -> None:
+        """Expect every gradient anew."""
+        if self._finished:
+            self._refuse_more()
+        self._finished = False
+        self.sums.begin(self.parts.order_of_gradients())
+
+    def _refuse_more(self) -> None:
+        if self.setup.weights.used or self.setup.precision.mixed:
+            raise InvalidArgumentError(
+                "A backward pass would add to gradients that are finished already. Call "
+                "zero_grad() before, or put all but the last one into `with rd.accumulate(model)`."
+            )
+
+    def arrived(self, index: int) -> None:
+        """Put the gradient into its row; free the unit that waited for it."""
+        self.sums.take(index)
+        self.parts.arrived(index)
+
+    def passed(self) -> None:
+        """Add up this rank's part of the gradients of one micro-batch."""
+        self.sums.finish()
+
+    def gathered(self) -> None:
+        """Wait for all sums, and see that they are fit for a step."""
+        sums = self.sums
+        sums.finish()
+        count = len(self.setup.parameters)
+        mine = [index in sums.broken for index in range(count)]
+        used = [index in sums.used for index in range(count)]
+        told = tell_all(self.setup.comm, used, mine, self.setup.weights)
+        try:
+            refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
+        except NotFiniteError:
+            sums.forget()
+            raise
+        sums.settle(told.used, told.factor())
+        self._finished = True
+
+    # ---- around the step
+
+    def before_step(self) -> None:
+        """Give the optimizer this rank's part of the gradients."""
+        self.sums.ready()
+
+    def step(self, own: Any, closure: Any) -> Any:
+        """Step, with whole and fresh weights whenever a closure looks at the model."""
+        if closure is None:
+            return own(None)
+
+        def fresh() -> Any:
+            self.parts.spread()
+            return closure()
+
+        return own(fresh)
+
+    def after_step(self) -> None:
+        """Bring the new parameters to every rank, and rank 0's buffers."""
+        self._finished = False
+        self.sums.stepped()
+        self.parts.spread()
+        comm = self.setup.comm
+        buffers = [one for one in self.setup.model.buffers() if one.is_floating_point()]
+        if buffers and comm.size > 1:
+            send_from_first(comm, buffers)
+
+    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
+        """Forget the gradients, or make them zero."""
+        self._finished = False
+        own(set_to_none=set_to_none)
+        if set_to_none or self.setup.precision.mixed:
+            self.sums.forget()
+        else:
+            self.sums.zero()
+
+    def grad_norm(self, norm_type: float) -> float:
+        """Return the norm of all ranks' parts together."""
+        return self.sums.norm(norm_type)
+
+    def scale_grads(self, factor: float) -> None:
+        """Multiply this rank's part."""
+        self.sums.scale(factor)
+
+    # ---- the whole state
+
+    def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the whole model's state, gathering one row of parameters at a time."""
+        state = self.setup.model.state_dict(keep_vars=True)  # as it is: nothing is gathered for it
+        names = {one.name: one.names for one in self.parts.parameters}
+        for first, tensor in self.parts.whole_tensors():
+            for name in names[first]:
+                if state.pop(name, None) is not None:
+                    yield name, tensor.detach()
+        for name, other in state.items():
+            yield name, other.detach() if isinstance(other, torch.Tensor) else other
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the whole model's state by its original names. Every rank calls it."""
+        state = dict(self.setup.model.state_dict(keep_vars=True))
+        trained = {name: one.name for one in self.parts.parameters for name in one.names}
+        copies: dict[str, torch.Tensor] = {}
+        for name, tensor in self.whole_tensors():
+            first = trained.get(name, name)  # tied parameters stay tied
+            if name in trained and first not in copies:
+                copies[first] = tensor.clone()
+            state[name] = copies.get(first, tensor)
+        return state
+
+    def to_save(self) -> Iterable[Part]:
+        """Yield this rank's pieces, with their state."""
+        return self.parts.to_save()
+
+    def take_back(self, saved: Saved) -> None:
+        """Read this rank's pieces."""
+        self.parts.take_back(saved)
+
+    def refresh(self) -> None:
+        """Bring pieces that were read to the model on every rank."""
+        self.parts.spread()
+
+    # ---- the ledger
+
+    def traffic(self) -> list[Traffic] | None:
+        """Count both what gradients and what gathered parameters cost."""
+        return self.parts.traffic()
+
+    def held(self) -> Held:
+        """Count what lies here now."""
+        return held_by(self.setup, self.parts, self.sums)
+
+    def predicted(self) -> tuple[Held, Volume]:
+        """Say the formulas of the stage, and the price of its schedules."""
+        return predicted_for(self.setup, self.parts, self.sums, self.options.stage)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of gathered parameters at a time, so far."""
+        return self.parts.peak
+
+    def close(self) -> None:
+        """Watch the modules no more."""
+        self.parts.close()

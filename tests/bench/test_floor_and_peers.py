@@ -1,0 +1,44 @@
+"""What is measured beside us: the floor does what it claims, and peers that clash are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from roundelay.bench import Case, Row, Spec, measure
+from roundelay.bench.rounds import buffers_for, memory_pass
+from roundelay.errors import InvalidArgumentError
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 1000, 1 << 16, (1 << 20) + 3])
+def test_the_floor_writes_every_byte_back_where_it_was(nbytes: int) -> None:
+    floor = memory_pass(nbytes)
+    assert len(floor.buffers) == len(floor.calls) == buffers_for(nbytes)
+    made = np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype=np.uint8)
+    for buffers, call in zip(floor.buffers, floor.calls, strict=True):
+        assert buffers.input is buffers.output
+        np.copyto(buffers.input, made)
+        call()
+        assert np.array_equal(buffers.output, made)
+
+
+@pytest.mark.parametrize("engine", ["shared_memory", "threads"])
+def test_the_floor_is_measured_with_the_rest_and_is_no_contender(engine: str) -> None:
+    cases = tuple(
+        Case(name, nbytes)
+        for name in ("all_reduce", "broadcast", "scatter")
+        for nbytes in (8, 1 << 16)
+    )
+    spec = Spec(size=2, cases=cases, contenders=("roundelay",), engine=engine, iterations=2)
+    rows = [message for message in measure(spec) if isinstance(message, Row)]
+    assert len(rows) == len(cases)
+    for row in rows:
+        assert set(row.timings) == {"roundelay"}
+        assert (row.floor is not None) == (row.nbytes >= 1 << 16)
+        assert row.floor is None or row.floor > 0
+
+
+def test_two_mpis_in_one_run_are_refused() -> None:
+    spec = Spec(size=2, cases=(Case("all_reduce", 8),), contenders=("roundelay", "mpi", "mpich"))
+    with pytest.raises(InvalidArgumentError, match="one MPI only"):
+        next(measure(spec))

@@ -1,0 +1,62 @@
+"""Runs all checks on a rank of MPI, and writes what was wrong: `mpirun … mpi_checks.py FOLDER`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from roundelay.communicator import Communicator
+from roundelay.communicator.plans import schedule_for
+from roundelay.engines._mpi_end import mpi_communicator_end
+from roundelay.errors import CommunicationError
+from roundelay.tuning import default_for
+
+TIMEOUT_S = 60.0
+SHOWN, LONG = 5, 500
+Check = Callable[[Any], Iterator[str]]
+
+
+def checks() -> dict[str, Check]:
+    """Return all checks by name; their files lie beside this one."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        modules = [importlib.import_module(f"mpi_checks_{name}") for name in ("calls", "more")]
+    finally:
+        sys.path.pop(0)
+    return {
+        name.removeprefix("check_"): check
+        for module in modules
+        for name, check in vars(module).items()
+        if name.startswith("check_")
+    }
+
+
+def main(folder: Path) -> None:
+    """Run every check; what follows one that broke the communicator is not run."""
+    end = mpi_communicator_end(lambda size: schedule_for(size, default_for(size)), TIMEOUT_S)
+    comm = Communicator(end)
+    found: dict[str, list[str]] = {}
+    report = folder / f"{comm.rank}.json"
+    for name, check in checks().items():
+        began = time.monotonic()
+        try:
+            found[name] = [line[:LONG] for line in list(check(comm))[:SHOWN]]
+            comm.barrier()
+        except Exception as error:  # noqa: BLE001 - reported
+            found[name] = [traceback.format_exc()]
+            if isinstance(error, CommunicationError):
+                break
+        sys.stderr.write(f"rank {comm.rank}: {name} {time.monotonic() - began:.1f} s\n")
+        report.write_text(json.dumps(found))
+    report.write_text(json.dumps(found))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

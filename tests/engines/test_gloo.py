@@ -1,0 +1,193 @@
+"""Gloo has the whole communicator, beside whatever else the process does with torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import roundelay as rd
+from roundelay.engines._torch_groups import load_torch
+from roundelay.errors import InvalidArgumentError, RankFailed
+
+torch = pytest.importorskip("torch")
+
+
+def surface() -> Any:
+    spec = importlib.util.spec_from_file_location("surface", Path(__file__).with_name("surface.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_whole_surface() -> None:
+    failures = surface().failures
+    for size in (1, 2, 3):
+        assert rd.run(failures, size, engine="gloo", timeout=60) == [[]] * size
+
+
+def test_it_lives_beside_the_users_own_group(tmp_path: Path) -> None:
+    def work(comm: rd.Communicator) -> tuple[float, float]:
+        dist = torch.distributed
+        dist.init_process_group(
+            "gloo", init_method=f"file://{tmp_path}/store", rank=comm.rank, world_size=comm.size
+        )
+        theirs, ours = torch.ones(3), comm.start.all_reduce(np.ones(3))
+        dist.all_reduce(theirs)
+        total = float(ours.wait()[0])
+        dist.destroy_process_group()
+        return float(theirs[0]), total
+
+    assert rd.run(work, 2, engine="gloo") == [(2.0, 2.0)] * 2
+
+
+def seen(work: Callable[[rd.Communicator], Any], size: int, timeout: float) -> list[Any]:
+    """Run a part that goes wrong; return what every rank that lived saw, and how soon."""
+
+    def body(comm: rd.Communicator) -> Any:
+        comm.barrier()
+        start = time.monotonic()
+        try:
+            work(comm)
+            first = "nothing"
+        except rd.RoundelayError as error:
+            first = f"{type(error).__name__}: {error}"
+        taken = time.monotonic() - start
+        try:
+            comm.barrier()
+            again = "nothing"
+        except rd.RoundelayError as error:
+            again = type(error).__name__
+        return first, again, taken
+
+    return rd.run(body, size, engine="gloo", timeout=timeout)
+
+
+def late(comm: rd.Communicator) -> None:
+    if comm.rank == 1:
+        time.sleep(2.5)
+    comm.all_reduce(np.ones(10))
+
+
+def late_for_a_message(comm: rd.Communicator) -> None:
+    if comm.rank != 1:
+        comm.recv(np.zeros(1), 1)
+
+
+@pytest.mark.parametrize("work", [late, late_for_a_message])
+def test_who_does_not_come_in_time_is_told_and_after_it_no_call_blocks(
+    work: Callable[[rd.Communicator], Any],
+) -> None:
+    first, again, taken = seen(work, 3, 1.0)[0]
+    assert first.startswith("CollectiveTimeout: Rank ")
+    assert "waited 1 s" in first
+    assert again == "CollectiveTimeout"
+    assert taken < 20
+
+
+def left_behind(comm: rd.Communicator) -> None:
+    if comm.rank == 1:
+        comm.close()
+    else:
+        comm.all_reduce(np.ones(1000))
+
+
+def test_a_rank_that_said_goodbye_is_missed_by_name() -> None:
+    told = [first for first, _, _ in seen(left_behind, 3, 30.0)]
+    assert [text.split(" (")[0].split(", but")[0] for text in (told[0], told[2])] == [
+        "PeerLost: Rank 1 has finished"
+    ] * 2
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "recv", "walk"])
+def test_a_rank_that_dies_is_noticed_by_all(call: str, tmp_path: Path) -> None:
+    def work(comm: rd.Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), 9)
+        try:
+            if call == "all_reduce":
+                comm.all_reduce(np.ones(100_000))
+            elif call == "walk":
+                comm.scan(np.ones(100_000))
+                comm.barrier()
+            else:
+                comm.recv(np.zeros(1), 1)
+        except rd.RoundelayError as error:
+            (tmp_path / str(comm.rank)).write_text(f"{type(error).__name__}: {error.__cause__}")
+
+    start = time.monotonic()
+    with pytest.raises(RankFailed, match="rank 1 ended without a word: killed by SIGKILL"):
+        rd.run(work, 3, engine="gloo", timeout=60)
+    assert time.monotonic() - start < 30
+    for rank in (0, 2):
+        assert (tmp_path / str(rank)).read_text().startswith("PeerLost: ")
+
+
+def test_what_a_rank_fails_by_is_told_to_the_others(tmp_path: Path) -> None:
+    def work(comm: rd.Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            raise ValueError("no such layer")
+        try:
+            comm.barrier()
+        except rd.RoundelayError as error:
+            (tmp_path / str(comm.rank)).write_text(f"{type(error).__name__}: {error}")
+            raise
+
+    with pytest.raises(RankFailed, match="rank 1 raised ValueError: no such layer"):
+        rd.run(work, 3, engine="gloo", timeout=60)
+    for rank in (0, 2):
+        told = (tmp_path / str(rank)).read_text()
+        assert told == "PeerLost: Rank 1 failed: ValueError: no such layer"
+
+
+def test_what_was_sent_arrives_though_its_sender_has_gone() -> None:
+    def work(comm: rd.Communicator) -> float:
+        if comm.rank == 0:
+            comm.send(np.full(100, 7.0), 1)
+            comm.close()
+            return 7.0
+        time.sleep(0.3)
+        return float(comm.recv(np.zeros(100), 0)[99])
+
+    assert rd.run(work, 2, engine="gloo", timeout=30) == [7.0, 7.0]
+
+
+def test_tensors_of_a_device_are_refused_by_name() -> None:
+    def work(comm: rd.Communicator) -> list[str]:
+        calls: list[Callable[[], Any]] = [
+            lambda: comm.all_reduce(torch.ones(2, device="meta")),
+            lambda: comm.start.broadcast(torch.ones(2, device="meta")),
+            lambda: comm.send(torch.ones(2, device="meta"), 0),
+        ]
+        told = []
+        for call in calls:
+            with pytest.raises(InvalidArgumentError) as caught:
+                call()
+            told.append(str(caught.value))
+        return told
+
+    for engine in ("gloo", "shared_memory"):
+        (told,) = rd.run(work, 1, engine=engine)
+        for call, text in zip(("all_reduce", "broadcast", "send"), told, strict=True):
+            assert text.startswith(f"{call} got a tensor on meta; this engine works on CPU memory.")
+            assert "engine='nccl'" in text
+
+
+def test_without_torch_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(InvalidArgumentError, match=r"pip install 'roundelay\[torch\]'"):
+        load_torch("gloo")

@@ -1,0 +1,135 @@
+"""Several hosts: shared memory inside, Gloo between. Here hosts are groups of ranks of one host."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import roundelay as rd
+from roundelay.algorithms import algorithms
+from roundelay.communicator.join import schedules
+from roundelay.communicator.native import NativeEnd
+from roundelay.engines._gloo_end import GlooEnd
+from roundelay.engines._hierarchical_end import HierarchicalEnd
+from roundelay.engines._hosts import address_towards, host_identity, ranks_by_host
+from roundelay.engines._places import Places
+from roundelay.engines._torch_groups import Meeting
+from roundelay.engines._wire import decode, encode
+from roundelay.engines.reference import Reference
+from roundelay.engines.shared_memory import SharedMemory
+
+torch = pytest.importorskip("torch")
+
+#: Even, uneven, out of order, one rank each, one host: rank numbers by host.
+HOSTS = [
+    ((0, 1), (2, 3)),
+    ((3, 0, 4), (1, 2)),
+    ((0, 2), (1,)),
+    ((0,), (1,), (2,)),
+    ((0, 1),),
+]
+
+
+def surface() -> Any:
+    spec = importlib.util.spec_from_file_location("surface", Path(__file__).with_name("surface.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def on_hosts(
+    hosts: tuple[tuple[int, ...], ...], work: Callable[[rd.Communicator], Any], timeout: float = 60
+) -> list[Any]:
+    """Run `work` on every rank of these hosts; return what each gave."""
+    size = sum(map(len, hosts))
+    with tempfile.TemporaryDirectory() as folder:
+
+        def body(world: Any, rank: int) -> bytes:
+            whole = NativeEnd(world, rank, timeout=timeout)
+            inside = whole.group(next(list(there) for there in hosts if rank in there))
+            assert inside is not None
+            everyone = None
+            if len(hosts) > 1:
+                store = torch.distributed.FileStore(f"{folder}/store", size)
+                meeting = Meeting(store, rank, size, "127.0.0.1")
+                everyone = GlooEnd(meeting, schedules, timeout=timeout)
+            comm = rd.Communicator(HierarchicalEnd(Places(hosts, rank), inside, everyone))
+            result = encode(work(comm))
+            comm.close()
+            return result
+
+        return [decode(result) for result in SharedMemory.start(body, size)]
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_the_whole_surface(hosts: tuple[tuple[int, ...], ...]) -> None:
+    size = sum(map(len, hosts))
+    assert on_hosts(hosts, surface().failures) == [[]] * size
+
+
+def test_floats_are_added_as_the_schedule_says() -> None:
+    """Bit for bit what `all_reduce_hierarchical` does, which `explain` shows."""
+    rng = np.random.default_rng(0)
+    for count in (40_000, 40_001):
+        inputs = [rng.standard_normal(count).astype(np.float32) for _ in range(4)]
+        due = Reference().run(
+            algorithms.load("all_reduce_hierarchical").schedule(4, group=2), inputs
+        )
+        found = on_hosts(HOSTS[0], _summing(inputs))
+        for rank in range(4):
+            np.testing.assert_array_equal(found[rank], due[rank])
+
+
+def _summing(inputs: list[Any]) -> Callable[[rd.Communicator], Any]:
+    return lambda comm: comm.all_reduce(inputs[comm.rank].copy())
+
+
+def test_an_algorithm_that_is_asked_for_runs_over_all_ranks() -> None:
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal(100) for _ in range(4)]
+    due = Reference().run(algorithms.load("all_reduce_ring").schedule(4), inputs)
+    work = lambda comm: comm.all_reduce(inputs[comm.rank].copy(), algorithm="ring")  # noqa: E731
+    np.testing.assert_array_equal(on_hosts(HOSTS[0], work)[0], due[0])
+
+
+def test_the_mean_of_halves_does_not_overflow() -> None:
+    for value, kind in ((60000.0, torch.float16), (3e37, torch.bfloat16)):
+
+        def work(comm: rd.Communicator, kind: Any = kind, value: float = value) -> list[float]:
+            tensor = torch.full((20_000,), value, dtype=kind)
+            return [float(comm.all_reduce(tensor, "avg")[0]), float(tensor[-1])]
+
+        one = float(torch.tensor(value, dtype=kind))
+        assert on_hosts(HOSTS[0], work) == [[one, one]] * 4
+
+
+def test_trouble_on_one_host_is_told_on_all() -> None:
+    def work(comm: rd.Communicator) -> str:
+        comm.barrier()
+        if comm.rank == 3:
+            comm.close()
+            return "left"
+        try:
+            comm.all_reduce(np.ones(100_000))
+        except rd.RoundelayError as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    *others, left = on_hosts(HOSTS[0], work, timeout=30)
+    assert left == "left"
+    assert all(text.startswith("PeerLost: ") for text in others)
+
+
+def test_ranks_of_one_host_have_one_identity_and_an_address() -> None:
+    own = host_identity()
+    assert rd.run(lambda _: host_identity(), 2) == [own, own]
+    assert ranks_by_host([own, "elsewhere", own]) == [[0, 2], [1]]
+    assert address_towards("no-such-host.invalid") == address_towards("127.0.0.1")

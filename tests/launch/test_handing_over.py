@@ -1,0 +1,116 @@
+"""`roundelay run` becomes torchrun or mpirun where several hosts are asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from roundelay.cli.run import command
+from roundelay.engines._mpi_start import find_mpirun
+from roundelay.errors import InvalidArgumentError
+from roundelay.launch import handing_over
+
+SCRIPT = """
+import sys
+import numpy as np, roundelay as rd
+comm = rd.init()
+print(comm.rank, comm.size, comm.timeout, comm.all_reduce(np.ones(1))[0], sys.argv[1:])
+"""
+
+
+def run(*arguments: str) -> tuple[int, list[str], str]:
+    # Ranks share one output, so each must write its line at once.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "roundelay", "run", *arguments],
+        env=environ, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return str(tmp_path / "script.py")
+
+
+DUE = [f"{rank} 2 33.0 2.0 ['--nnodes', '7']" for rank in range(2)]
+
+
+def test_torchrun_starts_what_it_is_asked_to(script: str) -> None:
+    pytest.importorskip("torch")
+    options = ("--nnodes", "1", "--master_port", "29541", "--timeout", "33", "-n", "2")
+    code, printed, errors = run(*options, script, "--nnodes", "7")
+    assert (code, printed) == (0, DUE), errors
+
+
+def test_mpirun_starts_what_it_is_asked_to(script: str) -> None:
+    try:
+        find_mpirun()
+    except InvalidArgumentError as error:
+        pytest.skip(str(error))
+    code, printed, errors = run("--mpi", "--timeout", "33", "-n", "2", script, "--nnodes", "7")
+    assert (code, printed) == (0, DUE), errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nnodes", "2", "--mpi"], "either torchrun's options or mpirun's"),
+        (["--hostfile", "x"], "are for mpirun: add --mpi"),
+        (["--mpi", "--mpi-args", "'"], "--mpi-args \"'\" can't be read"),
+    ],
+)
+def test_wrong_use_is_named(options: list[str], message: str, script: str) -> None:
+    done = CliRunner().invoke(command, [*options, script])
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_all_of_torchruns_options_go_through() -> None:
+    options = {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_endpoint": "node0:1", "rdzv_id": "x"}
+    made = handing_over.torchrun_command(4, options, ["-m", "pkg"])
+    assert made[1:] == [
+        "-m", "torch.distributed.run", "--nproc-per-node", "4", "--nnodes", "1:2",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:1", "--rdzv-id", "x", "-m", "pkg",
+    ]  # fmt: skip
+
+
+def test_without_torch_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handing_over, "find_spec", lambda _: None)
+    with pytest.raises(InvalidArgumentError, match=r"pip install 'roundelay\[torch\]'"):
+        handing_over.torchrun_command(2, {"nnodes": "2"}, ["x.py"])
+
+
+JOINED = """
+import importlib.util, os
+from roundelay.communicator import Communicator, join
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+join.host_identity = lambda: f"host {{rank // 2}}"  # said to be elsewhere: MPI knows no better
+spec = importlib.util.spec_from_file_location("surface", {surface!r})
+surface = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(surface)
+end = join.join_by_mpi(timeout=60)
+comm = Communicator(end)
+found = surface.failures(comm)
+print(type(end).__name__, found)
+comm.close()
+"""
+
+
+def test_hosts_are_joined_by_mpi_where_that_started_the_ranks(tmp_path: Path) -> None:
+    try:
+        find_mpirun()
+    except InvalidArgumentError as error:
+        pytest.skip(str(error))
+    surface = Path(__file__).parent.parent / "engines" / "surface.py"
+    assert importlib.util.spec_from_file_location("surface", surface) is not None
+    (tmp_path / "script.py").write_text(JOINED.format(surface=str(surface)))
+    code, printed, errors = run("--mpi", "-n", "3", str(tmp_path / "script.py"))
+    assert (code, printed) == (0, ["HierarchicalEnd []"] * 3), errors

@@ -1,0 +1,146 @@
+"""Two network namespaces as hosts: `rd.init` finds them, joins them, and tells what goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import roundelay as rd
+from roundelay.communicator.native import NativeEnd
+from roundelay.engines._hierarchical_end import HierarchicalEnd
+from roundelay.engines._hosts import host_identity
+
+torch = pytest.importorskip("torch")
+TESTS = Path(__file__).parent.parent
+EXAMPLE = TESTS.parent / "examples" / "14_two_hosts.py"
+
+
+def loaded(name: str) -> Any:
+    path = TESTS / "engines" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Any]:
+    with loaded("two_hosts").TwoHosts() as made:
+        if made.why_not:
+            pytest.skip(made.why_not)
+        yield made
+
+
+def results(started: list[Any]) -> list[Any]:
+    found = [rank.result() for rank in started]
+    assert [said for good, said in found if not good] == []
+    return [said for _, said in found]
+
+
+def test_a_namespace_of_the_network_is_another_host(hosts: Any) -> None:
+    told = results(hosts.start((2, 1), host_identity))
+    assert told[0] == told[1] != told[2]
+    assert host_identity() not in told
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 1)])
+def test_the_whole_surface(hosts: Any, ranks: tuple[int, int]) -> None:
+    failures = loaded("surface").failures
+
+    def work() -> Any:
+        comm = rd.init()
+        found = failures(comm)
+        comm.close()
+        return type(comm._end).__name__, found
+
+    due: tuple[str, list[str]] = (HierarchicalEnd.__name__, [])
+    assert results(hosts.start(ranks, work)) == [due] * sum(ranks)
+
+
+def test_one_host_by_its_address_is_joined_by_the_store_and_shares_memory(hosts: Any) -> None:
+    def work() -> Any:
+        del os.environ["LOCAL_WORLD_SIZE"]  # so that only the store can tell
+        comm = rd.init()
+        total = comm.all_reduce(np.ones(1))[0]
+        comm.close()
+        return type(comm._end).__name__, float(total)
+
+    assert results(hosts.start((2, 0), work)) == [(NativeEnd.__name__, 2.0)] * 2
+
+
+def test_gloo_alone_joins_them_too(hosts: Any) -> None:
+    def work() -> float:
+        comm = rd.init("gloo")
+        total = float(comm.all_reduce(np.ones(1000))[-1])
+        comm.close()
+        return total
+
+    assert results(hosts.start((1, 1), work)) == [2.0, 2.0]
+
+
+def test_shared_memory_alone_is_refused(hosts: Any) -> None:
+    def work() -> str:
+        with pytest.raises(rd.RoundelayError) as caught:
+            rd.init("shared_memory")
+        return str(caught.value)
+
+    for told in results(hosts.start((1, 1), work)):
+        assert "joins the ranks of one host, but this job has several" in told
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_rank_that_dies_is_noticed_on_both_hosts(hosts: Any, victim: int) -> None:
+    def work() -> Any:
+        comm = rd.init(timeout=60)
+        comm.barrier()
+        if comm.rank == victim:
+            os.kill(os.getpid(), 9)
+        start = time.monotonic()
+        try:
+            comm.all_reduce(np.ones(100_000))
+            comm.barrier()
+            told = "nothing"
+        except rd.RoundelayError as error:
+            told = type(error).__name__
+        return told, time.monotonic() - start < 20
+
+    found = [rank.result() for rank in hosts.start((2, 2), work)]
+    assert found.pop(victim) == (False, "ended with -9")
+    assert found == [(True, ("PeerLost", True))] * 3
+
+
+def test_roundelay_run_hands_over_to_torchrun_and_the_example_runs(
+    hosts: Any, tmp_path: Path
+) -> None:
+    port = "29533"
+    started = []
+    for host in range(2):
+        command = hosts.inside(
+            host, sys.executable, "-m", "roundelay", "run", "-n", "2", "--nnodes", "2",
+            "--node-rank", str(host), "--master-addr", "10.213.77.1", "--master-port", port,
+            str(EXAMPLE),
+        )  # fmt: skip
+        environ = {**os.environ, "TMPDIR": str(tmp_path)}
+        environ.pop("PYTHONUNBUFFERED", None)  # ranks share one output: a line must come at once
+        started.append(
+            subprocess.Popen(
+                command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    ended = [process.communicate(timeout=200) for process in started]
+    assert [process.returncode for process in started] == [0, 0], ended
+    printed = sorted(line for output, _ in ended for line in output.splitlines())
+    text = EXAMPLE.read_text(encoding="utf-8")
+    said = [line.split("] ", 1)[1] for line in text.splitlines() if line.strip().startswith("[")]
+    assert printed == said != []

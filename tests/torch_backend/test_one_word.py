@@ -1,0 +1,91 @@
+"""A script that was written for gloo runs on ours after one word of it is changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+SCRIPT = """\
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(10):
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    inputs = torch.randn(32, 16, generator=generator)
+    loss = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(loss.detach())
+    if dist.get_rank() == 0:
+        print("loss", loss.item().hex(), flush=True)
+dist.monitored_barrier()
+dist.destroy_process_group()
+"""
+#: What torch before 2.15 needs beside the word; later ones find the backend by its entry point.
+IMPORT = "import roundelay.torch\n"
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+OURS = ["roundelay", "run", "-n", "2"]
+
+
+def losses(script: Path, text: str, launcher: list[str]) -> list[str]:
+    script.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return [line.split()[-1] for line in done.stdout.splitlines() if "loss" in line]
+
+
+def test_one_word_is_all_that_changes(tmp_path: Path) -> None:
+    changed = SCRIPT.replace('"gloo"', '"roundelay"')
+    assert len(changed) - len(SCRIPT) == len("roundelay") - len("gloo")
+    newer = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+    changed = changed if newer else IMPORT + changed
+    script = tmp_path / "train.py"
+    first, again = losses(script, changed, TORCHRUN), losses(script, changed, OURS)
+    assert len(first) == 10
+    assert first == again  # to the last bit, whatever started them
+    gloo = losses(script, SCRIPT, TORCHRUN)
+    numbers = [torch.tensor([float.fromhex(one) for one in run]) for run in (first, gloo)]
+    torch.testing.assert_close(*numbers)
+
+
+FAILING = (
+    IMPORT
+    + """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("roundelay")
+if dist.get_rank() == 1:
+    raise ValueError("no such layer")
+dist.all_reduce(torch.ones(3))
+"""
+)
+
+
+def test_a_rank_that_raises_tells_the_others_why(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FAILING)
+    done = subprocess.run(
+        [sys.executable, "-m", *OURS, str(script)],
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "PeerLost: Rank 1 failed: ValueError: no such layer" in done.stderr

@@ -1,0 +1,272 @@
+"""What goes wrong is told by our errors, through torch's calls, with the user's line."""
+# mypy: disable-error-code="attr-defined,no-any-return,no-untyped-call,union-attr,operator"
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from roundelay.errors import MeetingError
+from roundelay.torch import _meet
+
+HERE = Path(__file__).name
+
+
+def line_of(word: str) -> int:
+    """The line of this file that has the comment `# word`."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(n for n, line in enumerate(lines, 1) if line.endswith(f"# {word}"))
+
+
+def different_shapes() -> None:
+    dist.all_reduce(torch.ones(dist.get_rank() + 1))  # shapes
+
+
+def different_dtypes() -> None:
+    kinds = (torch.float32, torch.float64)
+    dist.all_reduce(torch.ones(3, dtype=kinds[dist.get_rank()]), async_op=True).wait()  # dtypes
+
+
+def different_calls() -> None:
+    if dist.get_rank():
+        dist.broadcast(torch.ones(3), 0)  # broadcast
+    else:
+        dist.all_reduce(torch.ones(3))  # all_reduce
+
+
+def different_shapes_in_the_background() -> None:
+    rank = dist.get_rank()
+    out, given = torch.empty(2 + rank), torch.empty(2 + rank)
+    dist.all_to_all_single(out, given, [1 + rank, 1], [1 + rank, 1], async_op=True).wait()  # splits
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (different_shapes, ["shapes"]),
+        (different_dtypes, ["dtypes"]),
+        (different_calls, ["broadcast", "all_reduce"]),
+        (different_shapes_in_the_background, []),
+    ],
+)
+def test_a_mismatch_names_the_lines(worlds: Any, fn: Any, words: list[str]) -> None:
+    world = worlds.fresh(2)
+    found = world.outcomes(fn)
+    for one in found:
+        assert one.kind in ("CollectiveMismatch", "InvalidArgumentError"), one
+        for word in words:
+            assert f"{HERE}:{line_of(word)}" in one.text
+    world.close()
+
+
+def dies() -> str:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(torch.ones(3))  # lost
+    except RuntimeError as error:
+        first = f"{type(error).__name__}: {error}"
+    began = time.monotonic()
+    try:
+        dist.barrier()
+    except RuntimeError:
+        assert time.monotonic() - began < 5
+        return first
+    return "passed"
+
+
+def test_a_dead_rank_is_named_on_all_others(worlds: Any) -> None:
+    world = worlds.fresh(3)
+    found = world.outcomes(dies)
+    assert found[1] is None
+    for one in (found[0], found[2]):
+        assert re.match(r"PeerLost: Rank 1 \(process \d+\) died", one), one
+    world.close()
+
+
+def dies_in_backward() -> str:
+    net = DistributedDataParallel(nn.Linear(4, 4))
+    loss = net(torch.ones(2, 4)).sum()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return "passed"
+
+
+def test_a_rank_that_dies_in_backward_is_named(worlds: Any) -> None:
+    world = worlds.fresh(2)
+    assert "died" in world.outcomes(dies_in_backward)[0]
+    world.close()
+
+
+def fails_in_the_background() -> list[str]:
+    told: list[str] = []
+    ran = threading.Event()
+    work = dist.all_reduce(torch.ones(3 + dist.get_rank()), async_op=True)
+
+    def then(future: Any) -> None:
+        try:
+            future.value()
+        except RuntimeError as error:
+            told.append(str(error))
+        ran.set()
+
+    work.get_future().then(then)
+    assert ran.wait(30)
+    for _ in range(2):  # again, and the same
+        try:
+            work.wait()
+        except RuntimeError as error:
+            told.append(f"{type(error).__name__}: {error}")
+    assert work.is_completed()
+    assert not work.is_success()
+    assert work.exception() is not None
+    return told
+
+
+def test_an_error_in_the_background_is_in_the_future_and_in_every_wait(worlds: Any) -> None:
+    world = worlds.fresh(2)
+    for first, second, third in world(fails_in_the_background):
+        assert "CollectiveMismatch" in first
+        assert second.startswith("CollectiveMismatch")
+        assert second == third
+    world.close()
+
+
+def timed_out() -> str:
+    group = dist.new_group([1, 2], timeout=timedelta(seconds=0.4))
+    if dist.get_rank() == 1:
+        try:
+            dist.all_reduce(torch.ones(1), group=group)
+        except RuntimeError as error:
+            return f"{type(error).__name__}: {error}"
+    time.sleep(1.5)
+    return ""
+
+
+def test_a_timeout_says_whose_it_is_and_which_ranks_are_meant(worlds: Any) -> None:
+    world = worlds.fresh(3)
+    found = world(timed_out)[1]
+    assert found.startswith("CollectiveTimeout: Rank 0 waited 0.4 s for rank 1")
+    assert "init_process_group and new_group" in found
+    assert "Ranks 0 to 1 of this group are ranks [1, 2] of all" in found
+    world.close()
+
+
+def refused() -> list[str]:
+    size = dist.get_world_size()
+    group: Any = dist.group.WORLD
+    told = []
+    x = torch.ones(4)
+    for call in (
+        lambda: dist.all_reduce(torch.empty(3, device="meta")),
+        lambda: dist.broadcast(torch.empty(3, device="meta"), 0),
+        lambda: dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fn)),
+        lambda: dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG),
+        lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX),
+        lambda: dist.broadcast(torch.ones(3).to_sparse(), 0),
+        lambda: dist.all_gather([x], x),
+        lambda: dist.all_gather_single(torch.empty(5), x),
+        lambda: dist.all_gather_single(torch.empty(4 * size).double(), x),
+        lambda: dist.all_to_all_single(torch.empty(3), torch.empty(3)),
+        lambda: dist.all_to_all_single(torch.empty(4), x, [1] * size, [1] * size),
+        lambda: dist.all_to_all_single(torch.empty(4), x, [4], [4]),
+        lambda: group._get_backend(torch.device("cuda")),
+        lambda: group.allreduce([x], "sum"),
+    ):
+        try:
+            call()
+        except (ValueError, TypeError) as error:
+            told.append(f"{type(error).__name__}: {error}")
+        else:
+            told.append("passed")
+    dist.barrier()  # nobody was left waiting
+    return told
+
+
+def test_what_can_not_be_done_is_refused_with_the_way_out(worlds: Any) -> None:
+    expected = [
+        r"tensor on meta.*tensor\.cpu\(\).*nccl", r"broadcast got a tensor on meta",
+        r"Unsupported.*float8.*tensor\.float\(\)", r"Unsupported.*avg",
+        r"sparse tensors has sum only", r"to_dense",
+        r"a list of 2 tensors, not of 1", r"4 and 5", r"one dtype", r"divide by the 2 ranks",
+        r"add up to the 4 rows", r"2 split sizes", r"nothing for cuda.*nccl", r"'sum' is neither",
+    ]  # fmt: skip
+    for found in worlds.of(2)(refused):
+        for told, pattern in zip(found, expected, strict=True):
+            assert re.search(pattern, told), (pattern, told)
+
+
+def apart() -> str:
+    rank = dist.get_rank()
+    usual, _meet.host_identity = _meet.host_identity, lambda: f"host {rank % 2}"
+    try:
+        dist.new_group(timeout=timedelta(seconds=20))
+    except MeetingError as error:
+        return str(error)
+    finally:
+        _meet.host_identity = usual
+    return "passed"
+
+
+def test_ranks_on_several_hosts_are_told_so(worlds: Any) -> None:
+    found = worlds.of(3)(apart)
+    assert "on 2 hosts (here: ranks 0, 2)" in found[0]
+    assert "on 2 hosts (here: ranks 1)" in found[1]
+    assert "gloo" in found[0]
+
+
+def alone() -> str:
+    if dist.get_rank() == 1:
+        return ""
+    group: Any = dist.group.WORLD
+    try:
+        group.split_group([0, 1], timeout=timedelta(seconds=0.5), group_name="one is missing")
+    except MeetingError as error:
+        return str(error)
+    return "passed"
+
+
+def test_a_rank_that_does_not_come_to_a_group_is_named(worlds: Any) -> None:
+    world = worlds.fresh(2)
+    assert "waited 0.5 s, but rank 1 did not reach" in world(alone)[0]
+    world.close()
+
+
+def test_hosts_are_told_apart_by_boot_and_namespaces() -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    assert _meet.host_identity().startswith(boot)
+    assert _meet.host_identity() == _meet.host_identity()
+    for name in ("mnt", "net", "user", "ipc"):
+        assert str(Path(f"/proc/self/ns/{name}").readlink()) in _meet.host_identity()
+
+
+def test_without_torch_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['torch'] = None; import roundelay.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'roundelay[torch]'" in done.stderr.splitlines()[-1]
+
+
+def test_torch_finds_the_backend_by_its_entry_point() -> None:
+    (found,) = entry_points(group="torch.distributed.backends", name="roundelay")
+    found.load()()  # what torch does; again does no harm
+    assert "roundelay" in dist.Backend.backend_list
+    assert dist.is_backend_available("roundelay")

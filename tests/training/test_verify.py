@@ -1,0 +1,102 @@
+"""`rd.verify` says yes to what is the same, and names what is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+import roundelay as rd  # noqa: E402 - only with torch
+from roundelay.cli._group import roundelay  # noqa: E402
+from roundelay.errors import InvalidArgumentError  # noqa: E402
+from roundelay.training.prepare import known_strategies  # noqa: E402
+from roundelay.training.strategies.ddp import Ddp  # noqa: E402
+
+STRATEGIES = known_strategies()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", [name for name, one in STRATEGIES.items() if one.synchronous])
+def test_every_synchronous_strategy_is_the_same(awkward: Any, name: str, size: int) -> None:
+    found = rd.verify(awkward.model, awkward.adam, awkward.batches(4), loss=awkward.loss,
+                      strategy=name, ranks=size, clip=0.05)  # fmt: skip
+    assert found.same, str(found)
+    assert "the same as one device" in str(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Forgetful(Ddp):
+    """Averages nothing from the third step on."""
+
+    names: ClassVar[dict[str, Any]] = {}
+
+    def share(self, setup: Any) -> Any:
+        made: Any = super(Forgetful, self).share(setup)
+        send, calls = made._send, [None]
+
+        def forget() -> None:
+            calls.append(None)
+            if len(calls) <= 3:
+                send()
+                return
+            made._spans.append(None)
+            made._waits.append(lambda: None)
+            made._next += 1
+
+        made._send = forget
+        return made
+
+
+def test_the_first_step_and_parameter_that_differ_are_named(awkward: Any) -> None:
+    found = rd.verify(awkward.model, awkward.adam, awkward.batches(5), loss=awkward.loss,
+                      strategy=Forgetful(), ranks=2)  # fmt: skip
+    assert not found.same
+    assert found.first is not None
+    assert found.first.step == 2
+    assert found.first.parameter in awkward.model().state_dict()
+    assert "NOT the same" in str(found)
+    assert f"step 2, rank {found.first.rank}: {found.first.parameter}" in str(found)
+
+
+@pytest.mark.parametrize("name", [name for name, one in STRATEGIES.items() if not one.synchronous])
+def test_what_depends_on_timing_is_refused(awkward: Any, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="not synchronous"):
+        rd.verify(awkward.model, awkward.adam, awkward.batches(1), loss=awkward.loss, strategy=name)
+
+
+JOB = """
+import torch
+
+def job():
+    x = torch.arange(21.0, dtype=torch.float64).reshape(7, 3) / 7
+    return {
+        "make_model": lambda: torch.nn.Linear(3, 2).double(),
+        "make_optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "batches": [(x,)] * 3,
+        "loss": lambda model, x: model(x).square().mean(),
+    }
+
+def wrong():
+    return 3
+"""
+
+
+def test_the_command(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(JOB)
+    done = CliRunner().invoke(roundelay, ["verify", f"{script}:job", "-n", "3", "--json"])
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.output)
+    assert (found["same"], found["ranks"], found["steps"], found["first"]) == (True, 3, 3, None)
+    coarse = ["verify", f"{script}:job", "--precision", "bf16", "--tolerance", "1e-9"]
+    done = CliRunner().invoke(roundelay, coarse)
+    assert done.exit_code == 1
+    assert "NOT the same as one device" in " ".join(done.output.split())
+    for place in ("nowhere.py:job", f"{script}", f"{script}:nothing", f"{script}:wrong"):
+        assert CliRunner().invoke(roundelay, ["verify", place]).exit_code == 2, place
