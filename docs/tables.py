@@ -66,8 +66,11 @@ def strategies_table() -> str:
         step = f"{row['seconds'] * 1e3:.1f} ms"
         lines.append(f"| `{row['strategy']}` | {row['loss']:.3f} | {step} | {held} | {sent} |")
     ranks, steps = found["ranks"], found["steps"]
-    lines += ["", f"A {found['size']} GPT on {ranks} ranks, {steps} steps of AdamW; bytes are "
-              f"predicted / measured, of the rank that has most: `{COMMAND}`."]  # fmt: skip
+    told = (
+        f"A {found['size']} GPT on {ranks} ranks, {steps} steps of AdamW; bytes are predicted / "
+        f"measured, of the rank that has most: `{COMMAND}`."
+    )
+    lines += ["", told]
     return "".join(f"{line}\n" for line in lines)
 
 

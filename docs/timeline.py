@@ -25,7 +25,7 @@ def measure(comm: rd.Communicator, model: GPT, data: Text) -> str:
     _, optimizer = rd.prepare(model, optimizer, strategy=chosen, comm=comm)
     for step, (tokens, targets) in enumerate(rd.loader(data, 8, comm=comm, quiet=True)):
         optimizer.zero_grad()
-        loss_of(model, tokens, targets).backward()
+        loss_of(model, tokens, targets).backward()  # type: ignore[no-untyped-call]
         if step == STEPS:
             break
         optimizer.step()

@@ -49,9 +49,11 @@ class Block(nn.Module):
         batch, length, width = x.shape
         three = self.queries_keys_values(self.before_attention(x))
         parts = three.view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        seen = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        q, k, v = parts
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attended(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.perceptron(self.before_perceptron(x))
+        more: Tensor = self.perceptron(self.before_perceptron(x))
+        return x + more
 
 
 class GPT(nn.Module):

@@ -12,12 +12,14 @@ imported as theirs and then told to use ours. Tests that want many ranks get eig
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import io
 import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,7 @@ NAMES_GLOO = "test_accumulate_gradients_no_sync"
 def suite_as(gate: str, backend: str, ranks: int) -> type[unittest.TestCase]:
     """Import the suite as if for `gate`, and return its tests, to be run on `backend`."""
     folder = tempfile.mkdtemp(prefix="pytorch-suite-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (Path(folder) / "barrier").mkdir()
     os.environ |= {"BACKEND": gate, "WORLD_SIZE": str(ranks), "TEMP_DIR": folder}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "INIT_METHOD": "env://"}

@@ -63,7 +63,7 @@ def _measure(comm: Communicator, spec: Spec, case: Case, peers: Mapping[str, Pee
         if made is not None:
             contenders[name] = made
     if spec.floor and work.nbytes >= FLOOR_FROM:
-        contenders[FLOOR] = memory_pass(work.nbytes)
+        contenders[FLOOR] = memory_pass(comm.size, work.nbytes)
     timings = time_all(comm, work, contenders, spec, unchecked=FLOOR)
     passed, floor = timings.pop(FLOOR, None), None
     if passed is not None:

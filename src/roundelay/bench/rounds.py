@@ -99,15 +99,19 @@ def _count_wrong(comm: Communicator, work: Work, contender: Contender) -> int:
     return int(comm.all_reduce(np.array([wrong]))[0])
 
 
-def memory_pass(nbytes: int) -> Contender:
+def memory_pass(size: int, nbytes: int) -> Contender:
     """Return the floor: a rank's read and write of `nbytes` of its own memory, in place.
 
-    Our own kernel, in the registers that also fold, loads every byte once from memory and stores it
-    where it was. That is the least an in-place all-reduce of so many bytes can do on each rank: it
-    reads its slice of all N buffers and writes it to all N, `nbytes` each way. All ranks pass at
-    once, unpinned, on private buffers that rotate and are rewritten like everybody's.
+    It is what each rank of an in-place all-reduce in the arena does, without the others: the same
+    kernel reads N parts, `nbytes` in all, and writes what it folded to all N. Every byte is read
+    once and written once, nobody waits, and nothing comes out of another core's cache. All ranks
+    pass at once, on private buffers that rotate and are rewritten like everybody's.
     """
     arrays = [np.ones(nbytes, np.uint8) for _ in range(buffers_for(nbytes))]
-    # A value or itself is itself; the second load of a line finds it in the first-level cache.
-    calls = [partial(_core.fold, "bor", "uint8", [each], [each, each]) for each in arrays]
-    return Contender([Buffers(each, each) for each in arrays], calls, np.ones(nbytes, np.uint8))
+    parts = max(2, size)  # of one alone there is nothing to fold
+    each = nbytes // parts
+    calls = []
+    for array in arrays:
+        cut = [array[part * each : (part + 1) * each] for part in range(parts)]
+        calls.append(partial(_core.fold, "bor", "uint8", cut, cut))
+    return Contender([Buffers(one, one) for one in arrays], calls, np.ones(nbytes, np.uint8))

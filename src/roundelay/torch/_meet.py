@@ -2,7 +2,7 @@
 
 A store is all that torch hands a backend: a small dictionary that every rank can reach. Each rank
 writes its host into it. If that is one host, rank 0 adds a word that nobody can guess, and the
-ranks meet in shared memory under it.
+ranks meet in shared memory under it. Several hosts are joined by Gloo.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from datetime import timedelta
 from pathlib import Path
 
 import msgspec
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from roundelay import _core
 from roundelay.communicator import Communicator
+from roundelay.communicator.join import join
 from roundelay.communicator.native import NativeEnd
+from roundelay.engines._hosts import host_identity
 from roundelay.engines._native import make_world
 from roundelay.engines._rendezvous import Job, meet
 from roundelay.errors import MeetingError
 from roundelay.tuning import host_tuning
 
-__all__ = ["Met", "host_identity", "meet_by_store"]
-
-#: Whoever differs in one of these can't be met by a path, or is kept apart from us on purpose.
-#: Not `pid`: the end of a process is noticed by a pipe, in whatever namespace it has its number.
-NAMESPACES = ("ipc", "mnt", "net", "user")
+__all__ = ["Met", "meet_by_store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +46,6 @@ class _Told(msgspec.Struct, frozen=True):
     folder: str
 
 
-def host_identity() -> str:
-    """Return what only processes have in common that can share memory: boot and namespaces."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    spaces = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in NAMESPACES]
-    return " ".join((boot, *spaces))
-
-
 def meet_by_store(store: Store, rank: int, size: int, *, timeout: float) -> Met:
     """Return the communicator of the ranks that share this store. All of them call it."""
     if size == 1:
@@ -66,7 +57,7 @@ def meet_by_store(store: Store, rank: int, size: int, *, timeout: float) -> Met:
     _await(store, keys, rank, size, timeout)
     hosts = [store.get(key).decode() for key in keys]
     if len(set(hosts)) > 1:
-        return _on_several_hosts(hosts, rank)
+        return _on_several_hosts(store, rank, size, timeout)
     if rank == 0:
         told = _Told(secrets.token_hex(16), tempfile.gettempdir())
         store.set("roundelay/meeting", msgspec.json.encode(told).decode())
@@ -84,14 +75,10 @@ def _on_one_host(world: _core.World, rank: int, timeout: float) -> Met:
     return Met(Communicator(end), lambda word, text: world.fail(word, rank, text))
 
 
-def _on_several_hosts(hosts: list[str], rank: int) -> Met:
-    """Join hosts; the one place that decides how."""
-    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    raise MeetingError(
-        f"the {len(hosts)} ranks of this group are on {len(set(hosts))} hosts (here: ranks "
-        f"{', '.join(map(str, here))}), but the backend roundelay joins ranks of one host. Start "
-        f'all ranks on one host and in one container, or use init_process_group("gloo").'
-    )
+def _on_several_hosts(store: Store, rank: int, size: int, timeout: float) -> Met:
+    """Join hosts: shared memory inside each, Gloo between; who fails is missed there."""
+    end = join(PrefixStore("roundelay/hosts", store), rank, size, timeout=timeout)
+    return Met(Communicator(end), lambda _word, _text: end.close())
 
 
 def _host_key(rank: int) -> str:
