@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20)
 RANKS = (2, 2)
-BUDGET_S = 4.0  # for the turns of one size
+BUDGET_S = 6.0  # for the turns of one size
 LEAST_TURNS, MOST_TURNS = 5, 200
 
 

@@ -125,6 +125,7 @@ class PyGroup {
         std::optional<View> in, out;
         if (known.in_blocks > 0 && !look(in, given)) return false;
         if (known.out_blocks > 0 && !(one && in) && !look(out, result)) return false;
+        if (!in && !out) return false;
         const View* to = known.out_blocks == 0 ? nullptr : one && in ? &*in : &*out;
         const View& some = in ? *in : *out;
         const std::size_t count = some.count / (in ? known.in_blocks : known.out_blocks);

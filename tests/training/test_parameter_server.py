@@ -147,7 +147,9 @@ def momentum(parameters: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", [{}, {"weighed": True}, {"accumulate": True}], ids=str)
-@pytest.mark.parametrize("make", [None, momentum, torch.optim.Adagrad], ids=str)
+@pytest.mark.parametrize(
+    "make", [None, momentum, torch.optim.Adagrad], ids=["adam", "momentum", "adagrad"]
+)
 @pytest.mark.parametrize("update", ["worker", "server"])
 @pytest.mark.parametrize(
     ("size", "servers", "dedicated"),

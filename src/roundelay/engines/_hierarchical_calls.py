@@ -60,7 +60,11 @@ class HierarchicalCalls:
             self._in_float32(job, self._all_reduce)
             return
         counts = self._shares(job)
-        share = self._reduced_share(job, counts)
+        start = sum(counts[: self._local])
+        # The share lies where it belongs in the result; in place it takes the place of what this
+        # rank alone reads, element by element.
+        share = _flat(job.output)[start : start + counts[self._local]]
+        self._reduced_share(job, counts, share)
         self._between(job, "all_reduce", share, share)
         self._divide(job, share)
         self._gathered(job, share, counts)
@@ -87,9 +91,10 @@ class HierarchicalCalls:
     def _lanes(self, job: Job) -> int:
         return 1 if job.nbytes <= SMALL else self._places.lanes
 
-    def _reduced_share(self, job: Job, counts: Sequence[int]) -> Array:
+    def _reduced_share(self, job: Job, counts: Sequence[int], share: Array | None = None) -> Array:
         given = _flat(job.input)
-        share = self._scratch("share", counts[self._local], given.dtype)
+        if share is None:
+            share = self._scratch("share", counts[self._local], given.dtype)
         op = "sum" if job.op == "avg" else job.op
         self._inside.run(_counted(job, "reduce_scatter", given, share, counts, op=op), None)
         return share
