@@ -46,7 +46,7 @@ def suite_as(gate: str, backend: str, ranks: int) -> type[unittest.TestCase]:
     os.environ |= {"BACKEND": gate, "WORLD_SIZE": str(ranks), "TEMP_DIR": folder}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "INIT_METHOD": "env://"}
     with contextlib.suppress(ModuleNotFoundError):
-        import expecttest  # noqa: F401
+        import expecttest  # type: ignore[import-not-found]  # noqa: F401
     # Only its class is wanted, as a base for tests that are not these.
     sys.modules.setdefault("expecttest", _module("expecttest", TestCase=unittest.TestCase))
 
