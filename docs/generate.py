@@ -22,6 +22,7 @@ from pathlib import Path
 from blocks import WIDTH, with_outputs
 from click.testing import CliRunner
 from holdings import mixed_precision
+from savings import savings
 from tables import REGIONS
 
 from roundelay import errors
@@ -63,6 +64,7 @@ def generated() -> dict[str, Callable[[], str]]:
         drawn = default_algorithm(collective)
         arguments = [drawn.name, "-n", str(DRAWN)]
         found[f"docs/pictures/{drawn.name}.svg"] = partial(_picture, arguments)
+    found["docs/pictures/zero_savings.svg"] = savings
     for name, arguments in EXTRA_PICTURES.items():
         found[f"docs/pictures/{name}.svg"] = partial(_picture, arguments)
     found["docs/pictures/mixed_precision.svg"] = mixed_precision
