@@ -14,7 +14,7 @@ __all__ = ["InOrder", "Turn"]
 class Turn:
     """A call that stands in line."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
         self._from = _core.caller()  # told in errors: the user's line, not the thread's
         self._over = threading.Event()
@@ -24,9 +24,13 @@ class Turn:
         """Tell whether `wait` would return at once."""
         return self._over.is_set()
 
+    def settle(self) -> None:
+        """Return when the call is over, however it went."""
+        self._over.wait()
+
     def wait(self) -> None:
         """Return when the call is over, or raise what went wrong."""
-        self._over.wait()
+        self.settle()
         if self._error is not None:
             raise self._error
 
