@@ -1,8 +1,13 @@
 """Settings for all tests."""
 
 import gc
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+FEW = 50  # descriptors: of pools and worlds that other files use too
 
 # Tests judge results; how quick the machine is today is not one of them.
 settings.register_profile("roundelay", deadline=None)
@@ -22,3 +27,14 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Let it be seen again, so that what still lives at the end is told."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _descriptors_come_back() -> Iterator[None]:
+    """Fail where a file of tests leaves descriptors open: each may hold a whole shared memory."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    gc.collect()
+    after = len(list(Path("/proc/self/fd").iterdir()))
+    if after > before + FEW:
+        pytest.fail(f"{after - before} descriptors were opened and not closed")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -226,3 +230,39 @@ def test_unknown_words_are_named_with_the_nearest(awkward: Any) -> None:
     assert "ddp" in nearest
     assert "ddp" in kinds
     assert "fp16" in precision
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_is_trained_is_forgotten(awkward: Any, name: str, precision: str) -> None:
+    """A model that nobody holds any more goes, and the shared memory of its ranks with it."""
+    tokens, targets = awkward.batches()[0]
+    alive: list[Any] = []
+
+    def be_rank(comm: Any) -> None:
+        model = awkward.model(torch.float32)
+        optimizer = awkward.adam(model.parameters())
+        alive.extend(weakref.ref(one) for one in (comm, model, optimizer))
+        rd.prepare(model, optimizer, strategy=name, comm=comm, precision=precision)
+        optimizer.scale(awkward.loss(model, tokens, targets)).backward()
+        optimizer.step()
+
+    try:
+        rd.run(be_rank, 2, "threads")
+    except InvalidArgumentError:
+        assert (precision, STRATEGIES[name].synchronous) == ("fp16", False)
+    gc.collect()
+    assert [one() for one in alive] == [None] * 6
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_is_not_prepared(awkward: Any, copied: Any) -> None:
+    def be_rank(comm: Any) -> None:
+        model = awkward.model(torch.float32)
+        model, _ = rd.prepare(model, awkward.adam(model.parameters()), comm=comm)
+        twin = copied(model)
+        with pytest.raises(InvalidArgumentError, match=r"needs a model that rd\.prepare"):
+            rd.full_state_dict(twin)
+        rd.full_state_dict(model)
+
+    rd.run(be_rank, 1, "threads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,18 +28,27 @@ class Arrivals:
         ]
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        # Weak: Python's collector does not see through these hooks, so a strong one would keep the
+        # model, and the memory that its ranks share, for ever.
+        weak = weakref.ref(self)
+
+        def tell(_: torch.Tensor) -> None:
+            alive = weak()
+            if alive is not None:
+                alive.arrived(index)
+
+        return tell
+
+    def arrived(self, index: int) -> None:
+        """Hear that a gradient is complete."""
         scaler = self._sharing.setup.scaler
-
-        def arrived(_: torch.Tensor) -> None:
-            if scaler is not None:
-                scaler.check_scaled()
-            if self.accumulating and not self._sharing.every_pass:
-                return
-            if not self._running:
-                self._begin()
-            self._sharing.arrived(index)
-
-        return arrived
+        if scaler is not None:
+            scaler.check_scaled()
+        if self.accumulating and not self._sharing.every_pass:
+            return
+        if not self._running:
+            self._begin()
+        self._sharing.arrived(index)
 
     def _begin(self) -> None:
         self._running = True

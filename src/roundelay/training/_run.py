@@ -30,7 +30,7 @@ class Run:
         #: The steps, and what the ranks had exchanged, when counting began.
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.sharing.traffic()
         self._trained = {id(one.tensor) for one in setup.parameters}
-        _runs[setup.model] = weakref.ref(self)
+        vars(setup.model)[_KEPT] = _Kept(self)
         _latest.run = weakref.ref(self)
 
     @property
@@ -77,19 +77,30 @@ class Run:
                 )
 
 
-#: Found by the model, which keeps its run alive through the hooks on its parameters.
-_runs: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Run]] = weakref.WeakKeyDictionary()
+_KEPT = "_roundelay_run"  # the attribute by which a model keeps its run
+
+
+class _Kept:
+    """A run that stays behind when its model is copied or pickled: the copy is not prepared."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
 _latest = threading.local()  # ranks may be threads of one process
 
 
 def run_of(call: str, model: object) -> Run:
     """Return the run of a prepared model."""
-    weak = _runs.get(model) if isinstance(model, torch.nn.Module) else None
-    found = None if weak is None else weak()
-    if found is None:
+    kept = vars(model).get(_KEPT) if isinstance(model, torch.nn.Module) else None
+    if kept is None:
         raise InvalidArgumentError(
             f"{call} needs a model that rd.prepare has returned, not {type(model).__name__}."
         )
+    found: Run = kept.run
     return found
 
 
