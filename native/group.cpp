@@ -11,7 +11,12 @@ namespace roundelay {
 namespace {
 
 constexpr std::int64_t nap_ns = 50'000'000;
+constexpr std::int64_t most_spin_ns = 100'000;
+constexpr std::int64_t least_spin_ns = 2'000;
+// With more ranks than cores, a core is handed on until the rank comes by; else only in case that
+// two ranks have got the same core: whatever else wants it would keep it for milliseconds.
 constexpr int yields = 64;
+constexpr int few_yields = 4;
 // Of slots that one slice uses, for each rank: with two sets, and what is read and written beside
 // them, they then stay in a core's own cache.
 constexpr std::size_t slice_bytes = 32 * 1024;
@@ -43,7 +48,8 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t at, int rank,
       pulled_(std::size_t(size_)),
       pushed_(std::size_t(size_)),
       // Spinning pays only while every rank has a core to itself.
-      spin_ns_(world_->size() <= available_cores() ? 100'000 : 0) {}
+      spin_ns_(world_->size() <= available_cores() ? most_spin_ns : 0),
+      spins_now_ns_(spin_ns_) {}
 
 Record Group::record(int rank, std::uint64_t call) const {
     const auto& records = areas_[rank].records;
@@ -251,14 +257,20 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
     }
     waiter.blocks();
     const std::int64_t start = now_ns();
-    while (spin_ns_ > 0 && now_ns() - start < spin_ns_) {
+    while (spin_ns_ > 0 && now_ns() - start < spins_now_ns_) {
         for (int turn = 0; turn < 32; ++turn) {
-            if (arrived()) return;
+            if (arrived()) {
+                spins_now_ns_ = std::min(spin_ns_, 2 * spins_now_ns_);
+                return;
+            }
             cpu_pause();
         }
         if (world_->troubled()) throw Broken{};
     }
-    for (int turn = 0; turn < yields; ++turn) {
+    // In vain: others may want this core, even the very rank that is waited for. Next time the spin
+    // is shorter, until one pays again.
+    spins_now_ns_ = std::max(std::min(spin_ns_, least_spin_ns), spins_now_ns_ / 2);
+    for (int turn = 0; turn < (spin_ns_ > 0 ? few_yields : yields); ++turn) {
         if (arrived()) return;
         sched_yield();
     }

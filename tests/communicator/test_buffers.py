@@ -107,6 +107,18 @@ def test_scalars_and_stacks(size: int, ranks: Any) -> None:
         whole = np.ones((comm.size, 3, 4)) * (comm.rank + 1)
         assert comm.reduce_scatter(whole, "max", out=out) is out
         assert (out == comm.size).all()
+        turned = np.arange(comm.size) + comm.size * comm.rank
+        assert comm.all_to_all(turned, out=turned) is turned
+        assert turned.tolist() == [comm.rank + comm.size * rank for rank in range(comm.size)]
+        for call in (comm.all_reduce, comm.reduce, comm.scan, comm.exscan):
+            mine, beside = np.full(5, comm.rank + 1.0), np.full(5, -1.0)
+            call(mine, out=beside)
+            again = mine.copy()
+            call(again)
+            written = beside if call != comm.reduce or comm.rank == 0 else again
+            if call != comm.exscan or comm.rank > 0:
+                assert (written == again).all()
+            assert (mine == comm.rank + 1).all()
 
     ranks(size, work)
 

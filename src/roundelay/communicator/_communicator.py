@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,7 @@ BROADCAST, ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL, BARRIER = (
 )
 MOVED, MET = OPS["sum"], OPS["max"]  # what jobs say that reduce nothing
 NOTHING = np.empty(0, np.uint8)
+Shape: TypeAlias = tuple[int, ...]
 
 
 class Traffic(NamedTuple):
@@ -81,8 +82,9 @@ class Communicator(Mail, Groups, ObjectCalls):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over all ranks, in place, and return it; `out=` leaves `x` alone."""
-        if out is None and algorithm is None and self._quick(ALL_REDUCE, x, x, _code(op), 0):
-            return x
+        made = x if out is None else _beside(x, out)
+        if algorithm is None and self._quick(ALL_REDUCE, x, made, _code(op), 0):
+            return made
         if isinstance(op, Op):
             return self._own_ops.all_reduce(x, op, out)
         return self._now(self._jobs.all_reduce(x, _named(op), out), algorithm)
@@ -97,8 +99,9 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Reduce `x` to the root, in place there; None elsewhere, where `x` stays as it is."""
-        if out is None and algorithm is None and self._quick(REDUCE, x, x, _code(op), _root(root)):
-            return x if self.rank == root else None
+        made = x if out is None else _beside(x, out)
+        if algorithm is None and self._quick(REDUCE, x, made, _code(op), _root(root)):
+            return made if self.rank == root else None
         if isinstance(op, Op):
             return self._own_ops.reduce(x, op, root, out)
         return self._now(self._jobs.reduce(x, _named(op), root, out), algorithm)
@@ -119,8 +122,8 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Stack everybody's `x` to (size, *shape); with axis=0 concatenate, `counts` rows each."""
-        if axis is None and counts is None and algorithm is None and type(x) is np.ndarray:
-            made = _fitting(out, (self.size, *x.shape), x.dtype)
+        if counts is None and algorithm is None and type(x) is np.ndarray:
+            made = _fitting(out, _stacked(x.shape, self.size, axis), x.dtype)
             if self._quick(ALL_GATHER, x, made, MOVED, 0):
                 return made
         return self._now(self._jobs.all_gather(x, out, axis, counts), algorithm)
@@ -136,9 +139,9 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Stack everybody's `x` at the root; None elsewhere."""
-        if axis is None and counts is None and algorithm is None and type(x) is np.ndarray:
-            here = self.rank == root
-            made = _fitting(out, (self.size, *x.shape), x.dtype) if here else None
+        if counts is None and algorithm is None and type(x) is np.ndarray:
+            shape = _stacked(x.shape, self.size, axis)
+            made = _fitting(out, shape, x.dtype) if self.rank == root else None
             if self._quick(GATHER, x, made, MOVED, _root(root)):
                 return made
         job = self._jobs.all_gather(x, out, axis, counts, call="gather", root=root)
@@ -191,9 +194,9 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
-        if axis is None and counts is None and algorithm is None and type(x) is np.ndarray:
-            made = _fitting(out, x.shape[1:], x.dtype)
-            if x.shape[:1] == (self.size,) and self._quick(REDUCE_SCATTER, x, made, _code(op), 0):
+        if counts is None and algorithm is None and type(x) is np.ndarray:
+            made = _fitting(out, _share(x.shape, self.size, axis), x.dtype)
+            if self._quick(REDUCE_SCATTER, x, made, _code(op), 0):
                 return made
         if isinstance(op, Op):
             return self._own_ops.reduce_scatter(x, op, out, axis, counts)
@@ -209,9 +212,11 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Send row d of `x` to rank d; with axis=0 and `counts`, so many rows to each rank."""
-        if axis is None and counts is None and algorithm is None and type(x) is np.ndarray:
-            made = _fitting(out, x.shape, x.dtype)
-            if x.shape[:1] == (self.size,) and self._quick(ALL_TO_ALL, x, made, MOVED, 0):
+        if counts is None and algorithm is None and type(x) is np.ndarray:
+            fits = out is not x and _share(x.shape, self.size, axis) is not None
+            shape = x.shape if fits else None
+            made = _fitting(out, shape, x.dtype)
+            if self._quick(ALL_TO_ALL, x, made, MOVED, 0):
                 return made
         matrix = None
         if counts is not None:
@@ -230,9 +235,9 @@ class Communicator(Mail, Groups, ObjectCalls):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over ranks 0 to this one, in place."""
-        plain = out is None and algorithm is None and op != "avg"
-        if plain and self._quick(SCAN, x, x, _code(op), 0):
-            return x
+        made = x if out is None else _beside(x, out)
+        if algorithm is None and op != "avg" and self._quick(SCAN, x, made, _code(op), 0):
+            return made
         if isinstance(op, Op):
             return self._own_ops.scan(x, op, out, inclusive=True)
         return self._now(self._jobs.all_reduce(x, _named(op), out, call="scan"), algorithm)
@@ -241,9 +246,9 @@ class Communicator(Mail, Groups, ObjectCalls):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over the ranks below this one, in place; rank 0's stays as it is."""
-        plain = out is None and algorithm is None and op != "avg"
-        if plain and self._quick(EXSCAN, x, x, _code(op), 0):
-            return x
+        made = x if out is None else _beside(x, out)
+        if algorithm is None and op != "avg" and self._quick(EXSCAN, x, made, _code(op), 0):
+            return made
         if isinstance(op, Op):
             return self._own_ops.scan(x, op, out, inclusive=False)
         return self._now(self._jobs.all_reduce(x, _named(op), out, call="exscan"), algorithm)
@@ -314,8 +319,30 @@ def _root(root: object) -> int:
     return root if type(root) is int else -1
 
 
-def _fitting(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+def _beside(x: Any, out: Any) -> Any:
+    """Return where a plain result goes beside a plain `x`; None where the long way must look."""
+    plain = type(x) is np.ndarray and type(out) is np.ndarray and x.shape == out.shape
+    return out if plain else None
+
+
+def _stacked(shape: Shape, size: int, axis: int | None) -> Shape | None:
+    """Return the shape of all ranks' blocks together; None where there is none."""
+    if axis is None:
+        return (size, *shape)
+    return (size * shape[0], *shape[1:]) if axis == 0 and shape else None
+
+
+def _share(shape: Shape, size: int, axis: int | None) -> Shape | None:
+    """Return the shape of one rank's share; None where there is none."""
+    if axis is None and shape[:1] == (size,):
+        return shape[1:]
+    return (shape[0] // size, *shape[1:]) if axis == 0 and shape and not shape[0] % size else None
+
+
+def _fitting(out: Any, shape: Shape | None, dtype: np.dtype[Any]) -> Any:
     """Return where a plain result goes; None where `out` is not plain, or does not fit."""
+    if shape is None:
+        return None
     if out is None:
         return np.empty(shape, dtype)
     return out if type(out) is np.ndarray and out.shape == shape else None
