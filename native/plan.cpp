@@ -61,7 +61,7 @@ Geometry Plan::uneven(std::span<const std::size_t> counts, std::size_t grain) co
     return made;
 }
 
-// The lines that read this rank's input, and those that read others' slots, pair up in order: the
+// The lines that read this rank's input, and those that fold others' slots, pair up in order: the
 // first is needed first in the next slice, and the second is what waits for other cores.
 void Plan::look_ahead(Geometry& made) const {
     made.ahead.resize(lines.size());
@@ -82,7 +82,7 @@ void Plan::look_ahead(Geometry& made) const {
             return one.space == Space::slot && one.rank != rank;
         };
         while (remote < lines.size() &&
-               (lines[remote].kind != Kind::apply ||
+               (lines[remote].kind != Kind::apply || lines[remote].srcs == 1 ||
                 source(lines[remote], reads_others) == Geometry::Ahead::none))
             ++remote;
         if (remote == lines.size()) return;

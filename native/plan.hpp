@@ -37,7 +37,7 @@ struct Geometry {
     std::vector<std::size_t> operands;  // offset of each in its buffer
     std::vector<std::size_t> lengths;   // of each line that applies
     std::size_t longest = 0;            // chunk of any rank
-    // For each line that reads others' slots: the operand of this rank's input whose next slice it
+    // For each line that folds others' slots: the operand of this rank's input whose next slice it
     // fetches ahead, and how many elements that has; or none.
     struct Ahead {
         static constexpr std::size_t none = ~std::size_t{0};

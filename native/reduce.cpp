@@ -63,12 +63,8 @@ void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* cons
     if (op == Op::avg && divide_by <= 0) op = Op::sum;
     const KernelTable& table = *active.load(std::memory_order_relaxed);
     if (src_count == 1 && op != Op::avg) {
-        const std::size_t bytes = count * record_size(op, dtype);
-        if (ahead == nullptr) return copy(dsts, dst_count, srcs[0], bytes);
-        // With one source nothing is folded, whatever the reduction.
-        op = Op::bor;
-        dtype = DType::uint8;
-        count = bytes;
+        // Nothing is folded, and the library's copy knows best how to write what is not read.
+        return copy(dsts, dst_count, srcs[0], count * record_size(op, dtype));
     }
     kernel_of(table, op, dtype)(dsts, dst_count, srcs, src_count, count, divide_by, ahead);
 }

@@ -150,18 +150,27 @@ class Communicator(Mail, Groups, ObjectCalls):
     def scatter(
         self, x: Any, root: int = 0, *, out: Any = None, algorithm: str | None = None
     ) -> Any:
-        """Hand row r of the root's `x`, which is (size, …), to rank r; others may pass None."""
+        """Hand row r of the root's `x`, which is (size, …), to rank r; others may pass None.
+
+        `out=` is given on every rank or on none. Without it the root first tells the others its
+        dtype and shape.
+        """
         self._jobs.check_root("scatter", root)
         mine = bind("scatter", x) if self.rank == root else None
-        shape, sample = self._scattered(mine, root, out)
+        if out is None:
+            shape, sample = self._scattered(mine, root)
+        else:
+            sample = bind("scatter", out)
+            shape = sample.array.shape
         if algorithm is None and sample.dtype != "bfloat16":
             made = _fitting(out, shape, sample.array.dtype)
             given = None if mine is None else mine.array
-            if self._quick(SCATTER, given, made, MOVED, root):
+            fits = given is None or given.shape == (self.size, *shape)
+            if fits and self._quick(SCATTER, given, made, MOVED, root):
                 return made if out is not None else sample.wrap(made)
         return self._now(self._jobs.scatter(x, root, shape, sample, out), algorithm)
 
-    def _scattered(self, mine: Bound | None, root: int, out: Any) -> tuple[tuple[int, ...], Bound]:
+    def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
         """Tell every rank what the root has: its dtype and shape."""
         if mine is not None and (mine.array.ndim == 0 or mine.array.shape[0] != self.size):
             raise InvalidArgumentError(
@@ -177,11 +186,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         if length > len(shape):
             others = np.array(row[2:]) if mine is not None else np.empty(length - 2, np.int64)
             shape += tuple(int(n) for n in self.broadcast(others, root))
-        if mine is not None:
-            return shape, mine
-        if out is not None:
-            return shape, bind("scatter", out)
-        return shape, unseen("scatter", DTYPES[code])
+        return shape, unseen("scatter", DTYPES[code]) if mine is None else mine
 
     def reduce_scatter(
         self,

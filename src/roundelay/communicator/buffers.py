@@ -200,7 +200,7 @@ def unseen(call: str, dtype: str) -> Bound:
     kind = getattr(sys.modules.get("ml_dtypes"), "bfloat16", None)
     if kind is None:
         raise InvalidArgumentError(
-            f"{call}: the root has bfloat16, which numpy has not. Pass out= on the other ranks."
+            f"{call}: the root has bfloat16, which numpy has not. Pass out= on every rank."
         )
     return _bind_array(call, np.empty(0, kind), None, lambda array: array)
 

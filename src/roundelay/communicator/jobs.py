@@ -135,7 +135,16 @@ class Jobs:
         """Hand out the rows of the root's buffer; `shape` is what every rank gets."""
         target = _target("scatter", like_x, out, shape, fresh=True)
         data, deliver = _writable("scatter", target)
-        given = contiguous(bind("scatter", x).array) if self.rank == root else None
+        given = None
+        if self.rank == root:
+            source = bind("scatter", x)
+            if (source.dtype, source.array.shape) != (like_x.dtype, (self.size, *shape)):
+                raise InvalidArgumentError(
+                    f"scatter on {self.size} ranks into {like_x.dtype}{list(shape)} needs x of "
+                    f"{like_x.dtype}{[self.size, *shape]} at the root, not "
+                    f"{source.dtype}{list(source.array.shape)}."
+                )
+            given = contiguous(source.array)
         job = _job("scatter", like_x, data.size, deliver, given, data, root=root)
         job.nbytes = data.nbytes * self.size
         return job

@@ -44,7 +44,7 @@ def compile_schedule(schedule: Schedule, reach: Reach | None = None) -> Programs
     end = 2 * len(schedule.steps) + 1
     nodes = [
         *_makers(made, inputs, reach),
-        *_place_inputs(inputs, reach, end),
+        *_place_inputs(inputs, reach),
         *_place_made(made, inputs, reach, end),
     ]
     return emit(schedule, reach, nodes)
@@ -114,7 +114,7 @@ def _overwrites(value: Value, inputs: Inputs, reach: Reach) -> list[Value]:
     return []
 
 
-def _place_inputs(inputs: Inputs, reach: Reach, end: int) -> Iterator[Node]:
+def _place_inputs(inputs: Inputs, reach: Reach) -> Iterator[Node]:
     """Bring inputs to where their readers can reach them, and to the output if they are due."""
     for value in inputs.values():
         rank, chunk = value.cell
@@ -124,14 +124,17 @@ def _place_inputs(inputs: Inputs, reach: Reach, end: int) -> Iterator[Node]:
             value.place = Operand("in", rank, chunk)
         elif remote:
             value.node = Node(rank, min(remote) - 1, chunk, [value])
+            if value.final and not reach.in_place:
+                value.node.writes.append(output)  # one read for both
             if value.final and reach.output:
                 value.place = output
-                value.node.writes.append(output)
             else:
                 value.node.slot = value
             yield value.node
-        if value.final and not reach.in_place and value.place != output:
-            yield Node(rank, end, chunk, [value], writes=[output])
+            continue
+        if value.final and not reach.in_place:
+            # Once all that others wait for is posted, and before waiting for them.
+            yield Node(rank, 1, chunk, [value], writes=[output])
 
 
 def _place_made(made: list[Value], inputs: Inputs, reach: Reach, end: int) -> Iterator[Node]:
