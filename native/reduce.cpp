@@ -69,6 +69,14 @@ void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* cons
     kernel_of(table, op, dtype)(dsts, dst_count, srcs, src_count, count, divide_by, ahead);
 }
 
+bool copy_checked(DType dtype, void* dst, const void* src, std::size_t count) {
+    const KernelTable& table = *active.load(std::memory_order_relaxed);
+    const CheckedCopy checked = table.checked_copies[static_cast<std::size_t>(dtype)];
+    if (checked != nullptr) return checked(dst, src, count);
+    std::memcpy(dst, src, count * itemsize(dtype));
+    return true;
+}
+
 const char* instruction_set() { return active.load(std::memory_order_relaxed)->name; }
 
 bool use_instruction_set(std::string_view name) {

@@ -69,6 +69,9 @@ constexpr std::size_t record_size(Op op, DType dtype) {
 void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* const* srcs,
           int src_count, std::size_t count, int divide_by, const void* ahead = nullptr);
 
+// Copy `count` elements and tell whether all are finite; the two must not overlap.
+bool copy_checked(DType dtype, void* dst, const void* src, std::size_t count);
+
 // The instruction set whose kernels run, at first the newest of this CPU.
 const char* instruction_set();
 

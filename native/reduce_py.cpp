@@ -81,6 +81,24 @@ void fold_buffers(std::string_view op_name, std::string_view dtype_name, nb::lis
          static_cast<int>(from.size()), bytes / record, divide_by);
 }
 
+bool copy_checked_buffers(nb::handle dst, nb::handle src, std::string_view dtype_name) {
+    const auto dtype = dtype_named(dtype_name);
+    if (!dtype || *dtype == DType::complex64 || *dtype == DType::complex128) {
+        refuse("copy_checked copies no " + quoted(dtype_name) + ".");
+    }
+    const Bytes to(dst, true), from(src, false);
+    if (to.size() != from.size() || from.size() % itemsize(*dtype) != 0) {
+        refuse("copy_checked needs two buffers of one length, in whole elements.");
+    }
+    const auto* begin = static_cast<const char*>(from.data());
+    const auto* target = static_cast<const char*>(to.data());
+    if (begin < target + to.size() && target < begin + from.size()) {
+        refuse("copy_checked needs two buffers that do not overlap.");
+    }
+    nb::gil_scoped_release unlocked;
+    return copy_checked(*dtype, to.data(), from.data(), from.size() / itemsize(*dtype));
+}
+
 bool supports_named(std::string_view op_name, std::string_view dtype_name) {
     const auto op = op_named(op_name);
     const auto dtype = dtype_named(dtype_name);
@@ -100,6 +118,8 @@ void register_reduce(nb::module_& module) {
     module.def("fold", &fold_buffers, nb::arg("op"), nb::arg("dtype"), nb::arg("dsts"),
                nb::arg("srcs"), nb::arg("divide_by") = 0,
                "Fold contiguous source buffers from left to right into every destination.");
+    module.def("copy_checked", &copy_checked_buffers, nb::arg("dst"), nb::arg("src"),
+               nb::arg("dtype"), "Copy elements, and tell whether all of them are finite.");
     module.def("supports", &supports_named, nb::arg("op"), nb::arg("dtype"),
                "Say whether there is a kernel for this reduction and dtype.");
     module.def("instruction_set", &instruction_set, "Name the instruction set whose kernels run.");

@@ -10,10 +10,13 @@ namespace roundelay {
 using Kernel = void (*)(void* const* dsts, int dst_count, const void* const* srcs, int src_count,
                         std::size_t count, int divide_by, const void* ahead);
 
+using CheckedCopy = bool (*)(void* dst, const void* src, std::size_t count);
+
 // Kernels by reduction and dtype; null where a reduction has no meaning for a dtype.
 struct KernelTable {
     const char* name;
     Kernel kernels[op_count][dtype_count];
+    CheckedCopy checked_copies[dtype_count];  // null for dtypes that are always finite
 };
 
 // What every CPU of this architecture runs.

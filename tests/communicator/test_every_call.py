@@ -15,7 +15,7 @@ import pytest
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
 from roundelay.engines.reference import Reference
-from roundelay.reductions import REDUCTIONS, Located
+from roundelay.reductions import REDUCTIONS, Located, fold
 from roundelay.schedule import Schedule
 from roundelay.tuning import DEFAULT
 
@@ -299,3 +299,38 @@ def test_barriers_part_before_from_after(size: int, ranks: Any) -> None:
         return sums
 
     assert all(all(found) for found in ranks(size, work))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [7, 1000, 20_011])
+def test_memory_in_the_arena_gives_the_same_bits(size: int, count: int, ranks: Any) -> None:
+    """Whichever ranks have their buffers there: all of them, none, or every second one."""
+
+    def work(comm: Any) -> None:
+        def memory(there: int, given: Any) -> Any:
+            shared = comm.empty(given.shape, given.dtype)  # every rank must call it
+            found = shared if there else np.empty_like(given)
+            found[...] = given
+            return found
+
+        rng = np.random.default_rng(comm.rank)
+        whole = rng.standard_normal((comm.size, count)).astype(np.float32)
+        every = comm.all_gather(whole)
+        total = fold(REDUCTIONS["sum"], list(every))
+        for places in ([True] * comm.size, [False] * comm.size, [rank % 2 for rank in range(size)]):
+            for started in (False, True):
+                calls = comm.start if started else comm
+                x, out = (memory(places[comm.rank], one) for one in (whole, whole[0] * 0))
+                made = calls.reduce_scatter(x, out=out)
+                assert (made.wait() if started else made) is out
+                assert out.tobytes() == total[comm.rank].tobytes()
+                assert x.tobytes() == whole.tobytes()
+                out = memory(places[comm.rank], whole * 0)
+                made = calls.all_gather(x[0], out=out)
+                assert (made.wait() if started else made) is out
+                assert out.tobytes() == every[:, 0].tobytes()
+                made = calls.all_reduce(x)
+                assert (made.wait() if started else made) is x
+                assert x.tobytes() == total.tobytes()
+
+    ranks(size, work)

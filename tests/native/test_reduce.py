@@ -240,3 +240,33 @@ def read_only() -> Array:
 def test_refuses_what_it_cannot_fold(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises((ValueError, BufferError), match=message):
         _core.fold(*arguments)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_checked_copy_tells_what_is_not_finite(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    for count, offset in itertools.product(COUNTS, (0, 1)):
+        values = np.linspace(-3, 3, count + offset).astype(kind)[offset:]
+        values[-1:] = max(one for one in specials(kind) if np.isfinite(one))
+        copied = np.zeros(count, kind)
+        assert _core.copy_checked(copied.view(np.uint8), values.view(np.uint8), dtype)
+        assert copied.tobytes() == values.tobytes()
+        for at in {0, count // 2, count - 1} if count else ():
+            for bad in (np.inf, -np.inf, np.nan):
+                broken = values.copy()
+                broken[at] = bad
+                assert not _core.copy_checked(copied.view(np.uint8), broken.view(np.uint8), dtype)
+                assert copied.tobytes() == broken.tobytes()
+
+
+def test_a_checked_copy_refuses_what_it_can_not_copy() -> None:
+    data = np.zeros(16, np.uint8)
+    for given, dtype in [
+        ((data[:8], data[8:12]), "float32"),
+        ((data[:6], data[8:14]), "float32"),
+        ((data[:8], data[4:12]), "float32"),
+        ((data[:8], data[8:]), "complex64"),
+        ((data[:8], data[8:]), "float8"),
+    ]:
+        with pytest.raises(ValueError, match="copy_checked"):
+            _core.copy_checked(*given, dtype)

@@ -23,7 +23,12 @@ ALGORITHMS = {name: number for number, name in enumerate(algorithms.names())}
 ALGORITHM_OF = {algorithm.name: algorithm.collective.name for algorithm in algorithms}
 OPS = {name: code for code, name in enumerate(REDUCTIONS)}
 PRIVATE = Reach()
-IN_PLACE = Reach(input=True, output=True, in_place=True)
+#: Collectives that need no staging where these buffers of all ranks lie in the arena.
+IN_ARENA = {
+    "all_reduce": Reach(input=True, output=True, in_place=True),
+    "reduce_scatter": Reach(input=True),
+    "all_gather": Reach(input=True),
+}
 #: From here on, ranks first look whether all buffers lie in the arena.
 AGREE_FROM = 32 * 1024
 
@@ -35,17 +40,15 @@ class Plans:
 
     def __init__(self, rank: int, size: int, tuning: Tuning) -> None:
         self.rank, self.size, self.tuning = rank, size, tuning
-        self._known: dict[tuple[str, int, bool], _core.Plan] = {}
+        self._known: dict[tuple[str, int, Reach], _core.Plan] = {}
 
     def arguments(self, job: Job, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
         name = chosen(self.tuning, job, algorithm)
-        reaching = None
-        if job.collective == "all_reduce" and job.nbytes >= AGREE_FROM and self.size > 1:
-            reaching = self.plan(name, job.root, in_arena=True)
+        large = job.nbytes >= AGREE_FROM
         return (
             self.plan(name, job.root),
-            reaching,
+            self.reaching(job.collective, name, job.root) if large else None,
             None if job.input is None else view(job.input),
             None if job.output is None else view(job.output),
             COLLECTIVES[job.collective],
@@ -58,14 +61,19 @@ class Plans:
             list(job.counts),
         )
 
-    def plan(self, name: str, root: int, *, in_arena: bool = False) -> _core.Plan:
+    def plan(self, name: str, root: int, reach: Reach = PRIVATE) -> _core.Plan:
         """Return the program of an algorithm, compiled once."""
-        key = (name, root, in_arena)
+        key = (name, root, reach)
         found = self._known.get(key)
         if found is None:
-            programs = compiled(name, self.size, root, IN_PLACE if in_arena else PRIVATE)
+            programs = compiled(name, self.size, root, reach)
             found = self._known[key] = native_plan(programs, self.rank)
         return found
+
+    def reaching(self, collective: str, name: str, root: int) -> _core.Plan | None:
+        """Return the program for buffers in the arena, where there is one."""
+        reach = IN_ARENA.get(collective)
+        return self.plan(name, root, reach) if reach is not None and self.size > 1 else None
 
     def ladder(self, collective: str, root: int) -> list[Rung]:
         """Return the programs of plain calls by size, so that these need no Python."""
@@ -74,11 +82,10 @@ class Plans:
             plan = self.plan(choice.algorithm, root)
             most = int(min(choice.up_to, 1 << 62))
             number = ALGORITHMS[choice.algorithm]
-            if collective == "all_reduce" and most >= AGREE_FROM and self.size > 1:
-                found.append((AGREE_FROM - 1, plan, None, number))
-                found.append((most, plan, self.plan(choice.algorithm, root, in_arena=True), number))
-            else:
-                found.append((most, plan, None, number))
+            found.append((min(most, AGREE_FROM - 1), plan, None, number))
+            if most >= AGREE_FROM:
+                reaching = self.reaching(collective, choice.algorithm, root)
+                found.append((most, plan, reaching, number))
         return found
 
 

@@ -12,12 +12,79 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, NotFiniteError
 from roundelay.reductions import Array
 from roundelay.training._setup import Parameter, Weights
 
-__all__ = ["Told", "finite", "refuse_broken", "tell_all"]
+__all__ = ["Intake", "Told", "finite", "refuse_broken", "tell_all"]
+
+SMALL = 1 << 16  # elements that one thread copies as quickly as several
+
+
+class Intake:
+    """Brings gradients to where they are sent from, and remembers which are not finite."""
+
+    def __init__(self, *, check: bool) -> None:
+        self._check = check
+        self._broken: set[int] = set()
+        self._largest: list[tuple[int, torch.Tensor]] = []  # on a device: asked for all at once
+
+    def put(self, index: int, there: torch.Tensor, grad: torch.Tensor) -> None:
+        """Copy the gradient of a parameter to its place."""
+        if not self._check:
+            there.copy_(grad)
+        elif _in_one_pass(there, grad):
+            name = str(there.dtype).removeprefix("torch.")
+            if not _core.copy_checked(_bits(there), _bits(grad), name):
+                self._broken.add(index)
+        else:
+            there.copy_(grad)
+            self.look(index, there)
+
+    def look(self, index: int, there: torch.Tensor) -> None:
+        """See whether a gradient that is in its place already is finite."""
+        if not self._check or there.numel() == 0:
+            return
+        if there.device.type == "cpu":
+            if not finite(there):
+                self._broken.add(index)
+        else:
+            self._largest.append((index, torch.linalg.vector_norm(there, math.inf)))
+
+    @property
+    def broken(self) -> set[int]:
+        """Parameters whose gradients were not finite, since `clear`."""
+        if self._largest:
+            sizes = torch.stack([one.float() for _, one in self._largest])
+            told = zip(self._largest, torch.isfinite(sizes).tolist(), strict=True)
+            self._broken.update(index for (index, _), good in told if not good)
+            self._largest.clear()
+        return self._broken
+
+    def clear(self) -> None:
+        """Forget what was not finite."""
+        self._broken.clear()
+        self._largest.clear()
+
+
+def _in_one_pass(there: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Tell whether the native core copies and looks at once, which pays where one thread works."""
+    return (
+        there.dtype == grad.dtype
+        and there.device.type == grad.device.type == "cpu"
+        and there.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        and there.is_contiguous()
+        and grad.layout is torch.strided
+        and grad.is_contiguous()
+        and (there.numel() <= SMALL or torch.get_num_threads() == 1)
+    )
+
+
+def _bits(tensor: torch.Tensor) -> Array:
+    flat: Array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return flat
 
 
 class Told:

@@ -14,7 +14,7 @@ import torch
 
 from roundelay.communicator.start import Handle
 from roundelay.training._buckets import shared_tensor
-from roundelay.training._exchange import finite
+from roundelay.training._exchange import Intake
 from roundelay.training._setup import Setup
 from roundelay.training._zero_flats import Flat
 
@@ -54,7 +54,7 @@ class Gradients:
     """All rows of one model, sent in the same order on every rank."""
 
     def __init__(self, setup: Setup, flats: Sequence[Flat], *, keep: bool, check: bool) -> None:
-        self._setup, self._keep, self._check = setup, keep, check
+        self._setup, self._keep = setup, keep
         self.comm = setup.comm
         self._tensors = [one.tensor for one in setup.parameters]
         self._device = flats[0].part.device if flats else torch.device("cpu")
@@ -69,7 +69,7 @@ class Gradients:
         self._going: deque[_Going] = deque()
         self._next = 0
         self.used: set[int] = set()  # parameters with a gradient on this rank, in this step
-        self.broken: set[int] = set()
+        self.intake = Intake(check=check)
 
     def _make_row(self, flat: Flat) -> Row:
         row = Row(flat, self._setup.precision.reduce or flat.dtype)
@@ -110,7 +110,7 @@ class Gradients:
         if grad is None:
             there.zero_()
             return
-        there.copy_(grad)
+        self.intake.put(index, there, grad)
         tensor.grad = None
         self.used.add(index)
 
@@ -149,12 +149,6 @@ class Gradients:
         buffer = row.buffer
         if buffer is None:  # no parameter at all: not possible in a row
             return
-        if self._check and not finite(buffer):
-            self.broken.update(
-                index
-                for index, place in row.places.items()
-                if not finite(row.flat.view(place, buffer))
-            )
         if len(self._going) >= MOST_GOING:
             self._land()
         direct = not self._keep and not row.filled
@@ -206,7 +200,7 @@ class Gradients:
             for row in self.rows:
                 row.filled, row.before = False, None
             self.used.clear()
-            self.broken.clear()
+            self.intake.clear()
             return
         gone = set(indices)
         for row in self.rows:

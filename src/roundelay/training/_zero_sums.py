@@ -71,7 +71,7 @@ class Sums:
     @property
     def broken(self) -> set[int]:
         """Parameters that got one that is not finite, on this rank."""
-        return self.gradients.broken
+        return self.gradients.intake.broken
 
     def begin(self, order: Sequence[Flat]) -> None:
         """Expect every gradient anew."""

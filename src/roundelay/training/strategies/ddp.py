@@ -19,7 +19,7 @@ from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
 from roundelay.training._buckets import Bucket, make_buckets
-from roundelay.training._exchange import finite, refuse_broken, tell_all
+from roundelay.training._exchange import Intake, refuse_broken, tell_all
 from roundelay.training._masters import make_masters
 from roundelay.training._setup import Setup, send_from_first, storage_bytes
 from roundelay.training._strategy import Held, Sharing, Strategy, Volume
@@ -84,7 +84,7 @@ class _Averaging(Sharing):
         self._masters = make_masters(setup)
         self._wire = options.wire or setup.precision.reduce
         # A scaled loss may overflow: its step is skipped then, and nothing is wrong.
-        self._check_finite = options.check_finite and setup.scaler is None
+        self._intake = Intake(check=options.check_finite and setup.scaler is None)
         self._tensors = [one.tensor for one in setup.parameters]
         self._order = list(reversed(range(len(self._tensors))))
         self._arrived: list[int] = []
@@ -94,7 +94,6 @@ class _Averaging(Sharing):
         self._next = 0  # the first bucket that is not on its way
         self._waits: list[Callable[[], Any]] = []
         self._handles: list[Handle] = []
-        self._broken: set[int] = set()
         self._done = False  # whether the gradients are those of all ranks
         self._spans: list[Span] = []
         self._began = self._ended = 0.0
@@ -125,7 +124,7 @@ class _Averaging(Sharing):
             self._masters.refuse_more()
         self._next, self._waits, self._handles, self._arrived = 0, [], [], []
         self._began = time.monotonic()
-        self._broken.clear()
+        self._intake.clear()
         self._spans = []
         for bucket in self._buckets:
             bucket.expect_all()
@@ -146,17 +145,15 @@ class _Averaging(Sharing):
         there, grad = bucket.view(place), self._tensors[index].grad
         if grad is None:
             there.zero_()
-        elif grad.data_ptr() != there.data_ptr():
-            there.copy_(grad)
+        elif grad.data_ptr() == there.data_ptr():
+            self._intake.look(index, there)
+        else:
+            self._intake.put(index, there, grad)
             self._tensors[index].grad = None  # one copy is enough; the average comes back
 
     def _send(self) -> None:
         # All ranks send in the same order, whatever order their gradients come in.
         bucket = self._buckets[self._next]
-        if self._check_finite and not finite(bucket.flat):
-            self._broken.update(
-                place.index for place in bucket.places if not finite(bucket.view(place))
-            )
         comm = self.setup.comm
         self._spans.append(Span(self._next, bucket.flat.nbytes, time.monotonic()))
         self._next += 1
@@ -181,7 +178,7 @@ class _Averaging(Sharing):
         self._ended = time.monotonic()
         for wait in self._waits:
             wait()
-        mine = [index in self._broken for index in range(len(self._tensors))]
+        mine = [index in self._intake.broken for index in range(len(self._tensors))]
         told = tell_all(self.setup.comm, used, mine, self.setup.weights)
         refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
         self._hand_back(told.used, told.factor())
