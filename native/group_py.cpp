@@ -133,7 +133,8 @@ class PyGroup {
         if (to != nullptr &&
             (!to->writable || to->dtype != some.dtype || to->count != count * known.out_blocks))
             return false;
-        if (in && to != nullptr && to != &*in && overlap(*in, *to)) return false;
+        if (in && to != nullptr && to != &*in && overlap(*in, *to) && !own_block(known, *in, *to))
+            return false;
         const auto kind = Op(op);
         if (known.reduces &&
             (kind == Op::maxloc || kind == Op::minloc || !supports(kind, some.dtype)))
@@ -171,6 +172,16 @@ class PyGroup {
 
     static bool overlap(const View& one, const View& other) {
         return one.data < other.data + other.bytes() && other.data < one.data + one.bytes();
+    }
+
+    // Whether one is this rank's own block of the other: nobody else's is written over it.
+    bool own_block(const Taught& known, const View& in, const View& out) const {
+        const auto rank = std::size_t(group_.rank());
+        if (known.in_blocks == 1 && known.out_blocks > 1)
+            return in.data == out.data + rank * in.bytes();
+        if (known.out_blocks == 1 && known.in_blocks > 1)
+            return out.data == in.data + rank * out.bytes();
+        return false;
     }
 
     Request prepare(Plan& plan, Plan* reaching, const View* in, const View* out, int collective,

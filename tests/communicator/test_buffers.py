@@ -89,6 +89,33 @@ def test_every_layout_gives_the_same_numbers(size: int, ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("arena", [False, True])
+def test_a_rank_may_bring_its_own_block(size: int, ranks: Any, *, arena: bool) -> None:
+    """x is row r of out, or out is row r of x: nothing else lies there."""
+
+    def work(comm: Any) -> None:
+        for count in (1, 5, 20_000):
+            every = np.arange(comm.size * count).reshape(comm.size, count) * 1.0
+            memory = comm.empty((comm.size, count)) if arena else np.empty((comm.size, count))
+            for calls in (comm, comm.start):
+                memory[...] = -1
+                memory[comm.rank] = every[comm.rank]
+                made = calls.all_gather(memory[comm.rank], out=memory)
+                assert ((made if calls is comm else made.wait()) == every).all()
+                memory *= comm.rank + 1
+                made = calls.reduce_scatter(memory, out=memory[comm.rank])
+                shares = every[comm.rank] * (comm.size * (comm.size + 1) / 2)
+                assert ((made if calls is comm else made.wait()) == shares).all()
+                assert (memory[comm.rank] == shares).all()
+            if comm.size > 1:
+                with pytest.raises(InvalidArgumentError, match="overlaps x in part"):
+                    comm.all_gather(memory[comm.rank - 1], out=memory)
+                comm.barrier()
+
+    ranks(size, work)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_scalars_and_stacks(size: int, ranks: Any) -> None:
     def work(comm: Any) -> None:
         x = np.array(comm.rank + 1.0)
@@ -265,8 +292,8 @@ def test_reductions_without_meaning_are_refused(op: str, threads: Any) -> None:
     ("call", "pick"),
     [
         ("all_reduce", lambda a: (a[:4], a[2:6])),
-        ("all_gather", lambda a: (a[:2], a[:4].reshape(2, 2))),
-        ("reduce_scatter", lambda a: (a[:4].reshape(2, 2), a[:2])),
+        ("all_gather", lambda a: (a[1:3], a[:4].reshape(2, 2))),
+        ("reduce_scatter", lambda a: (a[:4].reshape(2, 2), a[1:3])),
         ("scan", lambda a: (a[:4], a[1:5])),
     ],
 )

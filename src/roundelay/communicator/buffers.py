@@ -21,6 +21,7 @@ __all__ = [
     "Bound",
     "bind",
     "contiguous",
+    "is_block",
     "like",
     "overlap",
     "require_host",
@@ -169,6 +170,14 @@ def same(one: Memory, other: Memory) -> bool:
     """Tell whether two arrays are the same memory, element by element."""
     places = [(_address(each), each.strides, each.shape) for each in (one, other)]
     return places[0] == places[1]
+
+
+def is_block(part: Memory, whole: Memory, number: int) -> bool:
+    """Tell whether `part` is block `number` of `whole`, one after the other in memory."""
+    one_after_the_other = all(
+        isinstance(each, np.ndarray) and each.flags.c_contiguous for each in (part, whole)
+    )
+    return one_after_the_other and _address(part) == _address(whole) + number * part.nbytes
 
 
 def _address(array: Memory) -> int:

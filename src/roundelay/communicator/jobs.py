@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.communicator.buffers import Bound, bind, contiguous, like, overlap, same
+from roundelay.communicator.buffers import Bound, bind, contiguous, is_block, like, overlap, same
 from roundelay.engines._end import Job
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 from roundelay.reductions import REDUCTIONS, Array, Located, reduction
@@ -109,8 +109,10 @@ class Jobs:
         job.counts, job.count = blocks, sum(blocks) if blocks else given.size
         job.nbytes = job.item * (job.count if blocks else given.size * self.size)
         if root is None or root == self.rank:
-            target = _target(call, source, out, shape, fresh=True)
+            block = None if blocks else self.rank
+            target = _target(call, source, out, shape, fresh=True, block=block)
             job.output, job.finish = _writable(call, target)
+            job.input = _apart(given, job.output)
         return job
 
     def _gathered(
@@ -159,9 +161,10 @@ class Jobs:
         source = bind(call, x)
         _check_op(call, op, source)
         shape, blocks = self.shared(call, source, axis, counts)
-        target = _target(call, source, out, shape, fresh=True)
+        block = None if blocks else self.rank
+        target = _target(call, source, out, shape, fresh=True, block=block)
         data, deliver = _writable(call, target)
-        given = contiguous(source.array)
+        given = _apart(contiguous(source.array), data)
         job = _job(call, source, given.size // self.size, deliver, given, data, op=op)
         job.counts, job.nbytes = blocks, given.nbytes
         return job
@@ -210,8 +213,7 @@ class Jobs:
             blocks = [count * row for line in matrix for count in line]
         target = _target(call, source, out, shape, fresh=True)
         data, deliver = _writable(call, target)
-        if data is given or overlap(data, given):
-            given = given.copy()
+        given = _apart(given, data)
         job = _job(call, source, given.size // self.size, deliver, given, data)
         job.counts, job.nbytes = blocks, job.item * given.size
         if blocks:  # told by all ranks alike, unlike what this one brings
@@ -282,9 +284,18 @@ def _check_axis(
 
 
 def _target(
-    call: str, source: Bound, out: Any, shape: tuple[int, ...], *, fresh: bool = False
+    call: str,
+    source: Bound,
+    out: Any,
+    shape: tuple[int, ...],
+    *,
+    fresh: bool = False,
+    block: int | None = None,
 ) -> Bound:
-    """Return where the result goes: `out`, new memory, or the source itself."""
+    """Return where the result goes: `out`, new memory, or the source itself.
+
+    With `block`, one of the two may be that block of the other.
+    """
     if out is None:
         if not fresh:
             return source
@@ -296,9 +307,18 @@ def _target(
             f"{call} gives {source.dtype}{list(shape)}, but out= is "
             f"{target.dtype}{list(target.array.shape)}."
         )
-    if overlap(source.array, target.array) and not same(source.array, target.array):
+    one, two = source.array, target.array
+    if overlap(one, two) and not (
+        same(one, two)
+        or (block is not None and (is_block(one, two, block) or is_block(two, one, block)))
+    ):
         raise InvalidArgumentError(f"{call}: out= overlaps x in part. Pass separate memory.")
     return target
+
+
+def _apart(given: Array, result: Array) -> Array:
+    """Return the input in memory that the result is not written to."""
+    return given.copy() if overlap(given, result) else given
 
 
 def _writable(call: str, target: Bound) -> tuple[Array, Callable[[], Any]]:

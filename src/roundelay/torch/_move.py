@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import (
 from roundelay.torch._calls import Calls, Step
 from roundelay.torch._checks import lengths, one_each, times
 from roundelay.torch._options import listed, nested, options
-from roundelay.torch._tensors import into, joined, memory, plain, rows, shared, units
+from roundelay.torch._tensors import beside, into, joined, memory, plain, rows, shared, units
 from roundelay.torch._work import Work
 
 __all__ = ["Moves"]
@@ -125,7 +125,7 @@ class Moves(Calls):
         for output, given in zip(outputs, inputs, strict=True):
             times(name, output, given, self.comm.size)
             mine = plain(name, given)
-            mine = mine.clone() if shared(mine, output) else mine
+            mine = beside(mine, mine, output, self.comm.rank)
             data = memory("all_gather", mine.contiguous())
             buffer, after = into("all_gather", output)
             out = buffer.reshape(self.comm.size, data.shape[0])

@@ -20,7 +20,7 @@ from roundelay.torch._checks import one_each, times
 from roundelay.torch._ops import NAMES, PREMUL_SUM, named, scaled
 from roundelay.torch._options import listed, nested, options
 from roundelay.torch._sparse import sparse_sum
-from roundelay.torch._tensors import Copy, into, joined, memory, plain, shared
+from roundelay.torch._tensors import Copy, beside, into, joined, memory, plain
 from roundelay.torch._work import DONE, Work
 
 __all__ = ["Reductions"]
@@ -127,8 +127,7 @@ class Reductions(Calls):
         for output, given in zip(outputs, inputs, strict=True):
             times(name, given, output, self.comm.size)
             (whole,) = _multiplied([plain(name, given)], opts.reduceOp)
-            # In place would be read by others while it is written.
-            whole = whole.clone() if shared(whole, output) else whole
+            whole = beside(whole, output, whole, self.comm.rank)
             data = memory("reduce_scatter", whole.contiguous(), reduces=True)
             counts = [output.numel()] * self.comm.size
             steps.append(self._shared_out(data, output, counts, opts.reduceOp))

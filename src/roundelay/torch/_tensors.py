@@ -10,7 +10,18 @@ from torch import Tensor
 
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 
-__all__ = ["Buffer", "Copy", "into", "joined", "memory", "plain", "rows", "shared", "units"]
+__all__ = [
+    "Buffer",
+    "Copy",
+    "beside",
+    "into",
+    "joined",
+    "memory",
+    "plain",
+    "rows",
+    "shared",
+    "units",
+]
 
 Buffer: TypeAlias = Any  # a flat numpy array or, where numpy lacks the dtype, a flat tensor
 Copy: TypeAlias = Callable[[], object]
@@ -96,6 +107,16 @@ def rows(call: str, tensors: Sequence[Tensor]) -> tuple[Buffer, Copy]:
 def shared(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors may lie in the same memory in part."""
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def beside(given: Tensor, part: Tensor, whole: Tensor, rank: int) -> Tensor:
+    """Return the input, one of `part` and `whole`, in memory that the other does not overwrite.
+
+    A part that is the rank's own block of the whole is in its place: collectives know that.
+    """
+    in_place = part.data_ptr() == whole.data_ptr() + rank * part.nbytes
+    own = in_place and part.is_contiguous() and whole.is_contiguous()
+    return given.clone() if shared(part, whole) and not own else given
 
 
 def units(tensor: Tensor) -> int:
