@@ -24,18 +24,23 @@ SMALL = 1 << 16  # elements that one thread copies as quickly as several
 
 
 class Intake:
-    """Brings gradients to where they are sent from, and remembers which are not finite."""
+    """Brings gradients to where they are sent from, and remembers which are not finite.
+
+    On a device many small steps take longer to ask for than to do, so that they are asked for
+    together: gradients wait for `flush`, and what was found is looked at once, in `broken`.
+    """
 
     def __init__(self, *, check: bool) -> None:
         self._check = check
         self._broken: set[int] = set()
-        self._largest: list[tuple[int, torch.Tensor]] = []  # on a device: asked for all at once
+        self._waiting: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self._largest: list[tuple[int, torch.Tensor]] = []
 
     def put(self, index: int, there: torch.Tensor, grad: torch.Tensor) -> None:
-        """Copy the gradient of a parameter to its place."""
-        if not self._check:
-            there.copy_(grad)
-        elif _in_one_pass(there, grad):
+        """Copy the gradient of a parameter to its place, by the next `flush` at the latest."""
+        if there.device.type != "cpu":
+            self._waiting.append((index, there, grad))
+        elif self._check and _in_one_pass(there, grad):
             name = str(there.dtype).removeprefix("torch.")
             if not _core.copy_checked(_bits(there), _bits(grad), name):
                 self._broken.add(index)
@@ -43,23 +48,37 @@ class Intake:
             there.copy_(grad)
             self.look(index, there)
 
+    def flush(self) -> None:
+        """See that all gradients are in their places."""
+        if not self._waiting:
+            return
+        numbers, places, grads = zip(*self._waiting, strict=True)
+        self._waiting.clear()
+        torch._foreach_copy_(list(places), list(grads))
+        some = [(number, one) for number, one in zip(numbers, places, strict=True) if one.numel()]
+        if self._check and some:
+            sizes = torch._foreach_norm([one for _, one in some], math.inf)  # noqa: SLF001
+            self._largest += zip((number for number, _ in some), sizes, strict=True)
+
     def look(self, index: int, there: torch.Tensor) -> None:
         """See whether a gradient that is in its place already is finite."""
         if not self._check or there.numel() == 0:
             return
-        if there.device.type == "cpu":
-            if not finite(there):
-                self._broken.add(index)
-        else:
+        if there.device.type != "cpu":
             self._largest.append((index, torch.linalg.vector_norm(there, math.inf)))
+        elif not finite(there):
+            self._broken.add(index)
 
     @property
     def broken(self) -> set[int]:
         """Parameters whose gradients were not finite, since `clear`."""
         if self._largest:
-            sizes = torch.stack([one.float() for _, one in self._largest])
-            told = zip(self._largest, torch.isfinite(sizes).tolist(), strict=True)
-            self._broken.update(index for (index, _), good in told if not good)
+            kinds = {one.dtype for _, one in self._largest}
+            for kind in kinds:  # one question for each dtype, which is mostly one
+                some = [(index, one) for index, one in self._largest if one.dtype == kind]
+                good = torch.isfinite(torch.stack([one for _, one in some])).tolist()
+                pairs = zip(some, good, strict=True)
+                self._broken.update(index for (index, _), fine in pairs if not fine)
             self._largest.clear()
         return self._broken
 

@@ -149,6 +149,7 @@ class Gradients:
         buffer = row.buffer
         if buffer is None:  # no parameter at all: not possible in a row
             return
+        self.intake.flush()
         if len(self._going) >= MOST_GOING:
             self._land()
         direct = not self._keep and not row.filled

@@ -34,6 +34,7 @@ class Sums:
         # A scaled loss may overflow: its step is skipped then, and nothing is wrong.
         check = check and setup.scaler is None
         self.gradients = Gradients(setup, parts.trained, keep=stage == 1, check=check)
+        self._stand_ins: dict[int, Refused] = {}  # one for each parameter
         self._has: set[int] = set()  # parameters that have a gradient, on any rank
         self._lifted: set[int] = set()  # whose stand-in made room for a gradient
         self._dropped: set[int] = set()  # whose stand-in the user has taken away
@@ -106,7 +107,9 @@ class Sums:
         self._lifted.clear()
         for index in self._has:
             tensor = self._tensors[index]
-            tensor.grad = Refused(tensor, WHY)
+            if index not in self._stand_ins:
+                self._stand_ins[index] = Refused(tensor, WHY)
+            tensor.grad = self._stand_ins[index]
 
     # ---- before the step
 
@@ -122,10 +125,11 @@ class Sums:
         self._ready = True
         grads = []
         for row in self.gradients.rows:
+            sums = row.part.to(row.flat.master.dtype)
             for piece, stepped in zip(row.flat.pieces, row.flat.stepped, strict=True):
                 stepped.grad = None
                 if piece.index in self._has:
-                    stepped.grad = row.part[piece.inside].to(stepped.dtype)
+                    stepped.grad = sums[piece.inside]
                     grads.append(stepped.grad)
         if self.setup.scaler is not None:
             self.setup.scaler.unscale(grads, self._factor)

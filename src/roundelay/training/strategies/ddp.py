@@ -154,6 +154,7 @@ class _Averaging(Sharing):
     def _send(self) -> None:
         # All ranks send in the same order, whatever order their gradients come in.
         bucket = self._buckets[self._next]
+        self._intake.flush()
         comm = self.setup.comm
         self._spans.append(Span(self._next, bucket.flat.nbytes, time.monotonic()))
         self._next += 1
