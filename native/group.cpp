@@ -11,8 +11,7 @@ namespace roundelay {
 namespace {
 
 constexpr std::int64_t nap_ns = 50'000'000;
-constexpr std::int64_t most_spin_ns = 100'000;
-constexpr std::int64_t least_spin_ns = 2'000;
+constexpr std::int64_t spin_ns = 100'000;
 // With more ranks than cores, a core is handed on until the rank comes by; else only in case that
 // two ranks have got the same core: whatever else wants it would keep it for milliseconds.
 constexpr int yields = 64;
@@ -48,8 +47,7 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t at, int rank,
       pulled_(std::size_t(size_)),
       pushed_(std::size_t(size_)),
       // Spinning pays only while every rank has a core to itself.
-      spin_ns_(world_->size() <= available_cores() ? most_spin_ns : 0),
-      spins_now_ns_(spin_ns_) {}
+      spin_ns_(world_->size() <= available_cores() ? spin_ns : 0) {}
 
 Record Group::record(int rank, std::uint64_t call) const {
     const auto& records = areas_[rank].records;
@@ -150,6 +148,7 @@ void Group::slices(const Call& call, const Plan& plan, const Geometry& geometry,
             if (other != rank_) wait(other, previous_ + (ended ? 0 : 1), call, waiter);
         }
         parity_ = slices_ % 2;
+        show_core();
         for (std::size_t number = 0; number < plan.lines.size(); ++number) {
             const Line& line = plan.lines[number];
             kill_point();
@@ -243,6 +242,13 @@ void Group::compare(int rank, std::uint64_t number, std::uint32_t hash) {
     throw Broken{};
 }
 
+void Group::show_core() {
+    const int now = sched_getcpu();
+    if (now == core_) return;
+    core_ = now;
+    mine_->core.store(now, std::memory_order_relaxed);
+}
+
 void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {
     Signal& flag = areas_[rank].line.flag;
     std::uint32_t& known = known_[std::size_t(rank)];
@@ -257,19 +263,16 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
     }
     waiter.blocks();
     const std::int64_t start = now_ns();
-    while (spin_ns_ > 0 && now_ns() - start < spins_now_ns_) {
+    // The scheduler may have put the very rank that is waited for on this core.
+    show_core();
+    const bool apart = areas_[rank].core.load(std::memory_order_relaxed) != core_;
+    while (apart && spin_ns_ > 0 && now_ns() - start < spin_ns_) {
         for (int turn = 0; turn < 32; ++turn) {
-            if (arrived()) {
-                spins_now_ns_ = std::min(spin_ns_, 2 * spins_now_ns_);
-                return;
-            }
+            if (arrived()) return;
             cpu_pause();
         }
         if (world_->troubled()) throw Broken{};
     }
-    // In vain: others may want this core, even the very rank that is waited for. Next time the spin
-    // is shorter, until one pays again.
-    spins_now_ns_ = std::max(std::min(spin_ns_, least_spin_ns), spins_now_ns_ / 2);
     for (int turn = 0; turn < (spin_ns_ > 0 ? few_yields : yields); ++turn) {
         if (arrived()) return;
         sched_yield();

@@ -76,6 +76,7 @@ constexpr std::size_t record_count = 4;  // nobody is ever more than two calls a
 struct alignas(64) RankArea {
     FlagLine line;
     std::array<SharedRecord, record_count> records;
+    std::atomic<std::int32_t> core;  // that the rank was last seen on
 };
 
 // What a caller asks for.
@@ -113,7 +114,7 @@ class Group {
     std::uint64_t pulled(int rank) const { return pulled_[std::size_t(rank)].load(); }
     std::uint64_t pushed(int rank) const { return pushed_[std::size_t(rank)].load(); }
     void set_timeout(std::int64_t ns) { timeout_ns_ = ns; }
-    void set_spin(std::int64_t ns) { spin_ns_ = spins_now_ns_ = ns; }
+    void set_spin(std::int64_t ns) { spin_ns_ = ns; }
 
     // Run a program; with `reaching`, that one if the buffers of all ranks lie in shared memory.
     void run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
@@ -125,7 +126,7 @@ class Group {
     };
     void begin(Call& call);
     void meet(int rank, const Call& call, Waiter& waiter);
-    void publish(const Call& call);
+    void show_core();
     bool agree(const Call& call, const Plan& plan, Reached& reached, Waiter& waiter);
     void slices(const Call& call, const Plan& plan, const Geometry& geometry,
                 const Reached& reached, Waiter& waiter);
@@ -166,8 +167,8 @@ class Group {
     std::vector<std::uint64_t> compared_;  // call in which a rank's hash was last compared
     std::vector<std::atomic<std::uint64_t>> pulled_, pushed_;  // by rank
     std::int64_t timeout_ns_ = 60'000'000'000;
-    std::int64_t spin_ns_;       // at most
-    std::int64_t spins_now_ns_;  // as long as has paid lately
+    std::int64_t spin_ns_;
+    int core_ = -1;  // that this rank was on when it last looked
 };
 
 }  // namespace roundelay
