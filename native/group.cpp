@@ -266,7 +266,7 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
     // The scheduler may have put the very rank that is waited for on this core.
     show_core();
     const bool apart = areas_[rank].core.load(std::memory_order_relaxed) != core_;
-    while (apart && spin_ns_ > 0 && now_ns() - start < spin_ns_) {
+    while (apart && spin_ns_ > 0 && waiter.may_spin() && now_ns() - start < spin_ns_) {
         for (int turn = 0; turn < 32; ++turn) {
             if (arrived()) return;
             cpu_pause();

@@ -93,6 +93,7 @@ struct Call {
 struct Waiter {
     virtual ~Waiter() = default;
     virtual void blocks() {}  // about to wait for long, or to work for long
+    virtual bool may_spin() { return true; }  // or there is better use for its core
     // Called every 50 ms of sleep; false interrupts.
     virtual bool goes_on(int /*for_rank*/, std::int64_t /*waited_ns*/) { return true; }
 };

@@ -83,7 +83,7 @@ class PyGroup {
                                                          algorithm, root, dtype, op, item, count,
                                                          counts));
         auto task = progress().submit([this, request] {
-            BackgroundWaiter waiter(on_slow_);
+            BackgroundWaiter waiter(on_slow_, progress_->wanted());
             group_.run(request->call, *request->plan, request->reaching, request->counts,
                        request->count, waiter);
         });

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -56,8 +57,14 @@ class Progress {
     template <class Duration>
     bool wait(const Task& task, Duration limit) {
         std::unique_lock guard(mutex_);
-        return changed_.wait_for(guard, limit, [&] { return task.done; });
+        ++wanted_;
+        const bool done = changed_.wait_for(guard, limit, [&] { return task.done; });
+        --wanted_;
+        return done;
     }
+
+    // How many threads stand still until something here is done.
+    const std::atomic<int>& wanted() const { return wanted_; }
 
     // On this thread, after everything submitted before. While that takes waiting, `goes_on` is
     // asked from time to time; false gives up, and tells so.
@@ -71,7 +78,9 @@ class Progress {
                 if (!goes_on()) return false;
                 guard.lock();
                 ++waiting_;
+                ++wanted_;
                 changed_.wait_for(guard, std::chrono::milliseconds(50), free);
+                --wanted_;
                 --waiting_;
             }
             busy_ = true;
@@ -128,6 +137,7 @@ class Progress {
     std::deque<std::shared_ptr<Task>> queue_;
     bool busy_ = false, stop_ = false;
     int waiting_ = 0;  // calls of other threads for their turn
+    std::atomic<int> wanted_ = 0;
     std::thread thread_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "group.hpp"
@@ -54,10 +55,13 @@ class PyWaiter : public Waiter {
     bool told_ = false;
 };
 
-// For threads that hold no interpreter lock.
+// For threads that hold no interpreter lock, and work while their rank computes: they spin only once
+// somebody waits for what they do.
 class BackgroundWaiter : public Waiter {
    public:
-    explicit BackgroundWaiter(nb::handle on_slow) : on_slow_(on_slow) {}
+    BackgroundWaiter(nb::handle on_slow, const std::atomic<int>& wanted)
+        : on_slow_(on_slow), wanted_(wanted) {}
+    bool may_spin() override { return wanted_.load(std::memory_order_relaxed) > 0; }
     bool goes_on(int rank, std::int64_t waited) override {
         if (waited > slow_ns && !told_ && Py_IsInitialized() != 0) {
             told_ = true;
@@ -73,6 +77,7 @@ class BackgroundWaiter : public Waiter {
 
    private:
     nb::handle on_slow_;
+    const std::atomic<int>& wanted_;
     bool told_ = false;
 };
 
