@@ -15,9 +15,9 @@ demo: $(READY)
 	$(BIN)/roundelay explain all_reduce --algorithm ring -n 5 --out out/ring.html
 	$(BIN)/roundelay run -n 2 examples/train_gpt.py --size nano --steps 300 --out out
 
-# A worker per core, and every file on one worker, so that what a file starts is started once.
+# A worker per core; what a group of tests starts is started once (tests/conftest.py).
 test: $(READY) browser
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff check .

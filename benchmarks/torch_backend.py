@@ -34,9 +34,9 @@ from roundelay import _core
 FILE = Path(__file__).parent / "results" / "torch_backend.json"
 PAGE = Path(__file__).parent.parent / "docs" / "torch.md"
 TABLE = re.compile(r"(<!-- table: speed -->\n).*?(<!-- /table -->\n)", re.DOTALL)
-SIZES = {1 << 10: 200, 64 << 10: 60, 1 << 20: 12, 64 << 20: 1}  # bytes, and calls in a row
-ROUNDS = 9
-STEPS = 5
+SIZES = {1 << 10: 200, 64 << 10: 60, 1 << 20: 12, 64 << 20: 3}  # bytes, and calls in a row
+ROUNDS = 21
+STEPS = 11
 TOKENS = {"few tokens": 32, "many tokens": 512}  # of every rank, in a step
 
 Times = dict[str, list[float]]

@@ -36,7 +36,7 @@ from gpt import GPT, SIZES, loss_of
 
 FILE = Path(__file__).parent / "results" / "zero.json"
 RANKS = 2
-ROUNDS = 9
+ROUNDS = 15
 AMOUNTS = {"few": (1, 32), "many": (4, 128)}  # rows and tokens of each, of every rank in a step
 OURS = ("ddp", "zero1", "zero2", "zero3")
 THEIRS = {"fsdp2_gloo": "gloo", "fsdp2_roundelay": roundelay.torch.BACKEND}

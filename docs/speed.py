@@ -99,7 +99,7 @@ def _table(rows: list[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.microseconds))
     floors = any(row.floor_percent_roundelay is not None for row in rows)
     head = [*(["collective"] if several else []), "buffer", *(f"{name} (µs)" for name in names)]
-    head += ["best peer takes", *(["of numpy's pass", "arena of it"] if floors else [])]
+    head += ["best peer takes", *(["of the floor", "arena of the floor"] if floors else [])]
     lines = [
         f"| {' | '.join(head)} |",
         f"|{'---|' if several else ''}{'---:|' * (len(head) - several)}",

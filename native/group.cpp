@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::int64_t nap_ns = 50'000'000;
 constexpr std::int64_t spin_ns = 100'000;
-// With more ranks than cores, a core is handed on until the rank comes by; else only in case that
-// two ranks have got the same core: whatever else wants it would keep it for milliseconds.
+// With more ranks than cores, a core is handed on until the rank comes by. Else that is hardly worth
+// it: whatever takes the core may keep it for milliseconds.
 constexpr int yields = 64;
 constexpr int few_yields = 4;
 // Of slots that one slice uses, for each rank: with two sets, and what is read and written beside
@@ -263,7 +263,8 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
     }
     waiter.blocks();
     const std::int64_t start = now_ns();
-    // The scheduler may have put the very rank that is waited for on this core.
+    // The scheduler may have put the very rank that is waited for on this core. Who then sleeps is
+    // woken on another one, if one is free.
     show_core();
     const bool apart = areas_[rank].core.load(std::memory_order_relaxed) != core_;
     while (apart && spin_ns_ > 0 && waiter.may_spin() && now_ns() - start < spin_ns_) {
@@ -273,7 +274,8 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
         }
         if (world_->troubled()) throw Broken{};
     }
-    for (int turn = 0; turn < (spin_ns_ > 0 ? few_yields : yields); ++turn) {
+    const int turns = spin_ns_ == 0 ? yields : apart ? few_yields : 0;
+    for (int turn = 0; turn < turns; ++turn) {
         if (arrived()) return;
         sched_yield();
     }

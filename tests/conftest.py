@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,14 @@ FEW = 50  # descriptors: of pools and worlds that other files use too
 # Tests judge results; how quick the machine is today is not one of them.
 settings.register_profile("roundelay", deadline=None)
 settings.load_profile("roundelay")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:  # Any: of functions and others
+    """Keep the tests of a file on one worker; the grid over engines is one part for each engine."""
+    for item in items:
+        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
+        group = f"{item.path.parent.name}-{item.path.stem} {engine or ''}"
+        item.add_marker(pytest.mark.xdist_group(group.strip()))
 
 
 def pytest_collection_finish() -> None:
