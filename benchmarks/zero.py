@@ -94,13 +94,15 @@ def be_rank(comm: rd.Communicator, store: str, amount: str) -> dict[str, list[fl
 
 
 def in_turns(comm: rd.Communicator, steps: dict[str, Step]) -> dict[str, list[float]]:
-    """Take one step of each, round by round."""
+    """Take one step of each, round by round, each round from another one on."""
     times: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
     for number in range(ROUNDS + 2):
-        for name, step in steps.items():
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
             comm.barrier()
             began = time.perf_counter()
-            step()
+            steps[name]()
             seconds = np.array([time.perf_counter() - began])
             comm.all_reduce(seconds, "max")
             if number > 1:  # the first two are to get warm: ZeRO-3 learns its order in one

@@ -126,6 +126,16 @@ def test_a_traceback_at_the_end_is_held_back() -> None:
     assert stream.error_name() == "Boom"
 
 
+def test_a_traceback_with_torchs_own_prefix_is_one_too() -> None:
+    """Once a process group is up, torch writes `[rank3]: ` before every line of a traceback."""
+    out, stream = errors()
+    stream.feed(b"".join(b"[rank3]: " + line for line in TRACE.splitlines(keepends=True)))
+    stream.close()
+    assert out.getvalue() == b""
+    assert b"\n".join(stream.last_words) + b"\n" == TRACE
+    assert stream.error_name() == "Boom"
+
+
 def test_a_traceback_that_a_rank_survives_is_shown_and_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,11 +24,14 @@ class ErrorStream(Stream):
 
     def __init__(self, rank: int, screen: Screen) -> None:
         super().__init__(rank, screen)
+        self._theirs = b"[rank%d]:" % rank  # what torch puts before tracebacks, as we do
         self.last_words: list[bytes] = []
         self._held_until: float | None = None
 
     def line(self, text: bytes) -> None:
         """Hold the line back if it belongs to a traceback that may be the last."""
+        if text.startswith(self._theirs):
+            text = text[len(self._theirs) :].removeprefix(b" ")
         if self._held_until is None:
             self.last_words = []  # the rank went on after what was printed
             if not text.startswith(BEGINS):
