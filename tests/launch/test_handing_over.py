@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,20 +16,22 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.launch import handing_over
 
 SCRIPT = """
-import sys
+import os, sys
 import numpy as np, roundelay as rd
 comm = rd.init()
-print(comm.rank, comm.size, comm.timeout, comm.all_reduce(np.ones(1))[0], sys.argv[1:])
+said = comm.rank, comm.size, comm.timeout, comm.all_reduce(np.ones(1))[0], sys.argv[1:]
+os.write(1, (" ".join(map(str, said)) + "\\n").encode())  # at once: ranks share one output
 """
 
 
 def run(*arguments: str) -> tuple[int, list[str], str]:
-    # Ranks share one output, so each must write its line at once.
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
         [sys.executable, "-m", "roundelay", "run", *arguments],
-        env=environ, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     return done.returncode, sorted(done.stdout.splitlines()), done.stderr
 
 

@@ -75,7 +75,11 @@ import torch.distributed as dist
 dist.init_process_group("roundelay")
 if dist.get_rank() == 1:
     raise ValueError("no such layer")
-dist.all_reduce(torch.ones(3))
+try:
+    dist.all_reduce(torch.ones(3))
+except Exception as error:
+    print("told:", error)
+    raise
 """
 )
 
@@ -88,4 +92,8 @@ def test_a_rank_that_raises_tells_the_others_why(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "PeerLost: Rank 1 failed: ValueError: no such layer" in done.stderr
+    assert "told: Rank 1 failed: ValueError: no such layer" in done.stdout
+    # The first to fail has the last word, and the only one.
+    assert "rank 1 raised ValueError. After that, rank 0 raised PeerLost." in done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.rstrip().endswith("ValueError: no such layer")
