@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from zero import AMOUNTS, GPT, SIZES, THEIRS, Step, adam, in_turns, stepper
+from zero import AMOUNTS, GPT, SIZES, THEIRS, Step, adam, in_turns, join, stepper
 
 import roundelay as rd
 import roundelay.torch
@@ -35,12 +35,7 @@ RANKS = 2
 
 def be_rank(comm: rd.Communicator, store: str, amount: str) -> dict[str, list[float]]:
     """Measure as one rank of several: every step of every round, as the slowest rank saw it."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    dist.init_process_group(
-        roundelay.torch.BACKEND, init_method=f"file://{store}", rank=comm.rank,
-        world_size=comm.size,
-    )  # fmt: skip
+    join(comm, store)
     tokens = torch.randint(0, 256, AMOUNTS[amount])
     first = GPT(SIZES["medium"])
     steps: dict[str, Step] = {}

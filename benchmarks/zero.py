@@ -69,14 +69,19 @@ def fsdp(model: GPT, group: dist.ProcessGroup) -> GPT:
     return model
 
 
-def be_rank(comm: rd.Communicator, store: str, amount: str) -> dict[str, list[float]]:
-    """Measure as one rank: every step of every round, as the slowest rank saw it."""
+def join(comm: rd.Communicator, store: str) -> None:
+    """Be a rank of torch's too, with one thread and the same random numbers as the others."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group(
         roundelay.torch.BACKEND, init_method=f"file://{store}", rank=comm.rank,
         world_size=comm.size,
     )  # fmt: skip
+
+
+def be_rank(comm: rd.Communicator, store: str, amount: str) -> dict[str, list[float]]:
+    """Measure as one rank: every step of every round, as the slowest rank saw it."""
+    join(comm, store)
     made = torch.Generator().manual_seed(comm.rank)
     tokens = torch.randint(0, 256, AMOUNTS[amount], generator=made)
     first = GPT(SIZES["medium"])

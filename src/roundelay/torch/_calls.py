@@ -83,9 +83,6 @@ class Calls:
     def _run(self, step: Step) -> None:
         if step.run is not None:
             step.run()
-        elif step.verb == "scatter":
-            # At once, it would tell the shape first; both ways must make the same calls.
-            self.comm.start.scatter(*step.args, **step.options).wait()
         else:
             getattr(self.comm, step.verb)(*step.args, **step.options)
 
