@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import gc
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,23 @@ FEW = 50  # descriptors: of pools and worlds that other files use too
 # Tests judge results; how quick the machine is today is not one of them.
 settings.register_profile("roundelay", deadline=None)
 settings.load_profile("roundelay")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary_folder() -> Iterator[None]:
+    """Give every worker its own place for sockets and folders.
+
+    Tests that look for what was left behind would find there what others just use. Its name is
+    short: the address of a socket has 107 bytes.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="rd", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
+        patch.delenv("XDG_RUNTIME_DIR", raising=False)  # ranks would meet there
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:  # Any: of functions and others

@@ -94,6 +94,45 @@ def test_who_does_not_come_in_time_is_told_and_after_it_no_call_blocks(
     assert taken < 20
 
 
+def differing(comm: rd.Communicator) -> None:
+    if comm.rank == 1:
+        comm.all_reduce(np.ones(30_000, np.float32))
+    else:
+        comm.all_reduce(np.ones(10))
+
+
+def differing_in_dtype(comm: rd.Communicator) -> None:
+    comm.all_reduce(np.ones(10, np.float32 if comm.rank == 1 else np.int32))
+
+
+def differing_in_the_call(comm: rd.Communicator) -> None:
+    if comm.rank == 1:
+        comm.start.barrier().wait()
+    else:
+        comm.scan(np.ones(10))
+
+
+@pytest.mark.parametrize(
+    ("work", "most", "one"),
+    [
+        (differing, "all_reduce float64[10] op=sum", "all_reduce float32[30000] op=sum"),
+        (differing_in_dtype, "all_reduce int32[10] op=sum", "all_reduce float32[10] op=sum"),
+        (differing_in_the_call, "scan float64[10] op=sum", "barrier"),
+    ],
+)
+def test_who_calls_differently_is_told_to_all(
+    work: Callable[[rd.Communicator], Any], most: str, one: str
+) -> None:
+    told = seen(work, 3, 30.0)
+    assert len({first for first, _, _ in told}) == 1
+    title, others, odd = told[0][0].splitlines()
+    assert title == "CollectiveMismatch: The ranks made different calls:"
+    assert others.startswith(f"  ranks 0, 2: {most} at ")
+    assert odd.startswith(f"  rank 1: {one} at ")
+    assert "test_gloo.py" in odd
+    assert {again for _, again, _ in told} == {"CollectiveMismatch"}
+
+
 def left_behind(comm: rd.Communicator) -> None:
     if comm.rank == 1:
         comm.close()

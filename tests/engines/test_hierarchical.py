@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from roundelay.engines._torch_groups import Meeting
 from roundelay.engines._wire import decode, encode
 from roundelay.engines.reference import Reference
 from roundelay.engines.shared_memory import SharedMemory
+from roundelay.errors import CollectiveMismatch
 
 torch = pytest.importorskip("torch")
 
@@ -126,6 +128,50 @@ def test_trouble_on_one_host_is_told_on_all() -> None:
     *others, left = on_hosts(HOSTS[0], work, timeout=30)
     assert left == "left"
     assert all(text.startswith("PeerLost: ") for text in others)
+
+
+#: What most ranks call, and what others call at the same time; in the words of the error.
+CALLS: dict[str, Callable[[rd.Communicator], Any]] = {
+    "all_reduce float64[3] op=sum": lambda comm: comm.all_reduce(np.ones(3)),
+    "all_reduce float64[3] op=max": lambda comm: comm.all_reduce(np.ones(3), "max"),
+    "all_reduce float64[20000] op=sum": lambda comm: comm.all_reduce(np.ones(20_000)),
+    "all_reduce float64[20001] op=sum": lambda comm: comm.all_reduce(np.ones(20_001)),
+    "all_reduce int64[20000] op=sum": lambda comm: comm.all_reduce(np.ones(20_000, np.int64)),
+    "broadcast float64[20000] root=0": lambda comm: comm.broadcast(np.ones(20_000), 0),
+    "broadcast float64[20000] root=1": lambda comm: comm.broadcast(np.ones(20_000), 1),
+    "all_gather float64[20000]": lambda comm: comm.all_gather(np.ones(20_000)),
+    "barrier": lambda comm: comm.barrier(),
+    "scan float64[3] op=sum": lambda comm: comm.scan(np.ones(3)),
+}
+
+
+def differs(pair: tuple[str, str], host: tuple[int, ...]) -> Callable[[rd.Communicator], str]:
+    """Make one call on the ranks of one host and another one elsewhere."""
+
+    def work(comm: rd.Communicator) -> str:
+        try:
+            CALLS[pair[comm.rank in host]](comm)
+        except CollectiveMismatch as error:
+            return str(error)
+        return "nothing"
+
+    return work
+
+
+@pytest.mark.parametrize("hosts", [HOSTS[0], HOSTS[2], HOSTS[3]])
+@pytest.mark.parametrize("pair", [*pairwise(CALLS), ("barrier", "all_reduce float64[3] op=sum")])
+def test_hosts_that_call_differently_are_told_who_called_what(
+    hosts: tuple[tuple[int, ...], ...], pair: tuple[str, str]
+) -> None:
+    found = on_hosts(hosts, differs(pair, hosts[-1]), timeout=60)
+    assert len(set(found)) == 1
+    title, *lines = found[0].splitlines()
+    assert title == "The ranks made different calls:"
+    others = sorted(rank for there in hosts[:-1] for rank in there)
+    for ranks, call, line in zip((others, hosts[-1]), pair, lines, strict=True):
+        who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        assert line.startswith(f"  {who}: {call} at ")
+        assert "test_hierarchical.py:" in line
 
 
 def test_ranks_of_one_host_have_one_identity_and_an_address() -> None:

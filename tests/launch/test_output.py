@@ -153,6 +153,18 @@ def test_a_traceback_that_a_rank_survives_is_shown_and_forgotten(
     assert stream.error_name() == ""
 
 
+def test_who_speaks_on_after_a_traceback_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, stream = errors()
+    stream.feed(TRACE)
+    stream.feed(b"in one breath\n")
+    assert out.getvalue() == b""
+    monkeypatch.setattr(_last_words, "ONE_BREATH_S", 0.0)
+    stream.feed(b"going on\n")
+    said = out.getvalue().replace(b"[3] ", b"")
+    assert said == TRACE + b"in one breath\ngoing on\n"
+    assert stream.last_words == []
+
+
 def test_endless_tracebacks_are_not_held_back() -> None:
     out, stream = errors()
     stream.feed(TRACE.splitlines()[0] + b"\n" + b" line\n" * 20_000)

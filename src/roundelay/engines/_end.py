@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
 from roundelay.reductions import Array
 from roundelay.schedule import Schedule
+
+if TYPE_CHECKING:
+    from roundelay.engines._agreement import Plan
 
 __all__ = ["End", "Job", "Letter", "Quick", "ScheduleFor", "Task", "never"]
 
@@ -34,6 +37,7 @@ class Job:
     op: str = "sum"
     root: int = 0
     counts: Sequence[int] = ()  # elements of every block, where they differ
+    plan: Plan | None = None  # of the user's call, where this job is but a part of it
 
 
 #: The schedule for a job, by the name of an algorithm or, for None, the best one.

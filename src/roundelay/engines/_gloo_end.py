@@ -6,12 +6,15 @@ import atexit
 import contextlib
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol, Self
 
 import numpy as np
 
+from roundelay.engines._agreement import plan_of
 from roundelay.engines._end import End, Job, Letter
+from roundelay.engines._gloo_agreement import GlooAgreement
 from roundelay.engines._gloo_calls import GlooCalls
 from roundelay.engines._in_order import InOrder, Turn
 from roundelay.engines._over_messages import OverMessages
@@ -52,6 +55,7 @@ class GlooEnd(End):
         self._line = InOrder()
         self._group = _connected(self._torch, meeting, timeout)
         self._mail = TorchMail(self._torch, self._group, self.rank, self.size, self._explain)
+        self._agreement = GlooAgreement(self._torch, self.size)
         self._own = GlooCalls(self._torch, self.rank, self.size)
         self._walk = OverMessages(self.rank, self.slot)
         _unclosed.add(self)
@@ -68,17 +72,24 @@ class GlooEnd(End):
 
     def run(self, job: Job, algorithm: str | None) -> None:
         """Have Gloo do it, or walk a schedule over Gloo's messages."""
-        self._line.run(lambda: self._do(job, algorithm))
+        planned = self._planned(job, algorithm)
+        self._line.run(lambda: self._do(planned, algorithm))
 
     def start(self, job: Job, algorithm: str | None) -> Turn:
         """Run the job on a thread, after those that were started before."""
         self._open()
-        return self._line.start(lambda: self._do(job, algorithm))
+        planned = self._planned(job, algorithm)
+        return self._line.start(lambda: self._do(planned, algorithm))
+
+    def _planned(self, job: Job, algorithm: str | None) -> Job:
+        """Note on the job what others will see, while the user's line can be seen."""
+        return job if job.plan else replace(job, plan=plan_of(job, algorithm, (self.rank,)))
 
     def _do(self, job: Job, algorithm: str | None) -> None:
         group = self._open()
         with self._trouble.watched(self._timeout):
-            if algorithm is None and self._own.run(group, job):
+            done = self._agreement.settle(group, job, algorithm)
+            if done or (algorithm is None and self._own.run(group, job)):
                 return
             self._walk.run(job, self._find(job, algorithm))
 

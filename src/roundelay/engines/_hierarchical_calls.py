@@ -33,6 +33,7 @@ class HierarchicalCalls:
         self._places, self._inside, self._lane, self._everyone = places, inside, lane, everyone
         self._host, self._local = places.host, places.local
         self._kept: dict[str, Array] = {}
+        self.between_hosts = False  # whether that is where it is, or where it came to grief
         self._composed: dict[str, Callable[[Job], None]] = {
             "all_reduce": self._all_reduce,
             "reduce": self._reduce,
@@ -49,6 +50,7 @@ class HierarchicalCalls:
         if own and call is not None:
             call(job)
         else:
+            self._compare(job)
             self._everyone.run(job, algorithm)
 
     # ---- reductions
@@ -109,7 +111,7 @@ class HierarchicalCalls:
                 job, collective=collective, count=given.size, nbytes=given.nbytes, input=given,
                 output=output, op=op, root=root, counts=(),
             )  # fmt: skip
-            self._lane.run(counted, None)
+            self._carry(counted)
 
     def _divide(self, job: Job, share: Array) -> None:
         if job.op == "avg" and share.size:
@@ -163,7 +165,7 @@ class HierarchicalCalls:
         mine = self._scratch("mine", per_host[self._host], share.dtype)
         if sum(per_host):
             op = "sum" if job.op == "avg" else job.op
-            self._lane.run(_counted(job, "reduce_scatter", share, mine, per_host, op=op), None)
+            self._carry(_counted(job, "reduce_scatter", share, mine, per_host, op=op))
         return mine
 
     def _deal_out(
@@ -204,7 +206,7 @@ class HierarchicalCalls:
             counted = replace(
                 job, count=share.size, nbytes=share.nbytes, input=given, output=share, root=root
             )
-            self._lane.run(counted, None)
+            self._carry(counted)
 
     def _all_gather(self, job: Job) -> None:
         """Gather inside, exchange in lanes a part of what every host has, and gather inside."""
@@ -223,7 +225,7 @@ class HierarchicalCalls:
         if carried.size and self._lane is not None:
             mine = host[parts[self._host][self._local]]
             between = _counted(job, "all_gather", mine, carried, widths[self._local])
-            self._lane.run(between, None)
+            self._carry(between)
         every = self._scratch("every", sum(totals), given.dtype)
         self._inside.run(_counted(job, "all_gather", carried, every, totals), None)
         self._put_in_order(every, widths, counts, output)
@@ -248,9 +250,20 @@ class HierarchicalCalls:
 
     def _barrier(self, job: Job) -> None:
         self._inside.run(job, None)
-        if self._lane is not None and self._local == 0:
-            self._lane.run(job, None)
+        self._compare(job)
         self._inside.run(job, None)
+
+    def _compare(self, job: Job) -> None:
+        """See that all hosts make the same call, there where they see it of other calls too."""
+        if self._local == 0:
+            self._carry(replace(job, collective="barrier", input=None, output=None))
+
+    def _carry(self, job: Job) -> None:
+        """Run a job in this rank's lane."""
+        self.between_hosts = True
+        if self._lane is not None:
+            self._lane.run(job, None)
+        self.between_hosts = False
 
     def _scratch(self, name: str, count: int, dtype: np.dtype[np.generic]) -> Array:
         """Return memory that is kept for the next call, so that it is not paged in each time."""

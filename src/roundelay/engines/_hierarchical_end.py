@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
+from roundelay.engines._agreement import plan_of
 from roundelay.engines._end import End, Job, Letter, Task
 from roundelay.engines._hierarchical_calls import HierarchicalCalls
 from roundelay.engines._in_order import InOrder
 from roundelay.engines._places import Places
-from roundelay.errors import CommunicationError
+from roundelay.errors import CollectiveMismatch, CommunicationError
 from roundelay.reductions import Array
 
 __all__ = ["HierarchicalEnd"]
@@ -63,11 +65,13 @@ class HierarchicalEnd(End):
     def _work(
         self, calls: HierarchicalCalls, job: Job, algorithm: str | None
     ) -> Callable[[], None]:
+        planned = replace(job, plan=plan_of(job, algorithm, self._places.here))
+
         def work() -> None:
             if self._told is not None:
                 raise type(self._told)(str(self._told))
             try:
-                calls.run(job, algorithm)
+                calls.run(planned, algorithm)
             except CommunicationError as error:
                 raise self._broken(error) from error
 
@@ -76,17 +80,29 @@ class HierarchicalEnd(End):
     def _broken(self, error: CommunicationError) -> CommunicationError:
         """Let the whole group know: ranks of this host, and those that wait for them elsewhere."""
         if self._told is None:
-            self._told = type(error)(f"{error}{self._numbering()}")
+            self._told = self._in_all_numbers(error)
             for end in self._ends():
                 end.fail("failed", f"{type(error).__name__}: {error}")
         return type(self._told)(str(self._told))
 
-    def _numbering(self) -> str:
-        here = self._places.here
-        if here == tuple(range(len(here))):
-            return ""
-        named = ", ".join(f"{local} is rank {rank}" for local, rank in enumerate(here))
-        return f"\n(Ranks of one host are numbered by their place there: here {named} of all.)"
+    def _in_all_numbers(self, error: CommunicationError) -> CommunicationError:
+        """Return an error of a part as one of the whole group, with what its numbers mean."""
+        _, found, table = str(error).partition(f"{CollectiveMismatch.__name__}: ")
+        if found:  # by another rank, which told it
+            return CollectiveMismatch(table)
+        between = self._calls is not None and self._calls.between_hosts
+        if between and isinstance(error, CollectiveMismatch):
+            return error  # which speaks of the ranks as the user knows them
+        ranks = self._places.lane if between else self._places.here
+        if tuple(ranks) == tuple(range(len(ranks))):
+            return error
+        named = ", ".join(f"{number} is rank {rank}" for number, rank in enumerate(ranks))
+        note = (
+            f"Between hosts, ranks are numbered by host: here {named} of all."
+            if between
+            else f"Ranks of one host are numbered by their place there: here {named} of all."
+        )
+        return type(error)(f"{error}\n({note})")
 
     def post(
         self,

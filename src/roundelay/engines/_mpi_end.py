@@ -8,8 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from roundelay.engines._agreement import Plan, plan_of
 from roundelay.engines._end import End, Job, ScheduleFor, Task
-from roundelay.engines._mpi_agreement import Agreement, Plan, plan_of
+from roundelay.engines._mpi_agreement import MpiAgreement
 from roundelay.engines._mpi_calls import OwnCalls
 from roundelay.engines._mpi_library import in_our_words, load_mpi
 from roundelay.engines._mpi_mail import WALK_TAG, Mail, Message, Receipt, pieces
@@ -78,7 +79,7 @@ class MpiEnd(End):
         self._mpi, self._comm, self._progress, self._most = mpi, comm, progress, most
         self._schedules = schedules
         self._schedule_for = schedules(self.size)
-        self._agreement = Agreement(mpi, comm)
+        self._agreement = MpiAgreement(mpi, comm)
         self._own = OwnCalls(mpi, comm, most)
         self._over = OverMessages(self.rank, self._post_step)
         self._line = Line(self._on_error)
@@ -139,7 +140,8 @@ class MpiEnd(End):
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Wait until all have come, and have MPI split the communicator."""
         # Which gives up in time, as MPI's split does not.
-        self._begin(self._agreement.steps(Plan("group")), "group", background=False).wait()
+        come = self._agreement.steps(Plan((self.rank,), "group"))
+        self._begin(come, "group", background=False).wait()
         inside = self.rank in ranks
         color = ranks[0] if inside else self._mpi.UNDEFINED
         try:
@@ -166,7 +168,7 @@ class MpiEnd(End):
     def _begin_job(self, job: Job, algorithm: str | None, *, background: bool) -> _Task:
         own = self._own.steps(job) if algorithm is None else None
         steps = own or self._over.steps(job, self._schedule_for(job, algorithm))
-        plan = plan_of(job, algorithm)
+        plan = job.plan or plan_of(job, algorithm, (self.rank,))
         return self._begin(self._agreed(plan, steps), plan.what, background=background)
 
     def _agreed(self, plan: Plan, steps: Steps) -> Steps:

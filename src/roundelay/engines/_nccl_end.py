@@ -54,10 +54,11 @@ class NcclEnd(GlooEnd):
             return super().start(job, algorithm)
         cuda = self._torch.cuda
         stream = cuda.current_stream()
+        planned = self._planned(job, algorithm)
 
         def work() -> None:
             with cuda.stream(stream):
-                self._do(job, algorithm)
+                self._do(planned, algorithm)
 
         return self._line.start(work)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from roundelay.engines._end import ScheduleFor
 from roundelay.errors import (
+    CollectiveMismatch,
     CollectiveTimeout,
     CommunicationError,
     InvalidArgumentError,
@@ -28,6 +29,7 @@ Schedules = Callable[[int], ScheduleFor]
 LATE = re.compile(r"timed? ?out", re.IGNORECASE)
 PLACE = re.compile(r"^\[[^\]]*:\d+\] ?")
 ADVICE = re.compile(r" This is typically caused by.*")
+TOLD = (CollectiveMismatch, CollectiveTimeout)  # as what they are; all else means a lost rank
 PATIENCE_S = 0.5  # for the rank that found the trouble to say what it is
 
 
@@ -125,8 +127,7 @@ class Trouble:
             while self._store.check(["trouble/number"]) and time.monotonic() < end:
                 if self._store.check(["trouble/text"]):
                     kind, _, text = self._store.get("trouble/text").decode().partition(" ")
-                    late = kind == CollectiveTimeout.__name__
-                    return (CollectiveTimeout if late else PeerLost)(text)
+                    return next((one for one in TOLD if one.__name__ == kind), PeerLost)(text)
                 time.sleep(0.01)
         return None
 

@@ -1,7 +1,8 @@
 """The traceback with which a rank ends: held back while it may be the last thing that rank says.
 
 When one rank fails, the others fail because of it, and all print tracebacks. A traceback is kept
-for the end of the job if nothing follows it; if the rank lives on, it is printed after a moment.
+for the end of the job if nothing follows it. It is printed at once if the rank says more after a
+moment, and in any case after some seconds, which Python may need to end on a busy machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from roundelay.launch._output import Screen, Stream
 __all__ = ["ErrorStream"]
 
 BEGINS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback")
-HELD_S = 1.0
+HELD_S = 5.0  # a traceback, while its rank is silent
+ONE_BREATH_S = 1.0  # what is said so soon after a traceback belongs to it
 MOST_LINES = 10_000
 NAME = re.compile(rb"^(?:[\w.]*\.)?(\w+)(?::|$)")
 
@@ -26,37 +28,39 @@ class ErrorStream(Stream):
         super().__init__(rank, screen)
         self._theirs = b"[rank%d]:" % rank  # what torch puts before tracebacks, as we do
         self.last_words: list[bytes] = []
-        self._held_until: float | None = None
+        self._held_since: float | None = None
 
     def line(self, text: bytes) -> None:
         """Hold the line back if it belongs to a traceback that may be the last."""
         if text.startswith(self._theirs):
             text = text[len(self._theirs) :].removeprefix(b" ")
-        if self._held_until is None:
+        if self._held_since is not None and time.monotonic() > self._held_since + ONE_BREATH_S:
+            self.release()
+        if self._held_since is None:
             self.last_words = []  # the rank went on after what was printed
             if not text.startswith(BEGINS):
                 super().line(text)
                 return
-            self._held_until = time.monotonic() + HELD_S
+            self._held_since = time.monotonic()
         self.last_words.append(text)
         if len(self.last_words) > MOST_LINES:
             self.release()
 
     def due(self) -> float | None:
         """Return when something should be shown though no more has come."""
-        return super().due() if self._held_until is None else self._held_until
+        return super().due() if self._held_since is None else self._held_since + HELD_S
 
     def show_rest(self) -> None:
         """Show what has waited long enough: the rank lives on."""
-        if self._held_until is None:
+        if self._held_since is None:
             super().show_rest()
         else:
             self.release()
 
     def release(self) -> None:
         """Print what is held back; it stays the last words until more comes."""
-        if self._held_until is not None:
-            self._held_until = None
+        if self._held_since is not None:
+            self._held_since = None
             for line in self.last_words:
                 super().line(line)
 
