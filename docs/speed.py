@@ -23,11 +23,11 @@ class Row(msgspec.Struct, frozen=True):
     floor_percent_roundelay: float | None = None
     floor_percent_arena: float | None = None
 
-    @property
-    def ratio(self) -> float | None:
-        """How many times longer the best peer takes; None where there is none."""
+    def ratio(self, ours: str) -> str:
+        """Say how many times longer the best peer takes than one of ours; a dash if none does."""
         peers = [took for name, took in self.microseconds.items() if name not in OURS]
-        return min(peers) / self.microseconds["roundelay"] if peers else None
+        own = self.microseconds.get(ours)
+        return "-" if own is None or not peers else f"{min(peers) / own:.1f}x"
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -99,7 +99,9 @@ def _table(rows: list[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.microseconds))
     floors = any(row.floor_percent_roundelay is not None for row in rows)
     head = [*(["collective"] if several else []), "buffer", *(f"{name} (µs)" for name in names)]
-    head += ["best peer takes", *(["of the floor", "arena of the floor"] if floors else [])]
+    ours = [name for name in OURS if name in names]
+    head += ["best peer takes", "arena: it takes"][: len(ours)]
+    head += ["of the floor", "arena of the floor"] if floors else []
     lines = [
         f"| {' | '.join(head)} |",
         f"|{'---|' if several else ''}{'---:|' * (len(head) - several)}",
@@ -108,7 +110,7 @@ def _table(rows: list[Row]) -> str:
         cells = [row.collective] if several else []
         cells.append(nbytes_text(row.bytes))
         cells += [_three(row.microseconds.get(name)) for name in names]
-        cells.append("-" if row.ratio is None else f"{row.ratio:.1f}x")
+        cells += [row.ratio(name) for name in ours]
         if floors:
             cells += [_percent(row.floor_percent_roundelay), _percent(row.floor_percent_arena)]
         lines.append(f"| {' | '.join(cells)} |")

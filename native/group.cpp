@@ -100,8 +100,8 @@ void Group::begin(Call& call) {
     const Header& header = world_->header();
     if (troubled && (header.group != at_ || header.call != calls_ + 1)) throw Broken{};
     call.record.call = ++calls_;
-    call.record.in_at = call.in == nullptr ? World::nowhere : world_->offset_of(call.in);
-    call.record.out_at = call.out == nullptr ? World::nowhere : world_->offset_of(call.out);
+    call.record.in_at = call.in == nullptr ? World::absent : world_->offset_of(call.in);
+    call.record.out_at = call.out == nullptr ? World::absent : world_->offset_of(call.out);
     mine_->records[calls_ % record_count].put(call.record);
     if (troubled) throw Broken{};
 }

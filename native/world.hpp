@@ -93,8 +93,9 @@ class World {
     T* at(std::uint64_t offset) {
         return reinterpret_cast<T*>(base_ + offset);
     }
-    // Where a pointer lies in the shared memory, or `nowhere`.
+    // Where a pointer lies in the shared memory, or `nowhere`; `absent` is where no buffer lies.
     static constexpr std::uint64_t nowhere = ~std::uint64_t{0};
+    static constexpr std::uint64_t absent = nowhere - 1;
     std::uint64_t offset_of(const void* pointer) const {
         const auto* byte = static_cast<const std::byte*>(pointer);
         return byte >= base_ && byte < base_ + bytes_ ? std::uint64_t(byte - base_) : nowhere;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import ml_dtypes
@@ -331,6 +331,47 @@ def test_memory_in_the_arena_gives_the_same_bits(size: int, count: int, ranks: A
                 assert out.tobytes() == every[:, 0].tobytes()
                 made = calls.all_reduce(x)
                 assert (made.wait() if started else made) is x
+                assert x.tobytes() == total.tobytes()
+
+    ranks(size, work)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [7, 20_011])
+def test_memory_in_the_arena_gives_the_same_bits_from_and_to_a_root(
+    size: int, count: int, ranks: Any
+) -> None:
+    def work(comm: Any) -> None:
+        def memory(there: int, given: Any) -> Any:
+            shared = comm.empty(given.shape, given.dtype)  # every rank must call it
+            found = shared if there else np.empty_like(given)
+            found[...] = given
+            return found
+
+        def wait(made: Any) -> Any:
+            return made.wait() if started else made
+
+        rng = np.random.default_rng(comm.rank)
+        whole = rng.standard_normal((comm.size, count)).astype(np.float32)
+        every = comm.all_gather(whole)
+        total = fold(REDUCTIONS["sum"], list(every))
+        for there, started in product(([1] * size, [rank % 2 for rank in range(size)]), (0, 1)):
+            calls, here = (comm.start if started else comm), there[comm.rank]
+            for root in range(size):
+                at_root = comm.rank == root
+                x, row = memory(here, whole), memory(here, whole[0] * 0)
+                out = memory(here, whole * 0)
+                wait(calls.all_to_all(x, out=out))
+                assert out.tobytes() == every[:, comm.rank].tobytes()
+                wait(calls.scatter(x if at_root else None, root, out=row))
+                assert row.tobytes() == every[root, comm.rank].tobytes()
+                wait(calls.gather(row, root, out=out if at_root else None))
+                assert not at_root or out.tobytes() == every[root].tobytes()
+                wait(calls.reduce(x, root=root, out=out if at_root else None))
+                assert not at_root or out.tobytes() == total.tobytes()
+                wait(calls.reduce(x, root=root, out=x if at_root else None))
+                assert x.tobytes() == (total if at_root else whole).tobytes()
+                wait(calls.broadcast(x, root))
                 assert x.tobytes() == total.tobytes()
 
     ranks(size, work)

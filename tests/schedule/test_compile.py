@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from roundelay.algorithms import algorithms
+from roundelay.communicator.plans import IN_ARENA
 from roundelay.errors import InvalidArgumentError, ProofError
 from roundelay.schedule import (
     Apply,
@@ -25,6 +26,10 @@ from roundelay.schedule import (
 PRIVATE = Reach()
 IN_PLACE = Reach(input=True, output=True, in_place=True)
 REACHES = [PRIVATE, Reach(input=True), Reach(output=True), Reach(input=True, output=True), IN_PLACE]
+
+
+def collective(name: str) -> str:
+    return algorithms.load(name).collective.name
 
 
 def roots(name: str, size: int) -> range:
@@ -53,6 +58,15 @@ def test_programs_are_proved_whatever_can_be_reached(name: str) -> None:
         for root in {0, size - 1} & set(roots(name, size)):
             for reach in reaches(name):
                 prove_program(compiled(name, size, reach, root))
+
+
+@pytest.mark.parametrize("name", [one for one in algorithms.names() if collective(one) in IN_ARENA])
+def test_programs_for_the_arena_are_proved_in_place_too(name: str) -> None:
+    """A caller may pass one buffer for both, or a rank's own block of it."""
+    for size in (1, 2, 3, 4, 7, 8, 12):
+        for root in roots(name, size):
+            reaching = compiled(name, size, IN_ARENA[collective(name)], root)
+            prove_program(reaching, also_in_place=True)
 
 
 def without(programs: Programs, kind: type) -> Iterator[Programs]:

@@ -23,11 +23,17 @@ ALGORITHMS = {name: number for number, name in enumerate(algorithms.names())}
 ALGORITHM_OF = {algorithm.name: algorithm.collective.name for algorithm in algorithms}
 OPS = {name: code for code, name in enumerate(REDUCTIONS)}
 PRIVATE = Reach()
-#: Collectives that need no staging where these buffers of all ranks lie in the arena.
+#: What is reached into where these buffers of all ranks lie in the arena. Not those of scans: a
+#: result in place of its input would overwrite what later ranks still read.
 IN_ARENA = {
     "all_reduce": Reach(input=True, output=True, in_place=True),
     "reduce_scatter": Reach(input=True),
+    "reduce": Reach(input=True),
     "all_gather": Reach(input=True),
+    "gather": Reach(input=True),
+    "broadcast": Reach(input=True),
+    "scatter": Reach(input=True),
+    "all_to_all": Reach(input=True),
 }
 #: From here on, ranks first look whether all buffers lie in the arena.
 AGREE_FROM = 32 * 1024

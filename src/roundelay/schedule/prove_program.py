@@ -24,10 +24,11 @@ SLICES = 3
 AFTERWARDS = 1 << 62  # no post ever covers what a caller does after the call
 
 
-def prove_program(programs: Programs) -> None:
+def prove_program(programs: Programs, *, also_in_place: bool = False) -> None:
     """Raise `ProofError` naming rank and instruction unless the programs keep the contract.
 
-    Private buffers are tried both apart and in place, since callers may pass either.
+    Private buffers are tried both apart and in place, since callers may pass either; others are
+    where that is asked for.
 
     >>> from roundelay.algorithms import algorithms
     >>> from roundelay.schedule import compile_schedule
@@ -35,7 +36,7 @@ def prove_program(programs: Programs) -> None:
     """
     reach = programs.reach
     private = not reach.input and not reach.output
-    both = private and programs.schedule.collective.in_place
+    both = also_in_place or (private and programs.schedule.collective.in_place)
     slices = SLICES if any(program.slots for program in programs.ranks) else 1
     runs = [(reach.in_place, slices)] + ([(True, 1)] if both else [])
     for in_place, count in runs:
@@ -156,8 +157,11 @@ class _Machine:
         complete = len(values) > 1 and value.ranks == self.everyone
         if complete != line.complete:
             self.fail("untidy", rank, line.chunk, f"{line} has complete={line.complete}")
+        # What is copied onto itself is not touched.
+        here = self.place(line.srcs[0], turn) if len(line.srcs) == 1 else None
         for operand in line.dsts:
-            self.write(rank, operand, line, value, turn)
+            if self.place(operand, turn) != here:
+                self.write(rank, operand, line, value, turn)
 
     def read(self, rank: int, operand: Operand, line: Apply, turn: int) -> Expression:
         if operand.rank != rank and not self.may_reach(operand):
