@@ -148,12 +148,35 @@ def test_arena_arrays_are_separate_zeroed_and_outlive_what_made_them(ranks: Any)
     ranks(3, work)
 
 
+def test_a_rank_alone_takes_memory_that_all_reach_and_takes_it_again(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        end = comm._end
+        odd = end.own_memory(100 + comm.rank)  # nobody else need ask for as much
+        assert odd.size == 100 + comm.rank
+        x = end.own_memory(80_000).view(np.float64)
+        x[:] = comm.rank + 1
+        assert (comm.all_reduce(x) == sum(range(1, comm.size + 1))).all()
+        where = x.ctypes.data
+        del x
+        assert end.own_memory(80_000).ctypes.data == where
+        assert end.own_memory(0).size == 0
+        comm.barrier()
+        used = end.world.used
+        for _ in range(100):
+            end.own_memory(80_000)[:] = 1
+        assert end.world.used == used
+        comm.barrier()
+
+    ranks(3, work)
+
+
 def test_large_arena_buffers_are_reduced_in_place_and_others_are_not(threads: Any) -> None:
     """The pushed program reads and writes others' buffers, so a call leaves the slots untouched."""
 
     def work(comm: Any) -> list[bool]:
         world, marks = comm._end.world, []
-        for x in (comm.empty(50_000), np.zeros(50_000)):
+        own = comm._end.own_memory(400_000).view(np.float64)
+        for x in (comm.empty(50_000), own, np.zeros(50_000)):
             x[:] = 3.0
             comm.barrier()
             before = slots(comm)
@@ -165,7 +188,7 @@ def test_large_arena_buffers_are_reduced_in_place_and_others_are_not(threads: An
         assert world.trouble is None
         return marks
 
-    assert threads(2, work) == [[True, False]] * 2
+    assert threads(2, work) == [[True, True, False]] * 2
 
 
 def slots(comm: Any) -> bytes:

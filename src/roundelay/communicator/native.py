@@ -15,6 +15,7 @@ from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, DTYPES, view
 from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.plans import COLLECTIVES, Plans
+from roundelay.communicator.pool import Pool
 from roundelay.communicator.trouble import explain, say_slow
 from roundelay.engines._end import End, Job, never
 from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
@@ -68,6 +69,7 @@ class NativeEnd(End):
         self.timeout = timeout
         self.quick = self.native.quick  # no Python between the caller and the native core
         self._mailed = [0] * self.size  # bytes, by rank
+        self._pool: Pool = Pool(world) if _parent is None else _parent._pool
         self._learned: set[tuple[str, int]] = set()
         self._learn("all_reduce", 0)
 
@@ -176,6 +178,13 @@ class NativeEnd(End):
         block = _core.Block(self.world, place, stride * self.size)
         found: Array = block.bytes(self.rank * stride, nbytes)
         return found
+
+    def own_memory(self, nbytes: int) -> Array:
+        """Return bytes in the shared arena, for this rank alone."""
+        try:
+            return self._pool.take(nbytes)
+        except _core.Broken:
+            raise explain(self) from None
 
     def moved(self) -> tuple[list[int], list[int]]:
         """Return what the programs of this rank moved, and what it has sent by mail."""

@@ -121,6 +121,10 @@ class End(ABC):
         """Return bytes that the engine reaches best. Every rank calls it, with the same number."""
         return np.empty(nbytes, np.uint8)
 
+    def own_memory(self, nbytes: int) -> Array:
+        """Return bytes that the engine reaches best, as they are; other ranks need not ask."""
+        return np.empty(nbytes, np.uint8)
+
     def fail(self, word: str, text: str) -> None:
         """Tell the other ranks that this one "failed" or was "interrupted", and by what.
 

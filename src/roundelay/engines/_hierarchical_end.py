@@ -137,6 +137,10 @@ class HierarchicalEnd(End):
         """Return bytes in the arena of this host."""
         return self._inside.memory(nbytes)
 
+    def own_memory(self, nbytes: int) -> Array:
+        """Return bytes in the arena of this host, for this rank alone."""
+        return self._inside.own_memory(nbytes)
+
     def fail(self, word: str, text: str) -> None:
         """Tell the ranks of this host and those of the others."""
         for end in self._ends():

@@ -99,6 +99,23 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
             )
         return self
 
+    # ---- memory
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Tell whether `allocate_tensor` has anything better than torch: on CPUs it has."""
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return a flat tensor in the arena, which the other ranks read where it lies.
+
+        FSDP2 asks for its buffers here after `set_allocate_memory_from_process_group_for_comm`.
+        """
+        self._get_backend(device)
+        memory = self.comm._end.own_memory(int(size) * dtype.itemsize)  # noqa: SLF001 - our own
+        return torch.from_numpy(memory).view(dtype)
+
     def get_group_store(self) -> Store:
         """Return the store by which the ranks met."""
         return self._store
