@@ -9,6 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+#: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
+TORCH = (
+    "src/roundelay/torch", "src/roundelay/training", "tests/torch_backend", "tests/training",
+    "tests/communicator/test_torch.py", "tests/engines/nccl_on_gpu.py",
+    "tests/engines/test_gloo.py", "tests/engines/test_hierarchical.py",
+    "tests/engines/test_nccl.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
+    "tests/test_examples.py", "tests/test_house_rules.py",
+)  # fmt: skip
+ON_TORCH = ("gloo", "nccl")
+BOTH = ("test_every_engine.py", "conftest.py")
 FEW = 50  # descriptors: of pools and worlds that other files use too
 
 # Tests judge results; how quick the machine is today is not one of them.
@@ -33,12 +43,34 @@ def _own_temporary_folder() -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[Any]) -> None:  # Any: of functions and others
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let tests that need torch in their own process be run apart from those that don't."""
+    parser.addoption("--torch", choices=("with", "without"), help="run only tests with, or without")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files out that are for the other run; the grid over engines is for both."""
+    wanted = config.getoption("--torch")
+    if wanted is None or collection_path.name in BOTH:
+        return None
+    with_torch = collection_path.relative_to(config.rootpath).as_posix().startswith(TORCH)
+    if collection_path.is_dir():  # may hold some of both, but its conftest.py is read
+        return (with_torch and wanted == "without") or None
+    return with_torch != (wanted == "with") or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     """Keep the tests of a file on one worker; the grid over engines is one part for each engine."""
-    for item in items:
+    wanted = config.getoption("--torch")
+    for item in list(items):
         engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
         group = f"{item.path.parent.name}-{item.path.stem} {engine or ''}"
         item.add_marker(pytest.mark.xdist_group(group.strip()))
+        if item.path.name in BOTH and wanted not in (
+            None,
+            "with" if engine in ON_TORCH else "without",
+        ):
+            items.remove(item)
 
 
 def pytest_collection_finish() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -129,20 +129,15 @@ def _print_ending(stage: Stage, console: Console) -> None:
 def _step_through(stage: Stage, console: Console) -> None:
     """Redraw in place as keys arrive; the screen is given back as it was."""
     number, scroll = stage.first_to_show(), 0
-
-    def redraw(*_: Any) -> None:  # a signal handler too: number and frame of the signal
-        nonlocal scroll
+    with _screen(console), _resizes() as resized, _keys(resized) as keys:
         scroll = _draw(stage, console, number, scroll)
-
-    with _screen(console), _on_resize(redraw), _keys() as keys:
-        redraw()
         for key in keys:
             action = KEYS.get(key)
             if action == QUIT:
                 break
             number = _moved(number, action, stage.last)
             scroll = max(0, scroll + {UP: -1, DOWN: 1}.get(action or "", 0))
-            redraw()
+            scroll = _draw(stage, console, number, scroll)
     console.print(stage.frame(number, console.width))
     _print_ending(stage, console)
 
@@ -196,19 +191,31 @@ def _screen(console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def _on_resize(redraw: Callable[..., None]) -> Iterator[None]:
+def _resizes() -> Iterator[int | None]:
+    """Give what can be read whenever the window gets another size; None where nobody tells.
+
+    A handler that draws might run in the middle of another drawing, or, for a signal that comes
+    just before the wait for a key, only after that key.
+    """
     if not hasattr(signal, "SIGWINCH"):
-        yield
+        yield None
         return
-    before = signal.signal(signal.SIGWINCH, redraw)
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    before = signal.signal(signal.SIGWINCH, lambda *_: None)
+    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
-        yield
+        yield reader
     finally:
+        signal.set_wakeup_fd(old)
         signal.signal(signal.SIGWINCH, before)
+        os.close(reader)
+        os.close(writer)
 
 
 @contextmanager
-def _keys() -> Iterator[Iterator[str]]:
+def _keys(resized: int | None) -> Iterator[Iterator[str]]:
     """Give the keys as they are pressed; the terminal neither echoes nor waits for Return."""
     try:
         import termios  # noqa: PLC0415 - Unix only
@@ -221,14 +228,24 @@ def _keys() -> Iterator[Iterator[str]]:
     # click.getchar drops what is typed between two calls; holding an arrow key would stutter.
     tty.setcbreak(source, termios.TCSANOW)
     try:
-        yield _read_keys(source)
+        yield _read_keys(source, resized)
     finally:
         termios.tcsetattr(source, termios.TCSANOW, before)
 
 
-def _read_keys(source: int) -> Iterator[str]:
-    while typed := os.read(source, 1024):
-        yield from split_keys(typed.decode("utf-8", "replace"))
+def _read_keys(source: int, resized: int | None) -> Iterator[str]:
+    """Give keys until there are no more, and one that does not exist for every new size."""
+    sources = [source] if resized is None else [source, resized]
+    while True:
+        ready, _, _ = select.select(sources, [], [])
+        if resized in ready:
+            os.read(resized, 4096)
+            yield ""
+        if source in ready:
+            typed = os.read(source, 1024)
+            if not typed:
+                return
+            yield from split_keys(typed.decode("utf-8", "replace"))
 
 
 def split_keys(typed: str) -> list[str]:
