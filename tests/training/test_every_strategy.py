@@ -170,6 +170,8 @@ def test_every_optimizer_that_it_takes_learns(awkward: Any, name: str) -> None:
 def test_a_gradient_that_is_not_finite_is_named_on_all_ranks(
     awkward: Any, name: str, size: int, bad: int
 ) -> None:
+    if name == "ddp" and size == 1:
+        pytest.skip("is plain torch, and looks at nothing")
     model = awkward.model()
 
     def be_rank(comm: Any) -> str:

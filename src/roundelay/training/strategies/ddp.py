@@ -131,10 +131,9 @@ class _Averaging(Sharing):
 
     def arrived(self, index: int) -> None:
         """Copy the gradient into its bucket; send all buckets that are full, in their order."""
-        self._arrived.append(index)
         if not self._buckets:
-            self._look_alone(index)
             return
+        self._arrived.append(index)
         bucket = self._of[index]
         self._put(bucket, index)
         bucket.missing.discard(index)
@@ -212,24 +211,8 @@ class _Averaging(Sharing):
             tensor = self._tensors[index]
             tensor.grad = None if grad is None else grad.to(tensor.dtype)
 
-    def _look_alone(self, index: int) -> None:
-        """See on the only rank, while it is in the cache, that a gradient is finite."""
-        grad = self._tensors[index].grad
-        # On a device looking means waiting for it, and nothing else here does.
-        if grad is not None and grad.device.type == "cpu" and grad.layout is torch.strided:
-            self._intake.look(index, grad)
-
     def _weigh_alone(self) -> None:
-        for index in set(range(len(self._tensors))).difference(self._arrived):
-            self._look_alone(index)  # left by earlier micro-batches
-        mine = [index in self._intake.broken for index in range(len(self._tensors))]
-        told = tell_all(
-            self.setup.comm,
-            [one.grad is not None for one in self._tensors],
-            mine,
-            self.setup.weights,
-        )
-        refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
+        told = tell_all(self.setup.comm, [], [], self.setup.weights)
         factor = told.factor()
         if self._masters is not None:
             self._masters.give([tensor.grad for tensor in self._tensors], factor=factor)
