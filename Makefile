@@ -15,11 +15,12 @@ demo: $(READY)
 	$(BIN)/roundelay explain all_reduce --algorithm ring -n 5 --out out/ring.html
 	$(BIN)/roundelay run -n 2 examples/train_gpt.py --size nano --steps 300 --out out
 
-# A worker per core; what a group of tests starts is started once, and what needs torch in its own
-# process runs apart, since that makes every fork slow (tests/conftest.py). `pytest` alone runs all.
+# A worker per core; what a group of tests starts is started once. What needs torch in its own process
+# runs apart, since that makes every fork slow (tests/conftest.py). `pytest` alone runs all.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 test: $(READY) browser
-	failed=0; for torch in without with; do \
-	$(BIN)/python -m pytest -n auto --dist loadgroup --torch $$torch || failed=1; done; exit $$failed
+	failed=0; $(PYTEST) --torch without tests || failed=1; \
+	$(PYTEST) --torch with tests src/roundelay || failed=1; exit $$failed
 
 lint: $(READY)
 	$(BIN)/ruff check .

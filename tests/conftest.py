@@ -11,11 +11,11 @@ from hypothesis import settings
 
 #: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
 TORCH = (
-    "src/roundelay/torch", "src/roundelay/training", "tests/torch_backend", "tests/training",
-    "tests/communicator/test_torch.py", "tests/engines/nccl_on_gpu.py",
-    "tests/engines/test_gloo.py", "tests/engines/test_hierarchical.py",
-    "tests/engines/test_nccl.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
-    "tests/test_examples.py", "tests/test_house_rules.py",
+    "tests/torch_backend", "tests/training", "tests/communicator/test_torch.py",
+    "tests/engines/nccl_on_gpu.py", "tests/engines/test_gloo.py",
+    "tests/engines/test_hierarchical.py", "tests/engines/test_nccl.py",
+    "tests/launch/test_two_hosts.py", "tests/test_docs.py", "tests/test_examples.py",
+    "tests/test_house_rules.py",
 )  # fmt: skip
 ON_TORCH = ("gloo", "nccl")
 BOTH = ("test_every_engine.py", "conftest.py")

@@ -31,6 +31,7 @@ PLACE = re.compile(r"^\[[^\]]*:\d+\] ?")
 ADVICE = re.compile(r" This is typically caused by.*")
 TOLD = (CollectiveMismatch, CollectiveTimeout)  # as what they are; all else means a lost rank
 PATIENCE_S = 0.5  # for the rank that found the trouble to say what it is
+SOON_S = 0.25  # for it to begin: Gloo cuts the lines before that rank gets to say why
 
 
 def load_torch(engine: str) -> Any:  # optional, so without types
@@ -116,15 +117,19 @@ class Trouble:
     def explain(self, error: BaseException, limit: float) -> CommunicationError:
         """Return what a failure of torch's means: what others told, or what can be told from it."""
         if self.told is None:
-            self.told = self._asked() or self._own(error, limit)
+            late = LATE.search(_gist(error)) is not None
+            self.told = self._asked(0.0 if late else SOON_S) or self._own(error, limit)
             self.told.__cause__ = error
             self.tell(self.told)
         return type(self.told)(str(self.told))
 
-    def _asked(self) -> CommunicationError | None:
-        end = time.monotonic() + PATIENCE_S
+    def _asked(self, soon: float) -> CommunicationError | None:
+        """Return what another rank tells; wait so long for one to begin."""
+        began = time.monotonic()
         with contextlib.suppress(Exception):
-            while self._store.check(["trouble/number"]) and time.monotonic() < end:
+            while time.monotonic() < began + (
+                PATIENCE_S if self._store.check(["trouble/number"]) else soon
+            ):
                 if self._store.check(["trouble/text"]):
                     kind, _, text = self._store.get("trouble/text").decode().partition(" ")
                     return next((one for one in TOLD if one.__name__ == kind), PeerLost)(text)
