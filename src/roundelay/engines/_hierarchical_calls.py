@@ -16,13 +16,15 @@ from dataclasses import replace
 import numpy as np
 
 from roundelay import _core
-from roundelay.engines._end import End, Job
+from roundelay.engines._end import End, Job, Task
 from roundelay.engines._places import Places
 from roundelay.reductions import Array
 from roundelay.schedule import split
 
 __all__ = ["HierarchicalCalls"]
 
+PART = 16 << 20  # bytes of an all-reduce that are worth a call of their own between hosts
+MOST_PARTS = 2  # more gained nothing where hosts had no core to spare
 SMALL = 32 * 1024  # bytes up to which one lane carries all: several would only add messages
 
 
@@ -61,15 +63,31 @@ class HierarchicalCalls:
         if job.op == "avg" and job.dtype == "float16":
             self._in_float32(job, self._all_reduce)
             return
+        # While one part travels between hosts, the next is reduced and the last gathered inside.
+        parts = max(1, min(MOST_PARTS, job.nbytes // PART))
+        finish: list[Callable[[], None]] = []
+        for run in split(job.count, parts):
+            finish.append(self._all_reduce_begun(_part(job, run), background=parts > 1))
+            if len(finish) > 1:
+                finish.pop(0)()
+        finish.pop()()
+
+    def _all_reduce_begun(self, job: Job, *, background: bool) -> Callable[[], None]:
+        """Reduce inside, have the share on its way, and return what does the rest."""
         counts = self._shares(job)
         start = sum(counts[: self._local])
         # The share lies where it belongs in the result; in place it takes the place of what this
         # rank alone reads, element by element.
         share = _flat(job.output)[start : start + counts[self._local]]
         self._reduced_share(job, counts, share)
-        self._between(job, "all_reduce", share, share)
-        self._divide(job, share)
-        self._gathered(job, share, counts)
+        arrived = self._sent_between(job, "all_reduce", share, share, background=background)
+
+        def finish() -> None:
+            arrived()
+            self._divide(job, share)
+            self._gathered(job, share, counts)
+
+        return finish
 
     def _reduce(self, job: Job) -> None:
         if job.input is None:
@@ -105,13 +123,30 @@ class HierarchicalCalls:
         self, job: Job, collective: str, given: Array, output: Array | None, *, root: int = 0
     ) -> None:
         """Run a collective of one block in this rank's lane, if its share is anything at all."""
-        if self._lane is not None and given.size:
-            op = "sum" if job.op == "avg" else job.op
-            counted = replace(
-                job, collective=collective, count=given.size, nbytes=given.nbytes, input=given,
-                output=output, op=op, root=root, counts=(),
-            )  # fmt: skip
-            self._carry(counted)
+        self._sent_between(job, collective, given, output, root=root, background=False)()
+
+    def _sent_between(
+        self,
+        job: Job,
+        collective: str,
+        given: Array,
+        output: Array | None,
+        *,
+        root: int = 0,
+        background: bool,
+    ) -> Callable[[], None]:
+        """Begin it, and return what waits for it; without `background` it begins only then."""
+        if self._lane is None or not given.size:
+            return lambda: None
+        op = "sum" if job.op == "avg" else job.op
+        counted = replace(
+            job, collective=collective, count=given.size, nbytes=given.nbytes, input=given,
+            output=output, op=op, root=root, counts=(),
+        )  # fmt: skip
+        if not background:
+            return lambda: self._carry(counted)
+        task = self._lane.start(counted, None)
+        return lambda: self._await(task)
 
     def _divide(self, job: Job, share: Array) -> None:
         if job.op == "avg" and share.size:
@@ -265,6 +300,11 @@ class HierarchicalCalls:
             self._lane.run(job, None)
         self.between_hosts = False
 
+    def _await(self, task: Task) -> None:
+        self.between_hosts = True
+        task.wait()
+        self.between_hosts = False
+
     def _scratch(self, name: str, count: int, dtype: np.dtype[np.generic]) -> Array:
         """Return memory that is kept for the next call, so that it is not paged in each time."""
         nbytes = count * dtype.itemsize
@@ -276,6 +316,12 @@ class HierarchicalCalls:
 
 def _flat(array: Array | None) -> Array:
     return np.empty(0, np.uint8) if array is None else array.reshape(-1)
+
+
+def _part(job: Job, run: slice) -> Job:
+    """Return the job on some of its elements."""
+    given, output = _flat(job.input)[run], _flat(job.output)[run]
+    return replace(job, count=given.size, nbytes=given.size * job.item, input=given, output=output)
 
 
 def _lane_shares(count: int, lanes: int, ranks: int) -> list[int]:
