@@ -8,7 +8,7 @@ import msgspec
 
 from roundelay.view.terminal_text import nbytes_text
 
-__all__ = ["all_reduce", "collectives", "two_ranks"]
+__all__ = ["all_reduce", "collectives", "two_hosts", "two_ranks"]
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 OURS = ("roundelay", "arena")
@@ -71,6 +71,37 @@ def all_reduce(results: Path = RESULTS) -> str:
 def collectives(results: Path = RESULTS) -> str:
     """Return the tables of the other collectives."""
     return _sections(results, "collectives")
+
+
+class Hosts(msgspec.Struct, frozen=True):
+    """What all-reduces over two hosts took."""
+
+    command: str
+    python: str
+    torch: str
+    cores: int
+    ranks_per_host: list[int]
+    all_reduce_float32_sum: list[Row]
+
+
+def two_hosts(results: Path = RESULTS) -> str:
+    """Return the table of all-reduces over two hosts."""
+    path = results / "two_hosts.json"
+    if not path.exists():
+        return _missing("two_hosts")
+    measured = msgspec.json.decode(path.read_bytes(), type=Hosts)
+    lines = ["| buffer | hierarchical (µs) | gloo (µs) | gloo takes |", "|---:|---:|---:|---:|"]
+    for row in measured.all_reduce_float32_sum:
+        ours, gloo = row.microseconds["hierarchical"], row.microseconds["gloo"]
+        cells = [nbytes_text(row.bytes), _three(ours), _three(gloo), f"{gloo / ours:.2f}x"]
+        lines.append(f"| {' | '.join(cells)} |")
+    where = " and ".join(map(str, measured.ranks_per_host))
+    told = (
+        f"Measured on {measured.cores} cores for hosts of {where} ranks, Python {measured.python}, "
+        f"torch {measured.torch}, with `{measured.command}`."
+    )
+    lines += ["", told, ""]
+    return "\n".join(lines)
 
 
 def _sections(results: Path, name: str) -> str:

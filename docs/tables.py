@@ -82,4 +82,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     "strategies": strategies_table,
     "all_reduce": speed.all_reduce,
     "collectives": speed.collectives,
+    "two_hosts": speed.two_hosts,
 }

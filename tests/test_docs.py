@@ -116,6 +116,7 @@ def test_speed_is_read_from_what_was_measured(tmp_path: Path) -> None:
     assert "`make bench`" in speed.two_ranks(tmp_path)
     assert "`make bench`" in speed.all_reduce(tmp_path)
     assert "`make bench`" in speed.collectives(tmp_path)
+    assert "`make bench`" in speed.two_hosts(tmp_path)
     (tmp_path / "all_reduce_sizes.json").write_text(json.dumps(RESULTS))
     table = speed.two_ranks(tmp_path)
     assert "| 8 B | 0.5 | 0.5 | 9 | 1.25 | 2.5x | 2.5x | - | - |" in table
