@@ -301,18 +301,20 @@ def test_barriers_part_before_from_after(size: int, ranks: Any) -> None:
     assert all(all(found) for found in ranks(size, work))
 
 
+def memory(comm: Any, there: int, given: Any) -> Any:
+    """Return a copy, in the arena or not."""
+    shared = comm.empty(given.shape, given.dtype)  # every rank must call it
+    found = shared if there else np.empty_like(given)
+    found[...] = given
+    return found
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [7, 1000, 20_011])
 def test_memory_in_the_arena_gives_the_same_bits(size: int, count: int, ranks: Any) -> None:
     """Whichever ranks have their buffers there: all of them, none, or every second one."""
 
     def work(comm: Any) -> None:
-        def memory(there: int, given: Any) -> Any:
-            shared = comm.empty(given.shape, given.dtype)  # every rank must call it
-            found = shared if there else np.empty_like(given)
-            found[...] = given
-            return found
-
         rng = np.random.default_rng(comm.rank)
         whole = rng.standard_normal((comm.size, count)).astype(np.float32)
         every = comm.all_gather(whole)
@@ -320,12 +322,12 @@ def test_memory_in_the_arena_gives_the_same_bits(size: int, count: int, ranks: A
         for places in ([True] * comm.size, [False] * comm.size, [rank % 2 for rank in range(size)]):
             for started in (False, True):
                 calls = comm.start if started else comm
-                x, out = (memory(places[comm.rank], one) for one in (whole, whole[0] * 0))
+                x, out = (memory(comm, places[comm.rank], one) for one in (whole, whole[0] * 0))
                 made = calls.reduce_scatter(x, out=out)
                 assert (made.wait() if started else made) is out
                 assert out.tobytes() == total[comm.rank].tobytes()
                 assert x.tobytes() == whole.tobytes()
-                out = memory(places[comm.rank], whole * 0)
+                out = memory(comm, places[comm.rank], whole * 0)
                 made = calls.all_gather(x[0], out=out)
                 assert (made.wait() if started else made) is out
                 assert out.tobytes() == every[:, 0].tobytes()
@@ -342,12 +344,6 @@ def test_memory_in_the_arena_gives_the_same_bits_from_and_to_a_root(
     size: int, count: int, ranks: Any
 ) -> None:
     def work(comm: Any) -> None:
-        def memory(there: int, given: Any) -> Any:
-            shared = comm.empty(given.shape, given.dtype)  # every rank must call it
-            found = shared if there else np.empty_like(given)
-            found[...] = given
-            return found
-
         def wait(made: Any) -> Any:
             return made.wait() if started else made
 
@@ -359,8 +355,8 @@ def test_memory_in_the_arena_gives_the_same_bits_from_and_to_a_root(
             calls, here = (comm.start if started else comm), there[comm.rank]
             for root in range(size):
                 at_root = comm.rank == root
-                x, row = memory(here, whole), memory(here, whole[0] * 0)
-                out = memory(here, whole * 0)
+                x, row = memory(comm, here, whole), memory(comm, here, whole[0] * 0)
+                out = memory(comm, here, whole * 0)
                 wait(calls.all_to_all(x, out=out))
                 assert out.tobytes() == every[:, comm.rank].tobytes()
                 wait(calls.scatter(x if at_root else None, root, out=row))

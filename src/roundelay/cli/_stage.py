@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roundelay.cli._types import console_for
+from roundelay.launch._signals import signals_to_wait_on
 from roundelay.view import Picture
 from roundelay.view.terminal import FORMS, Drawing
 
@@ -190,28 +191,11 @@ def _screen(console: Console) -> Iterator[None]:
         console.set_alt_screen(enable=False)
 
 
-@contextmanager
-def _resizes() -> Iterator[int | None]:
-    """Give what can be read whenever the window gets another size; None where nobody tells.
-
-    A handler that draws might run in the middle of another drawing, or, for a signal that comes
-    just before the wait for a key, only after that key.
-    """
+def _resizes() -> AbstractContextManager[int | None]:
+    """Give what can be read whenever the window gets another size; None where nobody tells."""
     if not hasattr(signal, "SIGWINCH"):
-        yield None
-        return
-    reader, writer = os.pipe()
-    for end in (reader, writer):
-        os.set_blocking(end, False)
-    before = signal.signal(signal.SIGWINCH, lambda *_: None)
-    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(old)
-        signal.signal(signal.SIGWINCH, before)
-        os.close(reader)
-        os.close(writer)
+        return nullcontext()
+    return signals_to_wait_on([signal.SIGWINCH])
 
 
 @contextmanager

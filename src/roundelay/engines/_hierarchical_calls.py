@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from roundelay import _core
-from roundelay.engines._end import End, Job, Task
+from roundelay.engines._end import End, Job
 from roundelay.engines._places import Places
 from roundelay.reductions import Array
 from roundelay.schedule import split
@@ -146,7 +146,7 @@ class HierarchicalCalls:
         if not background:
             return lambda: self._carry(counted)
         task = self._lane.start(counted, None)
-        return lambda: self._await(task)
+        return lambda: self._across(task.wait)
 
     def _divide(self, job: Job, share: Array) -> None:
         if job.op == "avg" and share.size:
@@ -295,14 +295,13 @@ class HierarchicalCalls:
 
     def _carry(self, job: Job) -> None:
         """Run a job in this rank's lane."""
-        self.between_hosts = True
         if self._lane is not None:
-            self._lane.run(job, None)
-        self.between_hosts = False
+            lane = self._lane
+            self._across(lambda: lane.run(job, None))
 
-    def _await(self, task: Task) -> None:
+    def _across(self, work: Callable[[], None]) -> None:
         self.between_hosts = True
-        task.wait()
+        work()
         self.between_hosts = False
 
     def _scratch(self, name: str, count: int, dtype: np.dtype[np.generic]) -> Array:

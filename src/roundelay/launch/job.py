@@ -9,10 +9,11 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from roundelay.launch._output import screens
 from roundelay.launch._rank_process import RankProcess
+from roundelay.launch._signals import signals_to_wait_on
 from roundelay.launch.ending import Ending, RankEnd
 
 __all__ = ["run_job"]
@@ -55,7 +56,8 @@ class _Job:
         self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> _Job:  # noqa: PYI034 - private
-        wakeup = self._cleanup.enter_context(_caught(self._signals))
+        caught = signals_to_wait_on(ENDING_SIGNALS, self._signals.append)
+        wakeup = self._cleanup.enter_context(caught)
         self._selector.register(wakeup, selectors.EVENT_READ, lambda: os.read(wakeup, 4096))
         return self
 
@@ -154,24 +156,3 @@ class _Job:
     def _tell(self, number: signal.Signals) -> None:
         for rank in self._ranks:
             rank.tell(number)
-
-
-@contextlib.contextmanager
-def _caught(came: deque[int]) -> Iterator[int]:
-    """Collect the signals that end programs, for a while; yields what to wait on for them."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
-    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # nohup stays nohup
-            signal.signal(number, lambda got, _: came.append(got))
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(old)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reader)
-        os.close(writer)
