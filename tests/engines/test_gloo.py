@@ -230,3 +230,34 @@ def test_without_torch_the_error_names_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(InvalidArgumentError, match=r"pip install 'roundelay\[torch\]'"):
         load_torch("gloo")
+
+
+def spoke(comm: rd.Communicator) -> None:
+    comm.send(np.ones(3), (comm.rank + 1) % comm.size)
+    comm.recv(np.empty(3), (comm.rank - 1) % comm.size)
+
+
+def began(comm: rd.Communicator) -> None:
+    comm.start.all_reduce(np.ones(1_000_000))
+    comm.start.send(np.ones(100_000), (comm.rank + 1) % comm.size)
+    comm.recv(np.empty(100_000), (comm.rank - 1) % comm.size)
+
+
+def lost(comm: rd.Communicator) -> None:
+    if comm.rank == 0:
+        comm.start.all_reduce(np.ones(100))  # which no other makes
+        with pytest.raises(rd.RoundelayError):
+            comm.recv(np.empty(3), 1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("work", [lambda comm: comm.barrier(), spoke, began, lost])
+def test_closing_ends_its_threads(work: Callable[[rd.Communicator], None], size: int) -> None:
+    # One that is still there when the interpreter ends takes the process down with it.
+    def body(comm: rd.Communicator) -> list[str]:
+        work(comm)
+        comm.close()
+        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        return [name for name in names if "gloo" in name]
+
+    assert rd.run(body, size, engine="gloo", timeout=2) == [[]] * size

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 
 from roundelay import _core
-from roundelay.errors import RoundelayError
+from roundelay.errors import PeerLost, RoundelayError
 
 __all__ = ["ServerFinished", "end_with_parent", "exit_code", "is_consequence", "load_prctl"]
 
@@ -47,6 +47,8 @@ def exit_code(error: SystemExit) -> int:
 
 def is_consequence(world: _core.World, rank: int, error: BaseException) -> bool:
     """Tell whether a rank's error only says that another rank is in trouble."""
+    if isinstance(error, PeerLost):
+        return True
     trouble = world.trouble
     ours = isinstance(error, (RoundelayError, _core.Broken))
     return ours and trouble is not None and trouble[1] != rank

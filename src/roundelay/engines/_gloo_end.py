@@ -19,6 +19,7 @@ from roundelay.engines._gloo_calls import GlooCalls
 from roundelay.engines._in_order import InOrder, Turn
 from roundelay.engines._over_messages import OverMessages
 from roundelay.engines._torch_groups import (
+    Held,
     Meeting,
     Schedules,
     Trouble,
@@ -30,7 +31,7 @@ from roundelay.engines._torch_mail import TorchMail
 from roundelay.errors import CommunicationError, InvalidArgumentError, MeetingError
 from roundelay.reductions import Array
 
-__all__ = ["GlooEnd"]
+__all__ = ["GlooEnd", "cut_lines"]
 
 WALK, NOBODY = 1, 3  # slots of the process group: of walked schedules, and one that is never used
 
@@ -53,7 +54,7 @@ class GlooEnd(End):
         self._groups: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
         self._trouble = Trouble(meeting)
         self._line = InOrder()
-        self._group = _connected(self._torch, meeting, timeout)
+        self._group: Held | None = Held(_connected(self._torch, meeting, timeout))
         self._mail = TorchMail(self._torch, self._group, self.rank, self.size, self._explain)
         self._agreement = GlooAgreement(self._torch, self.size)
         self._own = GlooCalls(self._torch, self.rank, self.size)
@@ -143,28 +144,34 @@ class GlooEnd(End):
             self._hang_up()
 
     def close(self) -> None:
-        """Say goodbye, in smaller groups too, when what was sent has been taken."""
+        """Say goodbye, in smaller groups too, once all that was begun is over."""
         for group in list(self._groups):
             group.close()
         if self._group is None:
             return
+        self._line.run(lambda: None)
         if self._trouble.told is None:
             self._trouble.leave()
             self._mail.close(self._timeout)
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Cut the lines to all others, so that nobody waits: neither they nor threads of ours."""
+        """Let go of the group: neither others nor threads, ours or Gloo's, wait for anything."""
         _unclosed.discard(self)
         group, self._group = self._group, None
-        if self._mail.listens and group is not None:
-            # A receive that comes too late makes Gloo close every line of the group.
-            with contextlib.suppress(RuntimeError):
-                late = group.recv([self._torch.empty(1)], (self.rank + 1) % self.size, NOBODY)
-                late.wait(timedelta(milliseconds=1))
-            self._mail.hung_up()
+        if group is None:
+            return
+        if self._mail.listens or self._line.busy or self._trouble.told is not None:
+            self._cut(group)
+        self._line.run(lambda: None)  # after all that were started
+        self._mail.hung_up()
+        group.let_go()
 
-    def _open(self) -> Any:
+    def _cut(self, group: Held) -> None:
+        """Cut the lines to all others."""
+        cut_lines(self._torch, group, self.rank, self.size)
+
+    def _open(self) -> Held:
         if self._group is None:
             self._trouble.check()
             raise InvalidArgumentError("This communicator is closed.")
@@ -182,6 +189,15 @@ _unclosed: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
 def _close_the_rest() -> None:
     for end in list(_unclosed):
         end._hang_up()  # noqa: SLF001 - our own
+
+
+def cut_lines(torch: Any, group: Held, rank: int, size: int) -> None:
+    """End all that waits for something in a group of Gloo's, on this rank and on the others."""
+    # A receive that comes too late makes Gloo close every line; from who is gone, none does.
+    for other in range(1, size):
+        with contextlib.suppress(RuntimeError):
+            late = group.recv([torch.empty(1)], (rank + other) % size, NOBODY)
+            late.wait(timedelta(milliseconds=1))
 
 
 def _connected(torch: Any, meeting: Meeting, timeout: float) -> Any:

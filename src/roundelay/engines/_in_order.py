@@ -59,13 +59,13 @@ class InOrder:
     def __init__(self) -> None:
         self._waiting: deque[Turn] = deque()
         self._lock = threading.Lock()
-        self._busy = False
+        self.busy = False
 
     def run(self, work: Callable[[], None]) -> None:
         """Make the call after all that were started before, and return when it is over."""
         with self._lock:
-            alone = not self._busy
-            self._busy = True
+            alone = not self.busy
+            self.busy = True
         if not alone:
             self.start(work).wait()
             return
@@ -73,8 +73,8 @@ class InOrder:
             work()
         finally:
             with self._lock:
-                self._busy = bool(self._waiting)
-                if self._busy:
+                self.busy = bool(self._waiting)
+                if self.busy:
                     self._serve_on_a_thread()
 
     def start(self, work: Callable[[], None]) -> Turn:
@@ -82,8 +82,8 @@ class InOrder:
         turn = Turn(work)
         with self._lock:
             self._waiting.append(turn)
-            if not self._busy:
-                self._busy = True
+            if not self.busy:
+                self.busy = True
                 self._serve_on_a_thread()
         return turn
 
@@ -95,7 +95,7 @@ class InOrder:
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._busy = False
+                    self.busy = False
                     return
                 turn = self._waiting.popleft()
             turn.take()

@@ -10,11 +10,11 @@ import numpy as np
 
 from roundelay.engines._device_arrays import DeviceArray, on_device
 from roundelay.engines._end import Job, Letter, Task
-from roundelay.engines._gloo_end import GlooEnd
+from roundelay.engines._gloo_end import GlooEnd, cut_lines
 from roundelay.engines._in_order import Turn
 from roundelay.engines._nccl_calls import NcclCalls
 from roundelay.engines._nccl_steps import Step
-from roundelay.engines._torch_groups import Meeting, Schedules, seconds
+from roundelay.engines._torch_groups import Held, Meeting, Schedules, seconds
 from roundelay.errors import InvalidArgumentError, MeetingError
 from roundelay.reductions import Array
 
@@ -113,12 +113,22 @@ class NcclEnd(GlooEnd):
     def _at(self, meeting: Meeting) -> Self:
         return type(self)(meeting, self._schedules, timeout=self._timeout, library=self._library)
 
+    def _cut(self, group: Held) -> None:
+        gpus = self._gpus
+        with contextlib.suppress(RuntimeError):
+            if gpus is not None and self._library != "nccl":
+                cut_lines(self._torch, gpus, self.rank, self.size)
+            elif gpus is not None and (self._line.busy or self._trouble.told is not None):
+                self._gpus = None
+                gpus.abort()
+        super()._cut(group)
+
     def _hang_up(self) -> None:
         super()._hang_up()
         gpus, self._gpus = self._gpus, None
         with contextlib.suppress(RuntimeError):
             if gpus is not None and self._library == "nccl":
-                (gpus.shutdown if self._trouble.told is None else gpus.abort)()
+                gpus.shutdown()
 
 
 def _lies_there(job: Job) -> bool:

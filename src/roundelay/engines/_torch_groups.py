@@ -21,7 +21,7 @@ from roundelay.errors import (
 )
 from roundelay.reductions import Array
 
-__all__ = ["Meeting", "Schedules", "Trouble", "as_tensor", "load_torch", "seconds"]
+__all__ = ["Held", "Meeting", "Schedules", "Trouble", "as_tensor", "load_torch", "seconds"]
 
 #: Gives what finds schedules for groups of so many ranks.
 Schedules = Callable[[int], ScheduleFor]
@@ -76,6 +76,26 @@ class Meeting:
         """Return the meeting of a group of some of these ranks."""
         distributed = importlib.import_module("torch.distributed")
         return Meeting(distributed.PrefixStore(name, self.store), rank, size, self.address)
+
+
+class Held:
+    """A process group of torch's, until it is let go, whoever still has this: an error's traceback.
+
+    The threads of a group end with its last reference. One that gave back a tensor only while the
+    interpreter ends would take the process down with it.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        if self._group is None:
+            raise RuntimeError("The process group was closed.")
+        return getattr(self._group, name)
+
+    def let_go(self) -> None:
+        """Give up the reference, and with it the threads."""
+        self._group = None
 
 
 class Trouble:

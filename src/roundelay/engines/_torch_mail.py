@@ -47,6 +47,7 @@ class TorchMail:
         self._wanted: list[Receipt] = []  # in the order in which they were asked for
         self._unasked: list[_Arrived] = []  # in the order in which they came
         self._listeners: dict[int, threading.Thread] = {}
+        self._senders: list[threading.Thread] = []
         self._gone: dict[int, CommunicationError] = {}
         self._numbers = [0] * size  # of messages to every rank
         self._under_way: list[deque[tuple[Any, ...]]] = [deque() for _ in range(size)]
@@ -70,7 +71,9 @@ class TorchMail:
             return Sent([], [])
         sent = Sent(works, tensors)
         if background:
-            threading.Thread(target=sent.finish, name="roundelay-send", daemon=True).start()
+            sender = threading.Thread(target=sent.finish, name="roundelay-send", daemon=True)
+            self._senders = [one for one in self._senders if one.is_alive()] + [sender]
+            sender.start()
         return sent
 
     def receive(self, data: Array, src: int | None, tag: int | None) -> Receipt:
@@ -102,14 +105,17 @@ class TorchMail:
 
     def hung_up(self) -> None:
         """Wait for the threads; what they waited for has been cut off."""
-        for listener in list(self._listeners.values()):
-            if listener is not threading.current_thread():
-                listener.join()
+        for thread in self._threads():
+            if thread is not threading.current_thread():
+                thread.join()
 
     @property
     def listens(self) -> bool:
         """Tell whether threads wait for messages."""
-        return any(listener.is_alive() for listener in self._listeners.values())
+        return any(thread.is_alive() for thread in self._threads())
+
+    def _threads(self) -> list[threading.Thread]:
+        return [*self._listeners.values(), *self._senders]
 
     def _keep(self, dst: int, works: list[Any], tensors: list[Any]) -> None:
         self._under_way[dst].append((works, tensors))
