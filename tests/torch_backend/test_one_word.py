@@ -97,3 +97,35 @@ def test_a_rank_that_raises_tells_the_others_why(tmp_path: Path) -> None:
     assert "rank 1 raised ValueError. After that, rank 0 raised PeerLost." in done.stderr
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.rstrip().endswith("ValueError: no such layer")
+
+
+LEAVING = (
+    IMPORT
+    + """\
+import threading
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("roundelay")
+begun = threading.Event()
+
+def then(future):
+    begun.set()
+    time.sleep(0.5)
+    print("the callback saw", int(future.value()[0].sum()), flush=True)
+
+dist.all_reduce(torch.ones(3), async_op=True).get_future().then(then)
+begun.wait()
+"""
+)
+
+
+def test_a_script_that_ends_with_a_callback_under_way_lets_it_run(tmp_path: Path) -> None:
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING)
+    done = subprocess.run(
+        [sys.executable, "-m", *OURS, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] the callback saw 6" for rank in range(2)]

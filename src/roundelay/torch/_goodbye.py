@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
 
+from roundelay.torch._work import let_futures_complete
+
 __all__ = ["Member", "say_at_the_end"]
 
 
@@ -45,6 +47,7 @@ class _End:
         if os.getpid() == self._pid:
             for group in list(self.groups):
                 group.shutdown()
+            let_futures_complete()
 
 
 _end: list[_End] = []  # a process ends once

@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from roundelay.errors import CollectiveTimeout
 
-__all__ = ["DONE", "Done", "Part", "Pending", "Work"]
+__all__ = ["DONE", "Done", "Part", "Pending", "Work", "let_futures_complete"]
 
 POLL_S = 0.0005
 NO_LIMIT = timedelta(0)  # what torch passes for it
@@ -180,23 +180,38 @@ class _Settlers:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle = 0
+        self._news = threading.Condition()
+        self._idle = self._made = 0
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def take(self, settle: Callable[[], None]) -> None:
-        with self._lock:
+        with self._news:
             if self._idle:
                 self._idle -= 1
             else:
+                self._made += 1
                 threading.Thread(target=self._serve, name="roundelay-futures", daemon=True).start()
         self._queue.put(settle)
+
+    def rest(self, seconds: float) -> None:
+        """Return when all of them are idle, or after so long."""
+        with self._news:
+            self._news.wait_for(lambda: self._idle == self._made, seconds)
 
     def _serve(self) -> None:
         while True:
             self._queue.get()()
-            with self._lock:
+            with self._news:
                 self._idle += 1
+                self._news.notify_all()
 
 
 _settlers = _Settlers()
+
+
+def let_futures_complete(seconds: float = 10.0) -> None:
+    """Return when no thread of ours completes a future, and with it runs callbacks, any more.
+
+    One that is still in torch's C++ when the interpreter ends takes the process down with it.
+    """
+    _settlers.rest(seconds)
