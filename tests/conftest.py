@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import gc
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,13 @@ FEW = 50  # descriptors: of pools and worlds that other files use too
 # Tests judge results; how quick the machine is today is not one of them.
 settings.register_profile("roundelay", deadline=None)
 settings.load_profile("roundelay")
+
+
+# What a shell starts by `&` or nohup ignores these, and so would all that it starts in turn.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, usual)
 
 
 @pytest.fixture(scope="session", autouse=True)
