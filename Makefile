@@ -31,7 +31,7 @@ sanitize: $(READY)
 	PYTHON=$(BIN)/python bash tests/native/run_sanitizers.sh
 
 bench: $(READY)
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+	for file in benchmarks/[!_]*.py; do $(BIN)/python $$file || exit 1; done
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py

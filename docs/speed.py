@@ -38,13 +38,7 @@ class Measured(msgspec.Struct, frozen=True):
     cores: int
     instruction_set: str
     versions: dict[str, str] = {}
-    all_reduce_float32_sum: dict[str, list[Row]] = {}
-    float32_sum: dict[str, list[Row]] = {}
-
-    @property
-    def tables(self) -> dict[str, list[Row]]:
-        """The rows by number of ranks."""
-        return self.all_reduce_float32_sum or self.float32_sum
+    float32_sum: dict[str, list[Row]] = {}  # the rows by number of ranks
 
     def where(self) -> str:
         """Say on what, beside what and by what it was measured."""
@@ -60,7 +54,7 @@ def two_ranks(results: Path = RESULTS) -> str:
     measured = _read(results / "all_reduce_sizes.json")
     if measured is None:
         return _missing("all_reduce_sizes")
-    return f"{_table(measured.tables['2 ranks'])}\n{measured.where()}"
+    return f"{_table(measured.float32_sum['2 ranks'])}\n{measured.where()}"
 
 
 def all_reduce(results: Path = RESULTS) -> str:
@@ -109,7 +103,7 @@ def _sections(results: Path, name: str) -> str:
     for path in sorted(results.glob(f"{name}*.json")):
         measured = _read(path)
         if measured is not None:
-            made += [f"{ranks}:\n\n{_table(rows)}" for ranks, rows in measured.tables.items()]
+            made += [f"{ranks}:\n\n{_table(rows)}" for ranks, rows in measured.float32_sum.items()]
             made.append(measured.where())
     return "\n".join(made) or _missing(name)
 

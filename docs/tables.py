@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import speed
+import steps
 
 from roundelay import _core
 from roundelay.cli._choose import algorithms_of
@@ -83,4 +84,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "all_reduce": speed.all_reduce,
     "collectives": speed.collectives,
     "two_hosts": speed.two_hosts,
+    "ddp": steps.ddp,
+    "zero": steps.zero,
+    "gpu": steps.gpu,
 }

@@ -102,7 +102,7 @@ RESULTS = {
     "cores": 2,
     "instruction_set": "avx2",
     "versions": {"mpi": "Some MPI 5"},
-    "all_reduce_float32_sum": {
+    "float32_sum": {
         "2 ranks": [
             {"bytes": 8, "microseconds": {"roundelay": 0.5, "arena": 0.5, "gloo": 9, "mpi": 1.25}},
             {"bytes": 1 << 20, "microseconds": {"roundelay": 1234.5}, "floor_percent_arena": 81.2,

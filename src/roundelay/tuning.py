@@ -36,6 +36,7 @@ __all__ = [
 FORMAT = "roundelay-tuning"
 VERSION = 1
 MOST_BYTES = 1 << 20  # of a file: a real one has a few kilobytes
+MANY = 6  # ranks from which on a root had better let others help
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +133,24 @@ DEFAULT = Tuning()
 def default_for(size: int) -> Tuning:
     """Return the defaults for so many ranks, as measured on 16 cores.
 
-    In one shot every rank reads everything of everybody, so it pays for less the more there are.
+    In one shot every rank reads everything of everybody, so it pays for less the more there are;
+    and so does a root that folds everything alone.
 
     >>> [default_for(size).choose("all_reduce", 4096) for size in (2, 16)]
     ['all_reduce_one_shot', 'all_reduce_two_shot']
     """
     limit = max(256, 128 * 1024 // size**2)
-    ladder = (Choice(limit, "all_reduce_one_shot"), Choice(math.inf, "all_reduce_two_shot"))
-    return Tuning({**DEFAULT.table, "all_reduce": ladder})
+    table = {
+        **DEFAULT.table,
+        "all_reduce": _up_to(limit, "all_reduce_one_shot", "all_reduce_two_shot"),
+    }
+    if size >= MANY:
+        table["reduce"] = _up_to(192 * 1024 // size, "reduce_direct", "reduce_two_shot")
+    return Tuning(table)
+
+
+def _up_to(limit: int, small: str, large: str) -> tuple[Choice, ...]:
+    return (Choice(limit, small), Choice(math.inf, large))
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

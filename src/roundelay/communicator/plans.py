@@ -37,6 +37,11 @@ IN_ARENA = {
 }
 #: From here on, ranks first look whether all buffers lie in the arena.
 AGREE_FROM = 32 * 1024
+EVER = 1 << 62
+#: Beyond every cache the memory itself is slow. Where one rank would move all of it alone, on up to
+#: so many ranks, slots are quicker: both ends work then.
+ALONE = {"gather": EVER, "reduce": 2, "broadcast": 2}
+ALONE_UP_TO = 4 * 1024 * 1024
 
 Rung = tuple[int, _core.Plan, _core.Plan | None, int]
 
@@ -51,10 +56,10 @@ class Plans:
     def arguments(self, job: Job, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
         name = chosen(self.tuning, job, algorithm)
-        large = job.nbytes >= AGREE_FROM
+        reaches = AGREE_FROM <= job.nbytes <= self._reach_up_to(job.collective)
         return (
             self.plan(name, job.root),
-            self.reaching(job.collective, name, job.root) if large else None,
+            self.reaching(job.collective, name, job.root) if reaches else None,
             None if job.input is None else view(job.input),
             None if job.output is None else view(job.output),
             COLLECTIVES[job.collective],
@@ -86,13 +91,19 @@ class Plans:
         found: list[Rung] = []
         for choice in self.tuning.table[collective]:
             plan = self.plan(choice.algorithm, root)
-            most = int(min(choice.up_to, 1 << 62))
+            most, limit = int(min(choice.up_to, EVER)), self._reach_up_to(collective)
             number = ALGORITHMS[choice.algorithm]
             found.append((min(most, AGREE_FROM - 1), plan, None, number))
             if most >= AGREE_FROM:
                 reaching = self.reaching(collective, choice.algorithm, root)
-                found.append((most, plan, reaching, number))
+                found.append((min(most, limit), plan, reaching, number))
+            if most > limit:
+                found.append((most, plan, None, number))
         return found
+
+    def _reach_up_to(self, collective: str) -> int:
+        """Return the bytes up to which buffers in the arena are reached into."""
+        return ALONE_UP_TO if self.size <= ALONE.get(collective, 0) else EVER
 
 
 @lru_cache(maxsize=128)

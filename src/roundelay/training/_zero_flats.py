@@ -91,6 +91,12 @@ class Flat:
         found = self.whole if row is None else row
         return found[place.start : place.start + place.numel].view(place.shape)
 
+    def cut(self, part: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the pieces of what is laid out as this rank's part."""
+        lengths = [piece.stop - piece.start for piece in self.pieces]
+        padding = len(part) - sum(lengths)
+        return part.split_with_sizes([*lengths, padding])[: len(lengths)]
+
     # ---- rows that come and go
 
     def free(self) -> None:
@@ -124,8 +130,7 @@ class Flat:
 
     def touch(self) -> None:
         """Let autograd know that the parameters have changed."""
-        for one in self._parameters.values():
-            torch.autograd.graph.increment_version(one.tensor)
+        torch.autograd.graph.increment_version([one.tensor for one in self._parameters.values()])
 
     def gather_masters(self) -> torch.Tensor:
         """Return the whole row in the optimizer's dtype. Every rank calls it."""

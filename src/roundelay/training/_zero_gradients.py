@@ -35,11 +35,21 @@ class Row:
         self.part = torch.empty(0)  # of the sum; has one where `filled`
         self.filled = False
         self.before: torch.Tensor | None = None  # the part of earlier passes, if it must be saved
+        self.stays: torch.Tensor | None = None  # memory that is always this row's
+        self._views: dict[int, torch.Tensor] = {}
 
     @property
     def nbytes(self) -> int:
         """The bytes of the whole row."""
         return self.flat.layout.padded * self.dtype.itemsize
+
+    def view(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the place of one gradient; where rows stay in their memory, made only once."""
+        if buffer is not self.stays:
+            return self.flat.view(self.places[index], buffer)
+        if index not in self._views:
+            self._views[index] = self.flat.view(self.places[index], buffer)
+        return self._views[index]
 
 
 @dataclass(slots=True)
@@ -47,7 +57,7 @@ class _Going:
     row: Row
     memory: torch.Tensor | None  # that the row was filled in, if it is used in turn
     result: torch.Tensor
-    handle: Handle | None  # None on one rank
+    handle: Handle
 
 
 class Gradients:
@@ -61,9 +71,10 @@ class Gradients:
         self.rows = [self._make_row(flat) for flat in flats]
         self.order = list(self.rows)
         self._of = {index: row for row in self.rows for index in row.places}
-        largest = sorted((row.nbytes for row in self.rows), reverse=True)[:TURNS]
+        kept = keep or self.comm.size == 1
+        largest = sorted((row.nbytes for row in self.rows), reverse=True)[: 0 if kept else TURNS]
         #: Memory that rows are filled in by turns; more is taken for as long as it is not enough.
-        self._turns = [] if keep else [self._memory(nbytes) for nbytes in largest]
+        self._turns = [self._memory(nbytes) for nbytes in largest]
         self._free = list(self._turns)
         self._results: list[torch.Tensor] = []  # memory for results that can't go to their place
         self._going: deque[_Going] = deque()
@@ -77,8 +88,10 @@ class Gradients:
         if self._keep:
             row.buffer = self._memory(row.nbytes).view(row.dtype)
             row.part = row.buffer[layout.own(self.comm.rank)]
+            row.stays = row.buffer
         else:
             row.part = torch.zeros(layout.part, dtype=row.dtype, device=self._device)
+            row.stays = row.part if self.comm.size == 1 else None
         return row
 
     def _memory(self, nbytes: int) -> torch.Tensor:
@@ -104,9 +117,10 @@ class Gradients:
 
     def _put(self, row: Row, index: int) -> None:
         if row.buffer is None:
-            row.buffer = self._empty_row(row)
+            direct = self.comm.size == 1 and not row.filled
+            row.buffer = row.part if direct else self._empty_row(row)
         tensor = self._tensors[index]
-        there, grad = row.flat.view(row.places[index], row.buffer), tensor.grad
+        there, grad = row.view(index, row.buffer), tensor.grad
         if grad is None:
             there.zero_()
             return
@@ -150,20 +164,31 @@ class Gradients:
         if buffer is None:  # no parameter at all: not possible in a row
             return
         self.intake.flush()
+        if self.comm.size == 1:
+            self._stay(row, buffer)
+        else:
+            self._set_out(row, buffer)
+        if not self._keep:
+            row.buffer = None
+
+    def _stay(self, row: Row, buffer: torch.Tensor) -> None:
+        """Do without a message: on one rank a row is the sum, but for earlier passes."""
+        if row.before is not None:
+            buffer.add_(row.before)
+            row.before = None
+        elif not self._keep and buffer is not row.part:
+            row.part.add_(buffer)
+        row.filled = True
+
+    def _set_out(self, row: Row, buffer: torch.Tensor) -> None:
         if len(self._going) >= MOST_GOING:
             self._land()
         direct = not self._keep and not row.filled
         result = row.part if direct else self._result(row)
-        handle = None
-        if self.comm.size > 1:
-            op = "sum" if self._setup.weights.used else "avg"
-            handle = self.comm.start.reduce_scatter(buffer, op, out=result, axis=0)
-        else:
-            result.copy_(buffer)
+        op = "sum" if self._setup.weights.used else "avg"
+        handle = self.comm.start.reduce_scatter(buffer, op, out=result, axis=0)
         memory = next((one for one in self._turns if _same(one, buffer)), None)
         self._going.append(_Going(row, memory, result, handle))
-        if not self._keep:
-            row.buffer = None
 
     def _result(self, row: Row) -> torch.Tensor:
         nbytes = row.part.nbytes
@@ -177,8 +202,7 @@ class Gradients:
     def _land(self) -> None:
         """Wait for the row that was sent first, and add it to what there is."""
         one = self._going.popleft()
-        if one.handle is not None:
-            one.handle.wait()
+        one.handle.wait()
         row = one.row
         if one.result is not row.part:
             if self._keep:

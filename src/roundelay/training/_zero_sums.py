@@ -31,8 +31,11 @@ class Sums:
     def __init__(self, setup: Setup, parts: Parts, stage: int, *, check: bool) -> None:
         self.setup = setup
         self._tensors = [one.tensor for one in setup.parameters]
-        # A scaled loss may overflow: its step is skipped then, and nothing is wrong.
-        check = check and setup.scaler is None
+        # A scaled loss may overflow: its step is skipped then, and nothing is wrong. A device that
+        # is asked, with no other rank to warn, would have to finish backward first.
+        devices = {tensor.device.type for tensor in self._tensors}
+        alone = setup.comm.size == 1 and devices != {"cpu"}
+        check = check and setup.scaler is None and not alone
         self.gradients = Gradients(setup, parts.trained, keep=stage == 1, check=check)
         self._stand_ins: dict[int, Refused] = {}  # one for each parameter
         self._has: set[int] = set()  # parameters that have a gradient, on any rank
@@ -125,12 +128,12 @@ class Sums:
         self._ready = True
         grads = []
         for row in self.gradients.rows:
-            sums = row.part.to(row.flat.master.dtype)
-            for piece, stepped in zip(row.flat.pieces, row.flat.stepped, strict=True):
-                stepped.grad = None
-                if piece.index in self._has:
-                    stepped.grad = sums[piece.inside]
-                    grads.append(stepped.grad)
+            cut = row.flat.cut(row.part.to(row.flat.master.dtype))
+            for piece, stepped, grad in zip(row.flat.pieces, row.flat.stepped, cut, strict=True):
+                has = piece.index in self._has
+                stepped.grad = grad if has else None
+                if has:
+                    grads.append(grad)
         if self.setup.scaler is not None:
             self.setup.scaler.unscale(grads, self._factor)
         elif self._casts and self._factor != 1.0 and grads:

@@ -18,7 +18,7 @@ from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
-from roundelay.training._buckets import Bucket, make_buckets
+from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
 from roundelay.training._exchange import Intake, refuse_broken, tell_all
 from roundelay.training._masters import make_masters
 from roundelay.training._setup import Setup, send_from_first, storage_bytes
@@ -37,13 +37,13 @@ class Ddp(Strategy):
 
     names: ClassVar[dict[str, dict[str, Any]]] = {"ddp": {}}
 
-    bucket_bytes: int = 8 << 20
+    bucket_bytes: int | None = None  # None: as the device likes it
     wire: torch.dtype | None = None  # on the way between ranks; None: as the gradients are
     hook: Hook | None = None  # replaces the all-reduce by an exchange of your own
     check_finite: bool = True
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes < 1:
+        if self.bucket_bytes is not None and self.bucket_bytes < 1:
             raise InvalidArgumentError(f"bucket_bytes is a number from 1, not {self.bucket_bytes}.")
 
     def share(self, setup: Setup) -> Sharing:
@@ -107,7 +107,7 @@ class _Averaging(Sharing):
             [self._wire or tensor.dtype for tensor in self._tensors],
             self._tensors[0].device if self._tensors else torch.device("cpu"),
             order=self._order,
-            most_bytes=self.options.bucket_bytes,
+            most_bytes=bucket_limit(self.options.bucket_bytes, self._tensors),
         )
         self._of = {place.index: one for one in self._buckets for place in one.places}
 

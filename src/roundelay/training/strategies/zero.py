@@ -14,6 +14,7 @@ import torch
 
 from roundelay.communicator import Traffic
 from roundelay.errors import InvalidArgumentError, NotFiniteError
+from roundelay.training._buckets import bucket_limit
 from roundelay.training._checkpoint_parts import Part, Saved
 from roundelay.training._exchange import refuse_broken, tell_all
 from roundelay.training._setup import Setup, send_from_first
@@ -39,14 +40,14 @@ class Zero(Strategy):
     materializes: ClassVar[bool] = True
 
     stage: int = 3
-    bucket_bytes: int = 8 << 20  # of gradients that are sent together, in stages 1 and 2
+    bucket_bytes: int | None = None  # sent together in stages 1, 2; None: as the device likes it
     units: Choice | None = None  # what stage 3 gathers together: classes or names of modules
     check_finite: bool = True
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise InvalidArgumentError(f"Zero has stages 1, 2 and 3, not {self.stage!r}.")
-        if self.bucket_bytes < 1:
+        if self.bucket_bytes is not None and self.bucket_bytes < 1:
             raise InvalidArgumentError(f"bucket_bytes is a number from 1, not {self.bucket_bytes}.")
         if self.units is not None and self.stage != STAGES[-1]:
             raise InvalidArgumentError(f"units= is for stage 3; stage {self.stage} has none.")
@@ -62,8 +63,9 @@ class _Divided(Sharing):
         self.options, self.setup = options, setup
         #: Stages 2 and 3 hold no whole gradients, so they bring them together in every pass.
         self.every_pass = options.stage > 1
+        limit = bucket_limit(options.bucket_bytes, [one.tensor for one in setup.parameters])
         self.parts: Parts = divide(
-            setup, stage=options.stage, bucket_bytes=options.bucket_bytes, units=options.units
+            setup, stage=options.stage, bucket_bytes=limit, units=options.units
         )
         self.sums = Sums(setup, self.parts, options.stage, check=options.check_finite)
         self._finished = False  # whether the gradients are those of all ranks

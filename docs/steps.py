@@ -1,0 +1,73 @@
+"""Tables of what training steps took: every number is read from benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ddp", "gpu", "zero"]
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+WORDS = {
+    "alone": "no exchange", "ours": "ours",
+    "torch_roundelay": "torch DDP, our backend", "torch_gloo": "torch DDP, gloo",
+    "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
+    "fsdp2_roundelay": "FSDP2, our backend", "fsdp2_gloo": "FSDP2, gloo",
+}  # fmt: skip
+
+
+def ddp(results: Path = RESULTS) -> str:
+    """Return what steps under DDP took, beside torch's own."""
+    found = _read(results / "ddp.json")
+    steps = {name: one["milliseconds"] for name, one in found.items() if isinstance(one, dict)}
+    return _milliseconds(steps, found)
+
+
+def zero(results: Path = RESULTS) -> str:
+    """Return what steps under ZeRO took, beside DDP and FSDP2."""
+    found = _read(results / "zero.json")
+    steps = {
+        f"{found['ranks']} ranks, {one['tokens']} tokens": one["milliseconds"]
+        for one in found.values()
+        if isinstance(one, dict)
+    }
+    return _milliseconds(steps, found)
+
+
+def gpu(results: Path = RESULTS) -> str:
+    """Return how many tokens a GPU trained on in a second, under every strategy."""
+    found = _read(results / "gpu.json")
+    rows = {name: one for name, one in found.items() if isinstance(one, dict)}
+    lines = ["| one rank | tokens/s | of the plain loop | peak |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {name} | {one['tokens_per_second']:,.0f} | {one['of_plain']:.3f} "
+        f"| {one['peak_bytes'] / 2**20:,.0f} MiB |"
+        for name, one in rows.items()
+    ]
+    told = (
+        f"{found['parameters'] / 1e6:.0f} M parameters on an {found['device']}, torch "
+        f"{found['torch']}, with `python benchmarks/gpu.py`."
+    )
+    return "\n".join([*lines, "", told, ""])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _milliseconds(steps: dict[str, dict[str, float]], found: dict[str, Any]) -> str:
+    names = [name for name in WORDS if any(name in took for took in steps.values())]
+    lines = [
+        f"| ms per step | {' | '.join(WORDS[name] for name in names)} |",
+        f"|---|{'---:|' * len(names)}",
+    ]
+    for title, took in steps.items():
+        cells = [f"{took[name]:.0f}" if name in took else "-" for name in names]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    told = (
+        f"{found['parameters'] / 1e6:.1f} M parameters on {found['cores']} cores, Python "
+        f"{found['python']}, torch {found['torch']}, with `{found['command']}`."
+    )
+    return "\n".join([*lines, "", told, ""])
