@@ -25,6 +25,7 @@ class Asked:
     ranks: list[int]
     peers: list[str]
     out: Path
+    command: str
 
 
 def asked(description: str, name: str, *, ranks: str, peers: str = "") -> Asked:
@@ -36,10 +37,14 @@ def asked(description: str, name: str, *, ranks: str, peers: str = "") -> Asked:
     options = parser.parse_args()
     wanted = options.peers.split(",") if options.peers else None
     found = [one for one in installed_peers() if wanted is None or one in wanted]
-    return Asked([int(word) for word in options.ranks.split(",")], found, options.out)
+    command = f"python benchmarks/{name}.py"
+    for word, usual in (("ranks", ranks), ("peers", peers)):
+        given = getattr(options, word)
+        command += "" if given == usual else f" --{word} {given}"
+    return Asked([int(word) for word in options.ranks.split(",")], found, options.out, command)
 
 
-def contest(runs: Iterable[tuple[str, Spec]], command: str, out: Path) -> None:
+def contest(runs: Iterable[tuple[str, Spec]], options: Asked) -> None:
     """Measure every run, say it, and write all of them."""
     tables: dict[str, list[dict[str, object]]] = {}
     versions: dict[str, str] = {}
@@ -52,15 +57,15 @@ def contest(runs: Iterable[tuple[str, Spec]], command: str, out: Path) -> None:
                 table.append(_as_json(message))
                 print(f"{title}: {table[-1]}", flush=True)
     result = {
-        "command": command,
+        "command": options.command,
         "python": platform.python_version(),
         "cores": _core.available_cores(),
         "instruction_set": _core.instruction_set(),
         "versions": versions,
         "float32_sum": tables,
     }
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def _as_json(row: Row) -> dict[str, object]:

@@ -35,4 +35,4 @@ def runs(wanted: Asked) -> Iterator[tuple[str, Spec]]:
 
 if __name__ == "__main__":
     options = asked(__doc__, "all_reduce_sizes", ranks="2,4,8")
-    contest(runs(options), "python benchmarks/all_reduce_sizes.py", options.out)
+    contest(runs(options), options)

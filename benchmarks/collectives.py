@@ -27,4 +27,4 @@ if __name__ == "__main__":
         (f"{size} ranks", Spec(size=size, cases=CASES, contenders=contenders, floor=False))
         for size in options.ranks
     )
-    contest(runs, "python benchmarks/collectives.py", options.out)
+    contest(runs, options)
