@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from dataclasses import replace
 from typing import Any, Self
 
@@ -46,6 +47,8 @@ class NcclEnd(GlooEnd):
         except BaseException:
             super().close()
             raise
+        # Also when nobody closes a group that was split off: NCCL warns of those.
+        self._leave = weakref.finalize(self, _leave, self._gpus, library)
         self._on_gpus = NcclCalls(self._torch, self.rank, self.size)
 
     def start(self, job: Job, algorithm: str | None) -> Turn:
@@ -119,16 +122,21 @@ class NcclEnd(GlooEnd):
             if gpus is not None and self._library != "nccl":
                 cut_lines(self._torch, gpus, self.rank, self.size)
             elif gpus is not None and (self._line.busy or self._trouble.told is not None):
-                self._gpus = None
+                self._leave.detach()
                 gpus.abort()
         super()._cut(group)
 
     def _hang_up(self) -> None:
         super()._hang_up()
-        gpus, self._gpus = self._gpus, None
+        if self._gpus is not None:
+            self._gpus = None
+            self._leave()  # once
+
+
+def _leave(gpus: Any, library: str) -> None:
+    if library == "nccl":
         with contextlib.suppress(RuntimeError):
-            if gpus is not None and self._library == "nccl":
-                gpus.shutdown()
+            gpus.shutdown()
 
 
 def _lies_there(job: Job) -> bool:
