@@ -72,11 +72,12 @@ def _as_json(row: Row) -> dict[str, object]:
     """Return microseconds of every contender, and how ours stand to the best of the others."""
     micro = {name: round(each.seconds * 1e6, 3) for name, each in row.timings.items()}
     others = [micro[name] for name in micro if name not in OURS]
+    ours = [name for name in OURS if name in micro]
     ratios = {f"best_peer_over_{name}": round(min(others) / micro[name], 2)
-              for name in OURS if others}  # fmt: skip
+              for name in ours if others}  # fmt: skip
     floors = {
         f"floor_percent_{name}": round(100 * row.floor / row.timings[name].seconds, 1)
-        for name in OURS
+        for name in ours
         if row.floor is not None
     }
     wrong = sum(each.wrong for each in row.timings.values())

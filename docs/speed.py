@@ -8,7 +8,7 @@ import msgspec
 
 from roundelay.view.terminal_text import nbytes_text
 
-__all__ = ["all_reduce", "collectives", "two_hosts", "two_ranks"]
+__all__ = ["all_reduce", "collectives", "many_ranks", "two_hosts", "two_ranks"]
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 OURS = ("roundelay", "arena")
@@ -60,6 +60,30 @@ def two_ranks(results: Path = RESULTS) -> str:
 def all_reduce(results: Path = RESULTS) -> str:
     """Return the tables of all-reduces for every number of ranks, of every machine."""
     return _sections(results, "all_reduce_sizes")
+
+
+def many_ranks(results: Path = RESULTS) -> str:
+    """Return what algorithms for many ranks took, one table for each machine."""
+    found = map(_read, sorted(results.glob("many_ranks*.json")))
+    tables = [_two_ways(measured) for measured in found if measured is not None]
+    return "\n".join(tables) or _missing("many_ranks")
+
+
+def _two_ways(measured: Measured) -> str:
+    lines = ["| | buffer | direct (µs) | the other (µs) | mpi (µs) | direct takes | mpi takes |"]
+    lines.append(f"|---|{'---:|' * 6}")
+    for title, rows in measured.float32_sum.items():
+        for row in rows:
+            direct, other = (took for name, took in row.microseconds.items() if name != "mpi")
+            mpi = row.microseconds.get("mpi")
+            cells = [title, nbytes_text(row.bytes), *map(_three, (direct, other, mpi))]
+            cells += [_times(took, other) for took in (direct, mpi)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", measured.where()])
+
+
+def _times(took: float | None, ours: float) -> str:
+    return "-" if took is None else f"{took / ours:.1f}x"
 
 
 def collectives(results: Path = RESULTS) -> str:

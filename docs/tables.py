@@ -83,6 +83,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "strategies": strategies_table,
     "all_reduce": speed.all_reduce,
     "collectives": speed.collectives,
+    "many_ranks": speed.many_ranks,
     "two_hosts": speed.two_hosts,
     "ddp": steps.ddp,
     "zero": steps.zero,

@@ -34,9 +34,9 @@ std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
     return hash;
 }
 
-// The program for messages of up to so many bytes: for private buffers, for those in the arena, and
-// the number of its algorithm.
-using Rung = std::tuple<std::size_t, Plan*, Plan*, int>;
+// The program for messages of up to so many bytes: for private buffers, for those in the arena, the
+// number of its algorithm, and whether it rounds halves once; else it is not for them.
+using Rung = std::tuple<std::size_t, Plan*, Plan*, int, bool>;
 
 // What plain calls of one collective look like on this rank.
 struct Taught {
@@ -140,8 +140,10 @@ class PyGroup {
             (kind == Op::maxloc || kind == Op::minloc || !supports(kind, some.dtype)))
             return false;
         const std::size_t item = itemsize(some.dtype);
-        for (const auto& [most, plan, reaching, algorithm] : known.rungs) {
+        const bool half = some.dtype == DType::float16 || some.dtype == DType::bfloat16;
+        for (const auto& [most, plan, reaching, algorithm, once] : known.rungs) {
             if (count * item * known.most_blocks > most) continue;
+            if (known.reduces && !once && (half || kind == Op::avg)) return false;
             try {
                 Request request = prepare(*plan, reaching, in ? &*in : nullptr, to, collective,
                                           algorithm, root, int(some.dtype), op, item, count, {});

@@ -6,8 +6,11 @@ import json
 import math
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
+import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
 from roundelay.errors import FormatError, InvalidArgumentError
@@ -19,6 +22,7 @@ from roundelay.tuning import (
     default_for,
     host_tuning,
     keeps_every_bit,
+    rounds_once,
     tuning_path,
 )
 
@@ -41,19 +45,49 @@ def test_the_defaults_cover_every_collective_and_every_number_of_bytes(collectiv
         assert chosen.collective.name == collective
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("cores", [0, 16])
+@pytest.mark.parametrize("size", (*SIZES, 16))
 @pytest.mark.parametrize("collective", collectives.names())
-def test_every_default_keeps_every_bit(collective: str, size: int) -> None:
-    assert all(keeps_every_bit(choice.algorithm, size) for choice in DEFAULT.table[collective])
+def test_every_default_keeps_every_bit(collective: str, size: int, cores: int) -> None:
+    for table in (DEFAULT.table, default_for(size, cores=cores).table):
+        assert all(keeps_every_bit(choice.algorithm, size) for choice in table[collective])
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [a.name for a in algorithms if a.collective.reduces])
-def test_only_one_fold_in_rank_order_keeps_every_bit(name: str, size: int) -> None:
+def test_what_the_proof_says_decides(name: str, size: int) -> None:
     algorithm = algorithms.load(name)
     proof = prove(algorithm.schedule(size))
-    fit = proof.order == "rank_order" and proof.folds <= 1
-    assert keeps_every_bit(name, size) == (fit or algorithm.collective.idempotent)
+    any_order = algorithm.collective.idempotent
+    assert keeps_every_bit(name, size) == (any_order or proof.order == "rank_order")
+    assert rounds_once(name, size) == (any_order or proof.folds <= 1)
+
+
+def test_pipelines_are_for_ranks_that_have_a_core() -> None:
+    for size, cores, due in ((8, 16, True), (16, 16, True), (8, 7, False), (8, 0, False)):
+        chosen = default_for(size, cores=cores).choose("scan", 1 << 20)
+        assert (chosen == "scan_pipeline") == due
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32"])
+@pytest.mark.parametrize("collective", ["scan", "exscan"])
+def test_several_folds_are_not_for_halves(
+    collective: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(comm: rd.Communicator) -> list[bytes]:
+        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+        numbers = np.random.default_rng(comm.rank).standard_normal(10_000) * 100
+        return [
+            getattr(comm, collective)(numbers.astype(kind), algorithm=name).tobytes()
+            for name in (None, "direct")
+        ]
+
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    write(tuning_path(environment), {collective: [{"algorithm": f"{collective}_pipeline"}]})
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for size in (2, 5):
+        found = rd.run(work, size, engine="threads")
+        assert all(chosen == direct for chosen, direct in found)
 
 
 @pytest.mark.parametrize("size", SIZES)

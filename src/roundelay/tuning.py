@@ -1,8 +1,9 @@
 """Which algorithm for which collective, number of ranks and number of bytes.
 
 The defaults were measured on shared memory; `roundelay bench --tune` writes a table for this host.
-Every algorithm of a table that adds up is proved `rank_order` in one fold, so that a choice never
-changes a bit of a result.
+Every algorithm of a table that adds up is proved `rank_order`, so that a choice never changes a bit
+of a result. Where it takes several folds, halves would be rounded several times: for those it is
+passed over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -30,13 +32,16 @@ __all__ = [
     "default_for",
     "host_tuning",
     "keeps_every_bit",
+    "rounds_once",
     "tuning_path",
 ]
 
 FORMAT = "roundelay-tuning"
 VERSION = 1
 MOST_BYTES = 1 << 20  # of a file: a real one has a few kilobytes
-MANY = 6  # ranks from which on a root had better let others help
+SOME, MANY = 4, 6  # ranks from which on work is better divided
+#: Proved in the tests, for every size.
+ONE_FOLD = {"reduce_two_shot"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +94,22 @@ class Tuning:
         raise InvalidArgumentError(f"The tuning table has no algorithm for {collective}.")
 
     @classmethod
-    def load(cls, path: Path, *, size: int) -> Tuning:
+    def load(cls, path: Path, *, size: int, cores: int | None = None) -> Tuning:
         """Read what was measured for `size` ranks, or for the nearest number of ranks below.
 
         Collectives that the file leaves out, and sizes below all measured ones, keep the defaults.
         """
         tables = _read(path).ranks
         measured = max((ranks for ranks in tables if ranks <= size), default=None)
+        usual = default_for(size, cores=cores)
         if measured is None:
-            return default_for(size)
+            return usual
         place = f"{path}: ranks.{measured}"
         own = {
             name: _checked(f"{place}.{name}", name, lines, size)
             for name, lines in tables[measured].items()
         }
-        return cls({**default_for(size).table, **own})
+        return cls({**usual.table, **own})
 
     def save(self, path: Path, *, size: int) -> None:
         """Write this table for `size` ranks; what the file says of other sizes stays."""
@@ -130,11 +136,12 @@ class Tuning:
 DEFAULT = Tuning()
 
 
-def default_for(size: int) -> Tuning:
-    """Return the defaults for so many ranks, as measured on 16 cores.
+def default_for(size: int, *, cores: int | None = None) -> Tuning:
+    """Return the defaults for so many ranks on one host, as measured on 16 cores.
 
     In one shot every rank reads everything of everybody, so it pays for less the more there are;
-    and so does a root that folds everything alone.
+    and so does a root that folds everything alone. A pipeline pays where every rank has a core.
+    `cores` are this host's, unless told otherwise; 0 is for ranks that may be anywhere.
 
     >>> [default_for(size).choose("all_reduce", 4096) for size in (2, 16)]
     ['all_reduce_one_shot', 'all_reduce_two_shot']
@@ -146,6 +153,10 @@ def default_for(size: int) -> Tuning:
     }
     if size >= MANY:
         table["reduce"] = _up_to(192 * 1024 // size, "reduce_direct", "reduce_two_shot")
+    # All ranks of a host must choose alike, so not the cores that this one may use.
+    if size <= (os.sysconf("SC_NPROCESSORS_ONLN") if cores is None else cores):
+        for name in ("scan",) * (size >= SOME) + ("exscan",) * (size >= MANY):
+            table[name] = _up_to(16 * 1024, f"{name}_direct", f"{name}_pipeline")
     return Tuning(table)
 
 
@@ -175,24 +186,31 @@ def tuning_path(environment: Mapping[str, str]) -> Path:
     return folder / "roundelay" / "tuning.json"
 
 
-def host_tuning(size: int, environment: Mapping[str, str] | None = None) -> Tuning:
-    """Return this host's table where there is one; a bad file is a warning, and the defaults."""
+def host_tuning(
+    size: int, environment: Mapping[str, str] | None = None, *, cores: int | None = None
+) -> Tuning:
+    """Return this host's table where there is one; a bad file is a warning, and the defaults.
+
+    What a table leaves out is as in `default_for`, which also says what `cores` are.
+    """
+    path = tuning_path(os.environ if environment is None else environment)
     try:
-        return Tuning.load(tuning_path(os.environ if environment is None else environment),
-                           size=size)  # fmt: skip
+        return Tuning.load(path, size=size, cores=cores)
     except (FileNotFoundError, NotADirectoryError):
-        return default_for(size)
+        return default_for(size, cores=cores)
     except (FormatError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home is known
         warnings.warn(
             f"roundelay uses its default algorithms, because the tuning table of this host can't "
             f"be used: {error}. Remove the file, or write it again with: roundelay bench --tune",
             stacklevel=2,
         )
-        return default_for(size)
+        return default_for(size, cores=cores)
 
 
 def keeps_every_bit(algorithm: str, size: int) -> bool:
     """Tell whether a choice of this algorithm can't change a result on `size` ranks.
+
+    That is so if it adds in rank order; halves also want to be rounded once, see `rounds_once`.
 
     >>> keeps_every_bit("all_reduce_two_shot", 4), keeps_every_bit("all_reduce_ring", 4)
     (True, False)
@@ -200,8 +218,22 @@ def keeps_every_bit(algorithm: str, size: int) -> bool:
     made = algorithms.load(algorithm)
     if not made.collective.reduces or made.collective.idempotent:
         return True
-    proof = prove(made.schedule(size))
-    return proof.order == "rank_order" and proof.folds <= 1
+    return prove(made.schedule(size)).order == "rank_order"
+
+
+@lru_cache(maxsize=1024)
+def rounds_once(algorithm: str, size: int) -> bool:
+    """Tell whether an algorithm rounds a half-precision result once: it adds up in one fold.
+
+    >>> rounds_once("scan_direct", 4), rounds_once("scan_pipeline", 4)
+    (True, False)
+    """
+    usual = (choice.algorithm for choices in DEFAULT.table.values() for choice in choices)
+    if algorithm in ONE_FOLD or algorithm in usual:
+        return True
+    made = algorithms.load(algorithm)
+    exact = not made.collective.reduces or made.collective.idempotent
+    return exact or prove(made.schedule(size)).folds <= 1
 
 
 def _read(path: Path) -> _File:
@@ -243,8 +275,8 @@ def _check_algorithm(place: str, collective: str, name: str, size: int) -> None:
         raise FormatError(place, str(error)) from None
     if not fit:
         raise FormatError(
-            place, f"{name} does not add in rank order in one fold on {size} ranks; it is to be "
-            f"asked for by algorithm="
+            place, f"{name} does not add in rank order on {size} ranks; it is to be asked for by "
+            f"algorithm="
         )  # fmt: skip
 
 

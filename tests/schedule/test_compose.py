@@ -138,7 +138,9 @@ def test_every_scan_after_a_shift_is_an_exclusive_scan(size: int) -> None:
     assert scans
     for scan in scans:
         above = relabel(scan(size - 1), ranks=range(1, size)) if size > 1 else []
-        prove(Schedule(collectives.load("exscan"), size, sequence(shift(size), above)))
+        parts = scan.schedule(size - 1).parts if size > 1 else 1
+        both = sequence(shift(size, chunks=range(parts)), above)
+        prove(Schedule(collectives.load("exscan"), size, both, parts=parts))
 
 
 @pytest.mark.parametrize(("groups", "inside"), [(1, 1), (1, 4), (2, 2), (3, 4), (4, 3)])

@@ -44,7 +44,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 def schedules(size: int) -> ScheduleFor:
     """Return what finds schedules for so many ranks, for engines that walk them."""
-    return schedule_for(size, host_tuning(size))
+    return schedule_for(size, host_tuning(size, cores=0))
 
 
 def join(store: Any, rank: int, size: int, *, timeout: float) -> End:

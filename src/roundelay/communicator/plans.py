@@ -14,7 +14,7 @@ from roundelay.engines._plans import native_plan
 from roundelay.errors import UnknownNameError
 from roundelay.reductions import REDUCTIONS
 from roundelay.schedule import Programs, Reach, Schedule, compile_schedule
-from roundelay.tuning import Tuning
+from roundelay.tuning import DEFAULT, Tuning, rounds_once
 
 __all__ = ["COLLECTIVES", "OPS", "Plans", "schedule_for"]
 
@@ -22,6 +22,7 @@ COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
 ALGORITHMS = {name: number for number, name in enumerate(algorithms.names())}
 ALGORITHM_OF = {algorithm.name: algorithm.collective.name for algorithm in algorithms}
 OPS = {name: code for code, name in enumerate(REDUCTIONS)}
+HALVES = ("float16", "bfloat16")
 PRIVATE = Reach()
 #: What is reached into where these buffers of all ranks lie in the arena. Not those of scans: a
 #: result in place of its input would overwrite what later ranks still read.
@@ -43,7 +44,7 @@ EVER = 1 << 62
 ALONE = {"gather": EVER, "reduce": 2, "broadcast": 2}
 ALONE_UP_TO = 4 * 1024 * 1024
 
-Rung = tuple[int, _core.Plan, _core.Plan | None, int]
+Rung = tuple[int, _core.Plan, _core.Plan | None, int, bool]
 
 
 class Plans:
@@ -55,7 +56,7 @@ class Plans:
 
     def arguments(self, job: Job, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
-        name = chosen(self.tuning, job, algorithm)
+        name = chosen(self.tuning, job, algorithm, self.size)
         reaches = AGREE_FROM <= job.nbytes <= self._reach_up_to(job.collective)
         return (
             self.plan(name, job.root),
@@ -90,15 +91,16 @@ class Plans:
         """Return the programs of plain calls by size, so that these need no Python."""
         found: list[Rung] = []
         for choice in self.tuning.table[collective]:
+            once = rounds_once(choice.algorithm, self.size)
             plan = self.plan(choice.algorithm, root)
             most, limit = int(min(choice.up_to, EVER)), self._reach_up_to(collective)
             number = ALGORITHMS[choice.algorithm]
-            found.append((min(most, AGREE_FROM - 1), plan, None, number))
+            found.append((min(most, AGREE_FROM - 1), plan, None, number, once))
             if most >= AGREE_FROM:
                 reaching = self.reaching(collective, choice.algorithm, root)
-                found.append((min(most, limit), plan, reaching, number))
+                found.append((min(most, limit), plan, reaching, number, once))
             if most > limit:
-                found.append((most, plan, None, number))
+                found.append((most, plan, None, number, once))
         return found
 
     def _reach_up_to(self, collective: str) -> int:
@@ -112,11 +114,14 @@ def compiled(name: str, size: int, root: int, reach: Reach) -> Programs:
     return compile_schedule(algorithms.load(name).schedule(size, root), reach)
 
 
-def chosen(tuning: Tuning, job: Job, algorithm: str | None) -> str:
+def chosen(tuning: Tuning, job: Job, algorithm: str | None, size: int) -> str:
     """Return the full name of the algorithm for a job: the one asked for, or the best."""
-    if algorithm is None:
-        return tuning.choose(job.collective, job.nbytes)
-    return _forced(job.collective, algorithm)
+    if algorithm is not None:
+        return _forced(job.collective, algorithm)
+    name = tuning.choose(job.collective, job.nbytes)
+    if (job.dtype in HALVES or job.op == "avg") and not rounds_once(name, size):
+        return DEFAULT.choose(job.collective, job.nbytes)
+    return name
 
 
 def schedule_for(size: int, tuning: Tuning) -> ScheduleFor:
@@ -124,7 +129,7 @@ def schedule_for(size: int, tuning: Tuning) -> ScheduleFor:
     known: dict[tuple[str, int], Schedule] = {}
 
     def find(job: Job, algorithm: str | None) -> Schedule:
-        key = chosen(tuning, job, algorithm), job.root
+        key = chosen(tuning, job, algorithm, size), job.root
         if key not in known:
             known[key] = algorithms.load(key[0]).schedule(size, job.root)
         return known[key]

@@ -15,7 +15,7 @@ from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
 from roundelay.training.precision import cast_model, master_dtype
 
-__all__ = ["Masters", "make_masters", "repoint"]
+__all__ = ["Masters", "make_masters", "multiply", "norm_of", "repoint"]
 
 WHY = (
     "The gradients of this step are kept for the master weights: scaled, or in another dtype than "
@@ -123,6 +123,24 @@ class Masters:
     def held(self) -> list[torch.Tensor]:
         """Return the gradients that wait in half precision."""
         return [grad for grad in self._waiting if grad is not None]
+
+
+def norm_of(masters: Masters | None, tensors: Sequence[torch.Tensor], norm_type: float) -> float:
+    """Return the norm of whole gradients: those that wait for masters, or those of the model."""
+    if masters is not None:
+        return masters.norm(norm_type)
+    grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    return float(torch.nn.utils.get_total_norm(grads, norm_type))
+
+
+def multiply(masters: Masters | None, tensors: Sequence[torch.Tensor], factor: float) -> None:
+    """Multiply whole gradients: those that wait for masters, or those of the model."""
+    if masters is not None:
+        masters.scale(factor)
+        return
+    for tensor in tensors:
+        if tensor.grad is not None:
+            tensor.grad.mul_(factor)
 
 
 def make_masters(setup: Setup) -> Masters | None:

@@ -9,7 +9,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._exchange import Told, refuse_broken, tell_all
-from roundelay.training._masters import Masters
+from roundelay.training._masters import Masters, multiply, norm_of
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Request
@@ -150,19 +150,11 @@ class Aggregated(_Together):
 
     def grad_norm(self, norm_type: float) -> float:
         """Return the norm of the aggregates, which every worker has whole."""
-        if self._masters is not None:
-            return self._masters.norm(norm_type)
-        grads = [tensor.grad for tensor in self._tensors if tensor.grad is not None]
-        return float(torch.nn.utils.get_total_norm(grads, norm_type))
+        return norm_of(self._masters, self._tensors, norm_type)
 
     def scale_grads(self, factor: float) -> None:
         """Multiply the aggregates."""
-        if self._masters is not None:
-            self._masters.scale(factor)
-            return
-        for tensor in self._tensors:
-            if tensor.grad is not None:
-                tensor.grad.mul_(factor)
+        multiply(self._masters, self._tensors, factor)
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out and Ψ in for the gradients; a server has all workers'."""

@@ -20,7 +20,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
 from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
 from roundelay.training._exchange import Intake, refuse_broken, tell_all
-from roundelay.training._masters import make_masters
+from roundelay.training._masters import make_masters, multiply, norm_of
 from roundelay.training._setup import Setup, send_from_first, storage_bytes
 from roundelay.training._strategy import Held, Sharing, Strategy, Volume
 from roundelay.training._volume import add_up, exchanged, state_bytes
@@ -217,9 +217,7 @@ class _Averaging(Sharing):
         if self._masters is not None:
             self._masters.give([tensor.grad for tensor in self._tensors], factor=factor)
         elif factor is not None:
-            for tensor in self._tensors:
-                if tensor.grad is not None:
-                    tensor.grad.mul_(factor)
+            multiply(None, self._tensors, factor)
 
     def timeline(self) -> Timeline:
         """Return when each bucket of the last backward pass was full, and when it travelled."""
@@ -283,19 +281,11 @@ class _Averaging(Sharing):
 
     def grad_norm(self, norm_type: float) -> float:
         """Return the norm of the averages, which every rank has whole."""
-        if self._masters is not None:
-            return self._masters.norm(norm_type)
-        grads = [tensor.grad for tensor in self._tensors if tensor.grad is not None]
-        return float(torch.nn.utils.get_total_norm(grads, norm_type))
+        return norm_of(self._masters, self._tensors, norm_type)
 
     def scale_grads(self, factor: float) -> None:
         """Multiply the averages."""
-        if self._masters is not None:
-            self._masters.scale(factor)
-            return
-        for tensor in self._tensors:
-            if tensor.grad is not None:
-                tensor.grad.mul_(factor)
+        multiply(self._masters, self._tensors, factor)
 
     # ---- the ledger
 
