@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,16 @@ MAX_LINES = 400
 def top(module: str) -> str:
     """`schedule` of `schedule/price.py` and of `roundelay.schedule.price`."""
     return module.removeprefix("roundelay.").replace("/", ".").removesuffix(".py").split(".")[0]
+
+
+#: By this msgspec makes what it needs for a type at first use; threads that do so at once crash it.
+#: A decoder is made when a module is imported: `_read = msgspec.json.Decoder(Told).decode`.
+BY_TYPE = re.compile(r"msgspec\.(json\.decode|msgpack\.decode|convert)\([^)]*\btype=")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_decoders_are_made_at_import(name: str) -> None:
+    assert not BY_TYPE.search(FILES[name].read_text(encoding="utf-8"))
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

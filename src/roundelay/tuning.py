@@ -175,6 +175,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     ranks: dict[int, dict[str, list[_Line]]]
 
 
+_parse = msgspec.json.Decoder(_File, strict=False).decode
+
+
 def tuning_path(environment: Mapping[str, str]) -> Path:
     """Return where this user's table lies.
 
@@ -242,7 +245,7 @@ def _read(path: Path) -> _File:
     if len(data) > MOST_BYTES:
         raise FormatError(str(path), f"more than {MOST_BYTES} bytes")
     try:
-        found = msgspec.json.decode(data, type=_File, strict=False)
+        found = _parse(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(str(path), str(error)) from None
     if (found.format, found.version) != (FORMAT, VERSION):

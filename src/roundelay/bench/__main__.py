@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from roundelay.bench.messages import Message, Spec
+from roundelay.bench.messages import Message, Spec, read_spec
 from roundelay.bench.peer_deepspeed import DeepSpeed
 from roundelay.bench.peer_gloo import Gloo
 from roundelay.bench.peer_mpi import MPIS, Mpi
@@ -29,7 +29,7 @@ MEET_S = 60.0
 
 def main() -> None:
     """Run as the spec says."""
-    spec = msgspec.json.decode(sys.argv[1], type=Spec)
+    spec = read_spec(sys.argv[1])
     for peer in MPIS:
         if peer in spec.contenders:
             _under_mpirun(spec, peer)

@@ -64,3 +64,6 @@ class Row(msgspec.Struct, frozen=True, tag="row"):
 
 
 Message = Head | Row
+
+read_message = msgspec.json.Decoder(Message).decode
+read_spec = msgspec.json.Decoder(Spec).decode

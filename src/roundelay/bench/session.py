@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from roundelay.bench.messages import Message, Spec
+from roundelay.bench.messages import Message, Spec, read_message
 from roundelay.bench.peer_deepspeed import check_deepspeed
 from roundelay.bench.peer_gloo import check_gloo
 from roundelay.bench.peer_mpi import MPIS, check_mpi, check_mpich, mpirun
@@ -57,7 +57,7 @@ def _messages(process: subprocess.Popen[bytes]) -> Iterator[Message]:
         return
     for line in process.stdout:
         try:
-            yield msgspec.json.decode(line, type=Message)
+            yield read_message(line)
         except msgspec.DecodeError:
             # Launchers and libraries talk on standard output too; their words are for the user.
             sys.stderr.buffer.write(line)

@@ -49,6 +49,9 @@ class Struck(msgspec.Struct, frozen=True, tag="struck"):
     at: float
 
 
+_read = msgspec.json.Decoder(Ready | Told | Struck).decode
+
+
 class Broken(msgspec.Struct, frozen=True):
     """A run that was broken: when, what every rank was told, and what is left of it."""
 
@@ -94,7 +97,7 @@ class _Watch:
 
     def hear(self, rank: int, message: bytes) -> None:
         """Take a message of a rank."""
-        note = msgspec.json.decode(message, type=Ready | Told | Struck)
+        note = _read(message)
         if isinstance(note, Struck):
             self.at = note.at
         elif isinstance(note, Told):

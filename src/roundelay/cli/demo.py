@@ -36,6 +36,8 @@ FAULTS = {
     "shm-full": "no room in /dev/shm, and no room at all",
 }
 
+_read = msgspec.json.Decoder(Shown).decode
+
 
 @click.command("demo")
 @click.option("--fault", type=click.Choice([*FAULTS]), help="Break a run, and see what it says.")
@@ -164,7 +166,7 @@ def _without_room(*, as_json: bool, glyphs: Glyphs) -> None:
         stdout=subprocess.PIPE,
         check=False,
     )
-    shown = [msgspec.json.decode(line, type=Shown) for line in done.stdout.splitlines()]
+    shown = [_read(line) for line in done.stdout.splitlines()]
     left = Traces.now().since(before)
     if as_json:
         tries = [msgspec.to_builtins(each) for each in shown]

@@ -42,6 +42,9 @@ class _Told(msgspec.Struct, frozen=True):
     folder: str
 
 
+_read = msgspec.json.Decoder(_Told).decode
+
+
 def schedules(size: int) -> ScheduleFor:
     """Return what finds schedules for so many ranks, for engines that walk them."""
     return schedule_for(size, host_tuning(size, cores=0))
@@ -89,7 +92,7 @@ def _joined(
 ) -> End:
     mine = _Told(host_identity(), secrets.token_hex(16), tempfile.gettempdir())
     words = tell_all(msgspec.json.encode(mine).decode())
-    told = [msgspec.json.decode(word, type=_Told) for word in words]
+    told = [_read(word) for word in words]
     hosts = tuple(tuple(ranks) for ranks in ranks_by_host([each.host for each in told]))
     places = Places(hosts, rank)
     inside = _native(places, told[places.here[0]], timeout)

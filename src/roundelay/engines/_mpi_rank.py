@@ -41,12 +41,18 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     counts: list[int]
 
 
+_read = msgspec.msgpack.Decoder(Request).decode
+
+
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """How a rank failed, in its own words."""
 
     kind: str
     message: str
     traceback: str
+
+
+read_failure = msgspec.msgpack.Decoder(Failure).decode
 
 
 def main(address: str) -> None:
@@ -59,7 +65,7 @@ def main(address: str) -> None:
     route: Route | None = None
     while request := channel.receive():
         try:
-            asked = msgspec.msgpack.decode(request, type=Request)
+            asked = _read(request)
             if asked.schedule:
                 route = Route.of(from_json(asked.schedule), end.rank)
             channel.send(DONE + encode(_answer(end, channel, route, asked)))

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
 from roundelay.engines._channel import Channel
-from roundelay.engines._mpi_rank import DONE, FOLD, Failure
+from roundelay.engines._mpi_rank import DONE, FOLD, read_failure
 from roundelay.engines._mpi_start import clean_environment, mpirun
 from roundelay.errors import MeetingError, RankFailed
 
@@ -97,7 +95,7 @@ class MpiRanks:
                         found[rank] = message[1:]
                         selector.unregister(channel)
                     else:
-                        told = msgspec.msgpack.decode(message[1:], type=Failure)
+                        told = read_failure(message[1:])
                         raise RankFailed(rank, told.kind, told.message, traceback=told.traceback)
         return [found[rank] for rank in range(len(self.channels))]
 

@@ -34,6 +34,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     traceback: str = ""
 
 
+_read = msgspec.msgpack.Decoder(Failure).decode
+
+
 def report(work: Callable[[], bytes], world: _core.World, rank: int, channel: Channel) -> bool:
     """Do the work and send its result; a failure is sent too, and told to all other ranks."""
     try:
@@ -67,7 +70,7 @@ def collect(children: Children) -> list[bytes]:
             if message is not None and message[:1] == DONE:
                 results[rank] = message[1:]
             elif message is not None:
-                failures[rank] = msgspec.msgpack.decode(message[1:], type=Failure)
+                failures[rank] = _read(message[1:])
             elif rank not in results and rank not in failures:
                 failures[rank] = Failure(consequence=False, at=time.monotonic_ns(), rank=rank)
             if len(results) + len(failures) == size or (failures and deadline is None):

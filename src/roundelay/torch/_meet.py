@@ -46,6 +46,9 @@ class _Told(msgspec.Struct, frozen=True):
     folder: str
 
 
+_read = msgspec.json.Decoder(_Told).decode
+
+
 def meet_by_store(store: Store, rank: int, size: int, *, timeout: float) -> Met:
     """Return the communicator of the ranks that share this store. All of them call it."""
     if size == 1:
@@ -62,7 +65,7 @@ def meet_by_store(store: Store, rank: int, size: int, *, timeout: float) -> Met:
         told = _Told(secrets.token_hex(16), tempfile.gettempdir())
         store.set("roundelay/meeting", msgspec.json.encode(told).decode())
     _await(store, ["roundelay/meeting"], rank, size, timeout)
-    told = msgspec.json.decode(store.get("roundelay/meeting"), type=_Told)
+    told = _read(store.get("roundelay/meeting"))
     job = Job(f"torch\n{told.token}", size, Path(told.folder))
     world = meet(job, rank, timeout=timeout)
     if rank == 0:  # so that a group of the same name, made later, finds nothing of this one

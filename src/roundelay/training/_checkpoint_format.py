@@ -80,6 +80,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extra: Any
 
 
+_read = msgspec.json.Decoder(Manifest).decode
+
+
 def encode(manifest: Manifest) -> bytes:
     """Return the text of a manifest, with its own checksum in it."""
     checksum = hashlib.sha256(_text(manifest)).hexdigest()
@@ -91,7 +94,7 @@ def decode(text: bytes, path: object) -> Manifest:
     if len(text) > MOST_BYTES:
         raise CheckpointError(f"{path} has {len(text)} bytes, more than any manifest.")
     try:
-        manifest = msgspec.json.decode(text, type=Manifest)
+        manifest = _read(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is truncated, or no manifest of a checkpoint: {error}"

@@ -31,6 +31,9 @@ class Sheet(msgspec.Struct):
     more: dict[str, Any] = {}  # what the first rank says for all
 
 
+_read = msgspec.json.Decoder(Sheet).decode
+
+
 def write_rank(run: Run, disk: Disk, folder: Path, say: dict[str, Any]) -> bytes:
     """Write this rank's file; return its account, for the first rank. `say` is what all share."""
     sheet, tensors = Sheet(), dict[str, torch.Tensor]()
@@ -64,7 +67,7 @@ def write_rank(run: Run, disk: Disk, folder: Path, say: dict[str, Any]) -> bytes
 
 def gather_up(run: Run, folder: str, accounts: Sequence[bytes]) -> Manifest:
     """Make one manifest of what all ranks have written."""
-    sheets = [msgspec.json.decode(text, type=Sheet) for text in accounts]
+    sheets = [_read(text) for text in accounts]
     shapes = {name: list(one.shape) for name, one in run.setup.model.named_parameters()}
     more, setup = sheets[0].more, run.setup
     where = {
