@@ -155,8 +155,9 @@ def default_for(size: int, *, cores: int | None = None) -> Tuning:
         table["reduce"] = _up_to(192 * 1024 // size, "reduce_direct", "reduce_two_shot")
     # All ranks of a host must choose alike, so not the cores that this one may use.
     if size <= (os.sysconf("SC_NPROCESSORS_ONLN") if cores is None else cores):
-        for name in ("scan",) * (size >= SOME) + ("exscan",) * (size >= MANY):
-            table[name] = _up_to(16 * 1024, f"{name}_direct", f"{name}_pipeline")
+        for name, least in (("scan", SOME), ("exscan", MANY)):
+            if size >= least:
+                table[name] = _up_to(16 * 1024, f"{name}_direct", f"{name}_pipeline")
     return Tuning(table)
 
 
