@@ -79,11 +79,10 @@ void Group::run(Call& call, Plan& plan, Plan* reaching, std::span<const std::siz
     Reached where;
     Plan* chosen = &plan;
     if (reaching != nullptr && agree(call, *reaching, where, waiter)) chosen = reaching;
-    const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
     if (counts.empty()) {
-        slices(call, *chosen, chosen->even(count, grain), where, waiter);
+        slices(call, *chosen, chosen->even(count), where, waiter);
     } else {
-        slices(call, *chosen, chosen->uneven(counts, grain), where, waiter);
+        slices(call, *chosen, chosen->uneven(counts), where, waiter);
     }
 }
 

@@ -269,6 +269,7 @@ Plan* make_plan(int rank, int size, std::uint32_t posts, std::uint32_t slots, st
 }  // namespace
 
 void register_group(nb::module_& module) {
+    module.def("cut", &cut, nb::arg("count"), nb::arg("parts"), nb::arg("part"));
     nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::rv_policy::take_ownership);
     // When it ran, in seconds of the monotonic clock; to be asked once it is done.
     nb::class_<Progress::Task>(module, "Task").def_prop_ro("times", [](const Progress::Task& task) {

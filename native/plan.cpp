@@ -6,30 +6,22 @@ namespace roundelay {
 
 namespace {
 
-// Where part `part` of `parts` begins in `count` elements. Cuts fall on whole cache lines (a grain
-// of elements), so that two ranks never write the same line.
-std::size_t cut(std::size_t count, std::size_t parts, std::size_t part, std::size_t grain) {
-    const std::size_t lines = (count + grain - 1) / grain;
-    const std::size_t base = lines / parts, extra = lines % parts;
-    return std::min(count, (part * base + std::min(part, extra)) * grain);
-}
-
-std::size_t length(std::size_t count, std::size_t parts, std::size_t part, std::size_t grain) {
-    return cut(count, parts, part + 1, grain) - cut(count, parts, part, grain);
+std::size_t length(std::size_t count, std::size_t parts, std::size_t part) {
+    return cut(count, parts, part + 1) - cut(count, parts, part);
 }
 
 }  // namespace
 
-const Geometry& Plan::even(std::size_t count, std::size_t grain) {
+const Geometry& Plan::even(std::size_t count) {
     for (const Kept& kept : kept_)
-        if (kept.count == count && kept.grain == grain) return kept.geometry;
+        if (kept.count == count) return kept.geometry;
     if (kept_.size() >= 64) kept_.clear();
     const std::vector<std::size_t> counts(blocks, count);
-    kept_.push_back({count, grain, uneven(counts, grain)});
+    kept_.push_back({count, uneven(counts)});
     return kept_.back().geometry;
 }
 
-Geometry Plan::uneven(std::span<const std::size_t> counts, std::size_t grain) const {
+Geometry Plan::uneven(std::span<const std::size_t> counts) const {
     Geometry made;
     // Where each block begins in each rank's buffers.
     const auto starts = [&](const std::vector<std::vector<std::uint32_t>>& buffers) {
@@ -49,14 +41,14 @@ Geometry Plan::uneven(std::span<const std::size_t> counts, std::size_t grain) co
         }
         const auto& at = operand.space == Space::in ? in : out;
         made.operands.push_back(at[operand.rank][operand.position] +
-                                cut(counts[operand.block], parts, operand.part, grain));
+                                cut(counts[operand.block], parts, operand.part));
     }
     for (const Line& line : lines)
         made.lengths.push_back(line.kind == Kind::apply
-                                   ? length(counts[line.block], parts, line.part, grain)
+                                   ? length(counts[line.block], parts, line.part)
                                    : 0);
     // All ranks must agree on the number of slices, so the longest chunk of any counts.
-    for (std::size_t count : counts) made.longest = std::max(made.longest, length(count, parts, 0, grain));
+    for (std::size_t count : counts) made.longest = std::max(made.longest, length(count, parts, 0));
     look_ahead(made);
     return made;
 }

@@ -1,12 +1,19 @@
 // A rank's compiled program as the interpreter walks it, and where its chunks lie for given counts.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 namespace roundelay {
+
+// Where part `part` of `parts` begins in `count` elements: `split` in schedule/layout.py makes the
+// same cuts, and a test compares the two.
+inline std::size_t cut(std::size_t count, std::size_t parts, std::size_t part) {
+    return part * (count / parts) + std::min(part, count % parts);
+}
 
 enum class Space : std::uint8_t { in, out, slot };
 enum class Kind : std::uint8_t { wait, apply, post };
@@ -65,14 +72,14 @@ class Plan {
     std::vector<std::vector<std::uint32_t>> in_blocks, out_blocks;
 
     // The geometry for `count` elements in every block, kept for the next call.
-    const Geometry& even(std::size_t count, std::size_t grain);
-    Geometry uneven(std::span<const std::size_t> counts, std::size_t grain) const;
+    const Geometry& even(std::size_t count);
+    Geometry uneven(std::span<const std::size_t> counts) const;
 
    private:
     void look_ahead(Geometry& made) const;
 
     struct Kept {
-        std::size_t count, grain;
+        std::size_t count;
         Geometry geometry;
     };
     std::vector<Kept> kept_;

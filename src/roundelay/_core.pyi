@@ -58,6 +58,8 @@ class View:
     contiguous: bool
     def __init__(self, buffer: Any) -> None: ...  # what speaks the buffer protocol
 
+def cut(count: int, parts: int, part: int) -> int: ...
+
 class Plan:
     def __init__(
         self,

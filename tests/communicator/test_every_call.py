@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -107,39 +107,8 @@ def make(
     name = schedule.collective.name
     numel = numel_of(name, schedule.size, count)
     inputs = [sample(rng, dtype, numel) for _ in range(schedule.size)]
-    due = cut_like_the_core(schedule, inputs, count, op)
+    due = Reference().run(schedule, inputs, op=op)
     return Case(name, op, schedule.root, algorithm, inputs, due)
-
-
-def cut_like_the_core(schedule: Schedule, inputs: list[Any], count: int, op: str) -> list[Any]:
-    """Run the reference on parts that end where the core's do: on whole cache lines.
-
-    Every part is padded to the longest, so that the reference's even cut falls on the core's.
-    """
-    parts, item = schedule.parts, inputs[0].dtype.itemsize
-    if parts == 1:
-        return Reference().run(schedule, inputs, op=op)
-    grain = max(1, 64 // item)
-    base, extra = divmod(-(-count // grain), parts)
-    ends = [min(count, (part * base + min(part, extra)) * grain) for part in range(parts + 1)]
-    wide = max(high - low for low, high in pairwise(ends))
-
-    def pad(flat: Any) -> Any:
-        made = np.zeros((len(flat) // max(count, 1), parts, wide), flat.dtype)
-        for part, (low, high) in enumerate(pairwise(ends)):
-            made[:, part, : high - low] = flat.reshape(len(made), count)[:, low:high]
-        return made.reshape(-1)
-
-    def unpad(flat: Any) -> Any:
-        if isinstance(flat, Located):
-            return Located(unpad(flat.values), unpad(flat.locations))
-        if flat is None or count == 0:
-            return flat
-        made = flat.reshape(-1, parts, wide)
-        runs = [made[:, part, : high - low] for part, (low, high) in enumerate(pairwise(ends))]
-        return np.concatenate(runs, axis=1).reshape(-1)
-
-    return [unpad(one) for one in Reference().run(schedule, [pad(x) for x in inputs], op=op)]
 
 
 def call(comm: Any, case: Case) -> Any:

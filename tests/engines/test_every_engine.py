@@ -6,7 +6,7 @@ definition, folding in rank order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,8 +15,6 @@ import pytest
 
 from roundelay.algorithms import Algorithm, algorithms
 from roundelay.collectives import collectives
-from roundelay.engines import engines
-from roundelay.engines._mpi_start import find_mpirun
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 from roundelay.reductions import REDUCTIONS, Located, Op
 from roundelay.schedule import prove
@@ -118,24 +116,6 @@ def same(found: Any, due: Any) -> None:
     assert found.dtype == due.dtype
     if not np.array_equal(found, due):  # which is quicker than to say what differs
         np.testing.assert_array_equal(found, due)
-
-
-@pytest.fixture(params=engines.names(), scope="module")
-def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "mpi":
-        try:
-            find_mpirun()
-        except InvalidArgumentError as error:
-            pytest.skip(str(error))
-    made: Any = engines.load(request.param)()
-    if request.param == "nccl":
-        try:
-            made.check(max(SIZES))
-        except InvalidArgumentError as error:
-            pytest.skip(str(error))
-    yield made
-    if hasattr(made, "close"):
-        made.close()
 
 
 @pytest.mark.parametrize("name", data_algorithms())

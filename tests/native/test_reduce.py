@@ -144,6 +144,30 @@ def test_equals_the_reference(op: str, name: str, offset: int) -> None:
         assert (memory[:, GUARD + offset + length :] == 0xA5).all(), "wrote past the destination"
 
 
+def aligned(nbytes: int, offset: int) -> Bytes:
+    """Return memory that begins `offset` bytes past a cache line, with room before and after."""
+    memory = np.full(nbytes + 64 + 2 * GUARD + offset, 0xA5, np.uint8)
+    start = -(memory.ctypes.data + GUARD) % 64 + GUARD + offset
+    return memory[start - GUARD : start + nbytes + GUARD]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operands_that_begin_alike_within_a_cache_line(name: str) -> None:
+    op, itemsize = "sum", DTYPES[name].itemsize
+    arrays = operands(op, name)[:2]
+    for offset in range(0, 64, itemsize):
+        places = [aligned(arrays[0].nbytes, offset) for _ in range(4)]
+        inner = [place[GUARD:-GUARD] for place in places]
+        for place, array in zip(inner[2:], arrays, strict=True):
+            place[:] = array.view(np.uint8)
+        _core.fold(op, name, inner[:2], inner[2:], 0)
+        wanted = expected(op, name, 2)
+        for place, dst in zip(places[:2], inner[:2], strict=True):
+            assert_same(dst.copy().view(wanted.dtype), wanted)
+            assert (place[:GUARD] == 0xA5).all(), "wrote before the destination"
+            assert (place[-GUARD:] == 0xA5).all(), "wrote past the destination"
+
+
 @pytest.mark.parametrize(("op", "name"), PAIRS)
 def test_destinations_may_be_sources(op: str, name: str) -> None:
     arrays = operands(op, name)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from roundelay.engines import engines
+from roundelay.engines._mpi_start import find_mpirun
+from roundelay.errors import InvalidArgumentError
+
+MOST = 7  # ranks that a test of every engine takes
+
+
+@pytest.fixture(params=engines.names(), scope="module")
+def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "mpi":
+        try:
+            find_mpirun()
+        except InvalidArgumentError as error:
+            pytest.skip(str(error))
+    made: Any = engines.load(request.param)()
+    if request.param == "nccl":
+        try:
+            made.check(MOST)
+        except InvalidArgumentError as error:
+            pytest.skip(str(error))
+    yield made
+    if hasattr(made, "close"):
+        made.close()
