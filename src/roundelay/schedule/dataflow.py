@@ -35,6 +35,11 @@ class Value:
             return Operand("in", *self.cell)
         return self.place
 
+    def in_slot_of(self, rank: int) -> bool:
+        """Tell whether it lies in one of the rank's slots."""
+        place = self.place
+        return place is not None and place.space == "slot" and place.rank == rank
+
 
 @dataclass(eq=False, slots=True)
 class Node:

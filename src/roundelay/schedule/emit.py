@@ -30,6 +30,14 @@ def emit(schedule: Schedule, reach: Reach, nodes: Sequence[Node]) -> Programs:
     return _Emitter(schedule, reach, nodes).run()
 
 
+class _Clock:
+    """What a rank knew of everybody's posts when it posted."""
+
+    def __init__(self, rank: int, known: Sequence[int]) -> None:
+        self.posts = tuple(known)
+        self.most = max((*known[:rank], *known[rank + 1 :]), default=0)  # of any other rank
+
+
 class _Emitter:
     def __init__(self, schedule: Schedule, reach: Reach, nodes: Sequence[Node]) -> None:
         size = schedule.size
@@ -38,8 +46,9 @@ class _Emitter:
         self.posts = [0] * size
         self.unposted = [False] * size  # done, waited for by others, not yet posted
         self.known = [[0] * size for _ in range(size)]
-        self.known_at: dict[tuple[int, int], list[int]] = {}  # by rank and post
+        self.known_at: dict[tuple[int, int], _Clock] = {}  # by rank and post
         self.slots: list[list[Value]] = [[] for _ in range(size)]  # who lies in each
+        self.taken = [0] * size  # so many of them, from the first, are in use for all that is known
         self.readers: dict[Value, list[Node]] = {}
         # Whose buffers a node reaches into: it begins after they, and they end after it.
         self.visits = {
@@ -58,24 +67,27 @@ class _Emitter:
             for value in node.reads:
                 self.readers.setdefault(value, []).append(node)
 
-        for level in sorted({node.level for node in self.nodes}):
+        levels: dict[int, list[Node]] = {}
+        for node in self.nodes:
+            levels.setdefault(node.level, []).append(node)
+        for level in sorted(levels):
             if level % 2:  # staging for step t shares the post of the writes of step t - 1
                 self.post_all()
-            for node in self.in_order(level):
+            for node in self.in_order(levels[level]):
                 self.apply(node)
         self.post_all()
         for rank, guests in enumerate(visitors):
             self.wait(rank, {(guest.rank, guest.post) for guest in guests})
         return self.finish()
 
-    def in_order(self, level: int) -> list[Node]:
+    def in_order(self, level: list[Node]) -> list[Node]:
         """Return the nodes of a level so that ranks begin with different partners."""
         size = self.schedule.size
 
         def turn(node: Node) -> tuple[int, int, int]:
             return node.rank, (node.reads[0].cell.rank - node.rank) % size, node.chunk
 
-        return sorted((node for node in self.nodes if node.level == level), key=turn)
+        return sorted(level, key=turn)
 
     def apply(self, node: Node) -> None:
         rank = node.rank
@@ -90,16 +102,20 @@ class _Emitter:
         self.code[rank].append(Apply(tuple(dsts), srcs, node.chunk, node.complete))
         node.emitted, node.post = True, self.posts[rank] + 1
         self.unposted[rank] |= node in self.awaited
+        if any(value.in_slot_of(rank) for value in node.reads if value is not node.slot):
+            self.taken[rank] = 0  # it may have been the last to read one of its own slots
 
     def free_slot(self, rank: int, value: Value) -> int:
         """Return a slot that nobody will read again, as far as this rank knows, or a new one."""
         slots = self.slots[rank]
-        for index, old in enumerate(slots):
-            if all(self.is_done(reader, rank) for reader in self.readers.get(old, ())):
-                slots[index] = value
-                return index
-        slots.append(value)
-        return len(slots) - 1
+        index = self.taken[rank]
+        while index < len(slots) and not all(
+            self.is_done(reader, rank) for reader in self.readers.get(slots[index], ())
+        ):
+            index += 1
+        slots[index : index + 1] = [value]
+        self.taken[rank] = index + 1
+        return index
 
     def is_done(self, node: Node, rank: int) -> bool:
         return node.emitted and (node.rank == rank or self.known[rank][node.rank] >= node.post)
@@ -111,17 +127,22 @@ class _Emitter:
         for other, post in due:
             if known[other] < post:
                 latest[other] = max(post, latest.get(other, 0))
+        if not latest:
+            return
+        self.taken[rank] = 0  # what is learned may set slots free
         size = self.schedule.size
+        # Most clocks tell of nobody but their own rank.
+        least, first = min(known), min(latest.values())
+        clocks = [(other, self.known_at[other, post]) for other, post in latest.items()]
+        telling = [(third, clock.posts) for third, clock in clocks if clock.most >= first]
         for other, post in sorted(latest.items(), key=lambda item: (item[0] - rank) % size):
-            implied = any(
-                self.known_at[third, at][other] >= post
-                for third, at in latest.items()
-                if third != other
-            )
-            if not implied:
+            if not any(posts[other] >= post for third, posts in telling if third != other):
                 self.code[rank].append(Wait(other, post))
+        for _, clock in clocks:
+            if clock.most > least:
+                known = self.known[rank] = list(map(max, known, clock.posts))
         for other, post in latest.items():
-            self.known[rank] = list(map(max, self.known[rank], self.known_at[other, post]))
+            known[other] = max(known[other], post)
 
     def post_all(self) -> None:
         for rank, waiting in enumerate(self.unposted):
@@ -131,7 +152,7 @@ class _Emitter:
     def post(self, rank: int, number: int) -> None:
         self.code[rank].append(Post(number))
         self.posts[rank] = self.known[rank][rank] = number
-        self.known_at[rank, number] = list(self.known[rank])
+        self.known_at[rank, number] = _Clock(rank, self.known[rank])
         self.unposted[rank] = False
 
     def finish(self) -> Programs:
