@@ -60,6 +60,8 @@ bool View::take(PyObject* object) {
 }
 
 View::View(PyObject* object, Quietly) {
+    // A class of Python's, a masked array say, may mean more than its memory: others look closer.
+    if ((PyType_GetFlags(Py_TYPE(object)) & Py_TPFLAGS_HEAPTYPE) != 0) return;
     if (!take(object)) PyErr_Clear();
 }
 

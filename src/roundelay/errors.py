@@ -115,14 +115,19 @@ class UnsendableError(InvalidArgumentError, TypeError):
 
 
 class NoRoomError(RoundelayError, MemoryError):
-    """The memory that ranks share has no room for so many bytes; raised on every rank."""
+    """There is no memory for so many bytes; told to every rank where it is memory that they share.
 
-    def __init__(self, nbytes: int, available: int | None = None) -> None:
+    >>> print(str(NoRoomError(10**9, 10**6, "empty"))[:79])
+    empty: this host has no room for 1000000000 more bytes; 1000000 are available.
+    """
+
+    def __init__(self, nbytes: int, available: int | None = None, call: str = "") -> None:
         self.nbytes, self.available = nbytes, available
         has = "" if available is None else f"; {available} are available"
+        said = f"{call}: this" if call else "This"
         super().__init__(
-            f"The shared memory of this host has no room for {nbytes} more bytes{has}. Let go of "
-            f"arrays made by empty(), or give the machine or container more memory."
+            f"{said} host has no room for {nbytes} more bytes{has}. Let go of arrays, those of "
+            f"empty() among them, or give the machine or container more memory."
         )
 
 

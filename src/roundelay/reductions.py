@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from roundelay.arguments import shown
 from roundelay.errors import InvalidArgumentError, UnknownNameError, UnsupportedReductionError
 
-__all__ = ["REDUCTIONS", "Array", "Located", "Op", "Reduction", "fold", "reduction"]
+__all__ = ["REDUCTIONS", "Array", "Located", "Op", "Reduction", "fold", "paired", "reduction"]
 
 Array: TypeAlias = npt.NDArray[Any]  # of any dtype: the reduction decides which it takes
 Fold: TypeAlias = Callable[[Array, Array], Array]
@@ -128,6 +129,23 @@ def _located(beats: Callable[[Array, Array], Array]) -> Fold:
     return choose
 
 
+def paired(call: str, values: Array, locations: object) -> Array:
+    """Return values and locations as one array of pairs: what `maxloc` and `minloc` fold."""
+    try:
+        places = np.asarray(locations)
+    except (TypeError, ValueError, RuntimeError):
+        places = np.empty(0)
+    whole = places.dtype.kind in "iu" and np.can_cast(places.dtype, np.int64)
+    if not whole or places.shape not in ((), values.shape):
+        raise InvalidArgumentError(
+            f"{call} takes locations that are whole numbers, one for each of the values "
+            f"{list(values.shape)}, not {places.dtype}{list(places.shape)}."
+        )
+    pair = np.empty(values.shape, dtype=[("value", values.dtype), ("location", np.int64)])
+    pair["value"], pair["location"] = values, places
+    return pair
+
+
 REDUCTIONS: Mapping[str, Reduction] = {
     made.name: made
     for made in (
@@ -156,8 +174,12 @@ def reduction(op: str | Op) -> Reduction:
     """
     if isinstance(op, Op):
         return op.reduction
+    if not isinstance(op, str):
+        raise InvalidArgumentError(
+            f"op is the name of a reduction, such as 'sum', or an rd.Op, not {shown(op)}."
+        )
     if op not in REDUCTIONS:
-        raise UnknownNameError("reductions", str(op), REDUCTIONS)
+        raise UnknownNameError("reductions", op, REDUCTIONS)
     return REDUCTIONS[op]
 
 

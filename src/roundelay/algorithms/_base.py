@@ -59,7 +59,7 @@ class Algorithm:
 
     def __call__(self, size: int, root: int = 0, **options: Any) -> Iterable[Transfer]:
         """Return the transfers on `size` ranks; `root` counts for rooted collectives only."""
-        self.collective.check(size, root)
+        size, root = self.collective.check(size, root)
         unknown = options.keys() - self.options.keys()
         if unknown:
             known = self.options or {"no options": None}
@@ -75,6 +75,7 @@ class Algorithm:
         >>> len(ring.steps), ring.parts
         (6, 4)
         """
+        size, root = self.collective.check(size, root)
         transfers = self(size, root, **options)
         parts = self._parts
         if not isinstance(parts, int):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from roundelay.arguments import index_of, shown
 from roundelay.errors import InvalidArgumentError
 
 __all__ = ["Collective", "letter"]
@@ -44,19 +45,22 @@ class Collective:
     #: Output cell c of a rank may share its memory with input cell c.
     in_place: bool = True
 
-    def check(self, size: int, root: int = 0) -> None:
-        """Refuse a size below 1 and a root that is not one of the ranks."""
-        for word, value in (("size", size), ("root", root)):
-            if type(value) is not int:
+    def check(self, size: int, root: int = 0) -> tuple[int, int]:
+        """Return size and root; refuse a size below 1 and a root that is not one of the ranks."""
+        ranks, chosen = index_of(size), index_of(root)
+        for word, value, number in (("size", size, ranks), ("root", root, chosen)):
+            if number is None:
                 raise InvalidArgumentError(
-                    f"{self.name} needs a whole number as {word}, not {value!r}."
+                    f"{self.name} needs a whole number as {word}, not {shown(value)}."
                 )
-        if size < 1:
-            raise InvalidArgumentError(f"{self.name} needs at least 1 rank, not {size}.")
-        if not 0 <= root < size:
+        if ranks is None or ranks < 1:
+            raise InvalidArgumentError(f"{self.name} needs at least 1 rank, not {shown(size)}.")
+        if chosen is None or not 0 <= chosen < ranks:
             raise InvalidArgumentError(
-                f"{self.name} on {size} ranks has no root {root}; roots go from 0 to {size - 1}."
+                f"{self.name} on {ranks} ranks has no root {shown(root)}; roots go from 0 to "
+                f"{ranks - 1}."
             )
+        return ranks, chosen
 
     def per_rank(self, size: int, root: int = 0) -> int:
         """Count the blocks of the largest buffer that any rank passes in or gets back."""
@@ -67,7 +71,7 @@ class Collective:
 
     def picture(self, size: int = 3, root: int = 0) -> str:
         """Draw who holds what before and after, as the docstrings of this folder show it."""
-        self.check(size, root)
+        size, root = self.check(size, root)
         join = " " if self.idempotent else "+"
         rows = [("", "before", "after")]
         for rank in range(size):

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from roundelay.communicator.buffers import DTYPES, Bound, bind, require_host, unseen
+from roundelay.arguments import index_of
+from roundelay.arguments import seconds as read_seconds
+from roundelay.communicator.buffers import DTYPES, Bound, bind, unseen
 from roundelay.communicator.groups import Groups
 from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.mail import Mail
+from roundelay.communicator.memory import private, require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.own_ops import OwnOps
 from roundelay.communicator.plans import COLLECTIVES, OPS
@@ -72,9 +75,7 @@ class Communicator(Mail, Groups, ObjectCalls):
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise InvalidArgumentError(f"A timeout is a positive number of seconds, not {seconds}.")
-        self._end.timeout = float(seconds)
+        self._end.timeout = read_seconds("timeout", seconds)
 
     # ---- collectives
 
@@ -100,7 +101,9 @@ class Communicator(Mail, Groups, ObjectCalls):
     ) -> Any:
         """Reduce `x` to the root, in place there; None elsewhere, where `x` stays as it is."""
         made = x if out is None else _beside(x, out)
-        if algorithm is None and self._quick(REDUCE, x, made, _code(op), _root(root)):
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self._jobs.check_root("reduce", root)
+        if algorithm is None and self._quick(REDUCE, x, made, _code(op), root):
             return made if self.rank == root else None
         if isinstance(op, Op):
             return self._own_ops.reduce(x, op, root, out)
@@ -108,7 +111,9 @@ class Communicator(Mail, Groups, ObjectCalls):
 
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Any:
         """Fill `x` on every rank with the root's, and return it."""
-        if algorithm is None and self._quick(BROADCAST, x, x, MOVED, _root(root)):
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self._jobs.check_root("broadcast", root)
+        if algorithm is None and self._quick(BROADCAST, x, x, MOVED, root):
             return x
         return self._now(self._jobs.broadcast(x, root), algorithm)
 
@@ -139,10 +144,12 @@ class Communicator(Mail, Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Stack everybody's `x` at the root; None elsewhere."""
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self._jobs.check_root("gather", root)
         if counts is None and algorithm is None and type(x) is np.ndarray:
             shape = _stacked(x.shape, self.size, axis)
             made = _fitting(out, shape, x.dtype) if self.rank == root else None
-            if self._quick(GATHER, x, made, MOVED, _root(root)):
+            if self._quick(GATHER, x, made, MOVED, root):
                 return made
         job = self._jobs.all_gather(x, out, axis, counts, call="gather", root=root)
         return self._now(job, algorithm)
@@ -155,7 +162,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         `out=` is given on every rank or on none. Without it the root first tells the others its
         dtype and shape.
         """
-        self._jobs.check_root("scatter", root)
+        root = self._jobs.check_root("scatter", root)
         mine = bind("scatter", x) if self.rank == root else None
         if out is None:
             shape, sample = self._scattered(mine, root)
@@ -225,9 +232,9 @@ class Communicator(Mail, Groups, ObjectCalls):
                 return made
         matrix = None
         if counts is not None:
-            if axis != 0:
+            if index_of(axis) != 0:
                 raise InvalidArgumentError("all_to_all with counts= needs axis=0.")
-            self._jobs.check_counts("all_to_all", counts)
+            counts = self._jobs.check_counts("all_to_all", counts)
             rows = bind("all_to_all", x).array.shape[:1]
             if rows != (sum(counts),):
                 raise InvalidArgumentError(
@@ -241,7 +248,7 @@ class Communicator(Mail, Groups, ObjectCalls):
     ) -> Any:
         """Reduce `x` over ranks 0 to this one, in place."""
         made = x if out is None else _beside(x, out)
-        if algorithm is None and op != "avg" and self._quick(SCAN, x, made, _code(op), 0):
+        if algorithm is None and self._quick(SCAN, x, made, _part_code(op), 0):
             return made
         if isinstance(op, Op):
             return self._own_ops.scan(x, op, out, inclusive=True)
@@ -252,7 +259,7 @@ class Communicator(Mail, Groups, ObjectCalls):
     ) -> Any:
         """Reduce `x` over the ranks below this one, in place; rank 0's stays as it is."""
         made = x if out is None else _beside(x, out)
-        if algorithm is None and op != "avg" and self._quick(EXSCAN, x, made, _code(op), 0):
+        if algorithm is None and self._quick(EXSCAN, x, made, _part_code(op), 0):
             return made
         if isinstance(op, Op):
             return self._own_ops.scan(x, op, out, inclusive=False)
@@ -320,8 +327,9 @@ def _code(op: object) -> int:
     return OPS.get(op, -1) if type(op) is str else -1
 
 
-def _root(root: object) -> int:
-    return root if type(root) is int else -1
+def _part_code(op: object) -> int:
+    """Return it for reductions over a part of the ranks, which have no mean."""
+    return OPS.get(op, -1) if type(op) is str and op != "avg" else -1
 
 
 def _beside(x: Any, out: Any) -> Any:
@@ -334,14 +342,15 @@ def _stacked(shape: Shape, size: int, axis: int | None) -> Shape | None:
     """Return the shape of all ranks' blocks together; None where there is none."""
     if axis is None:
         return (size, *shape)
-    return (size * shape[0], *shape[1:]) if axis == 0 and shape else None
+    return (size * shape[0], *shape[1:]) if type(axis) is int and axis == 0 and shape else None
 
 
 def _share(shape: Shape, size: int, axis: int | None) -> Shape | None:
     """Return the shape of one rank's share; None where there is none."""
     if axis is None and shape[:1] == (size,):
         return shape[1:]
-    return (shape[0] // size, *shape[1:]) if axis == 0 and shape and not shape[0] % size else None
+    divides = type(axis) is int and axis == 0 and shape and not shape[0] % size
+    return (shape[0] // size, *shape[1:]) if divides else None
 
 
 def _fitting(out: Any, shape: Shape | None, dtype: np.dtype[Any]) -> Any:
@@ -349,5 +358,5 @@ def _fitting(out: Any, shape: Shape | None, dtype: np.dtype[Any]) -> Any:
     if shape is None:
         return None
     if out is None:
-        return np.empty(shape, dtype)
+        return private("the result", shape, dtype)
     return out if type(out) is np.ndarray and out.shape == shape else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from roundelay import _core
+from roundelay.communicator.memory import Memory, folded
 from roundelay.engines._device_arrays import DeviceArray
 from roundelay.engines._native import DTYPES
 from roundelay.errors import InvalidArgumentError
@@ -20,23 +21,19 @@ __all__ = [
     "DTYPES",
     "Bound",
     "bind",
-    "contiguous",
-    "is_block",
-    "like",
-    "overlap",
-    "require_host",
-    "same",
     "unseen",
     "view",
 ]
 
 #: Calls that have a twin for Python objects.
 OF_OBJECTS = ("all_gather", "broadcast", "gather", "recv", "scatter", "send")
-#: An array, or a DeviceArray, which to jobs is the same; only engines for devices look closer.
-Memory: TypeAlias = Any
 CODES = {name: code for code, name in enumerate(DTYPES)}
 #: Where tensors lie that numpy sees; all others are left to engines for their device.
 HOST = ["cpu"]
+#: DLPack's numbers of memory that the CPU reads, pinned or not; and some that it can't.
+ON_HOST = (1, 3, 11)
+DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed",
+           14: "oneAPI", 15: "WebGPU", 17: "MAIA"}  # fmt: skip
 #: numpy finds a dtype's name slowly, and a dtype in a dict at once.
 NAMES = {np.dtype(name): name for name in DTYPES if name != "bfloat16"}
 
@@ -65,11 +62,20 @@ class Bound:
             raise InvalidArgumentError(
                 f"{call} must write its {word}, but that is read-only. Pass out= or a copy."
             )
+        if not self.array.flags.c_contiguous and folded(self.array):
+            raise InvalidArgumentError(
+                f"{call} must write its {word}, but several elements of that lie in the same "
+                f"place, as after expand() or broadcast_to(). Pass a copy."
+            )
 
 
 def bind(call: str, given: Any) -> Bound:
     """Look at a numpy array, a CPU tensor, or anything with the buffer protocol or DLPack."""
     if isinstance(given, np.ndarray):
+        if type(given) is not np.ndarray and isinstance(given, np.ma.MaskedArray):
+            raise InvalidArgumentError(
+                f"{call} knows nothing of masks: pass x.filled(…) or x.data of this masked array."
+            )
         return _bind_array(call, given, given, lambda array: array)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(given, torch.Tensor):
@@ -77,16 +83,40 @@ def bind(call: str, given: Any) -> Bound:
     if isinstance(given, Located):
         raise InvalidArgumentError(f"{call} takes Located only with op='maxloc' or op='minloc'.")
     try:
-        array = np.asarray(memoryview(given))
+        memory = memoryview(given)
+        # Characters of C are bytes, which numpy would take for text.
+        array = np.asarray(memory.cast("B") if memory.format in ("c", "<c") else memory)
     except TypeError:
-        if not hasattr(given, "__dlpack__"):
-            way = f" For Python objects there is {call}_object." if call in OF_OBJECTS else ""
-            raise InvalidArgumentError(
-                f"{call} takes numpy arrays, CPU tensors and objects with the buffer protocol or "
-                f"DLPack, not {type(given).__name__}.{way}"
-            ) from None
-        array = np.from_dlpack(given)
+        array = _from_dlpack(call, given)
+    except (ValueError, BufferError, NotImplementedError) as error:
+        raise InvalidArgumentError(
+            f"{call} can't read this {type(given).__name__} as an array: {error}."
+        ) from None
     return _bind_array(call, array, given, lambda array: array)
+
+
+def _from_dlpack(call: str, given: Any) -> Array:
+    """Ask for the device first: memory of another one must not be read as the host's."""
+    if not hasattr(given, "__dlpack__") or not hasattr(given, "__dlpack_device__"):
+        way = f" For Python objects there is {call}_object." if call in OF_OBJECTS else ""
+        raise InvalidArgumentError(
+            f"{call} takes numpy arrays, CPU tensors and objects with the buffer protocol or "
+            f"DLPack, not {type(given).__name__}.{way}"
+        )
+    try:
+        kind = int(given.__dlpack_device__()[0])
+        if kind in ON_HOST:
+            array: Array = np.from_dlpack(given)
+            return array
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{call} can't read this {type(given).__name__} by DLPack: {error}."
+        ) from error
+    raise InvalidArgumentError(
+        f"{call} got a {type(given).__name__} on a device ({DEVICES.get(kind, kind)}), but by "
+        f"DLPack only CPU memory is taken. Copy it to the host first, or pass a torch tensor to "
+        f"an engine for its device: rd.init(engine='nccl')."
+    )
 
 
 def _bind_array(call: str, array: Array, given: Any, wrap: Callable[[Array], Any]) -> Bound:
@@ -103,11 +133,7 @@ def _bind_array(call: str, array: Array, given: Any, wrap: Callable[[Array], Any
 
 
 def _bind_tensor(call: str, tensor: Any, torch: Any) -> Bound:
-    if tensor.is_conj() or tensor.is_neg() or tensor.layout is not torch.strided:
-        raise InvalidArgumentError(
-            f"{call} needs a plain dense tensor; pass tensor.resolve_conj().resolve_neg() or "
-            f"tensor.to_dense()."
-        )
+    _check_tensor(call, tensor, torch)
     plain = tensor.detach()
 
     def touched() -> None:
@@ -128,8 +154,49 @@ def _bind_tensor(call: str, tensor: Any, torch: Any) -> Bound:
         array = plain.numpy()
     except TypeError:
         raise InvalidArgumentError(f"{call} does not take dtype {tensor.dtype}.") from None
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"{call} can't reach the memory of this {type(tensor).__name__}: "
+            f"{str(error).partition(chr(10))[0]}"
+        ) from None
     found = _bind_array(call, array, tensor, torch.from_numpy)
     return Bound(found.array, found.dtype, found.wrap, tensor, touched)
+
+
+def _check_tensor(call: str, tensor: Any, torch: Any) -> None:
+    """Refuse tensors that are not what lies in their memory, or that reach beyond it."""
+    nested = tensor.is_nested
+    if nested or tensor.layout is not torch.strided or tensor.is_quantized:
+        kind, way = (
+            ("nested", "to_padded_tensor(0)") if nested
+            else ("quantized", "dequantize()") if tensor.is_quantized
+            else (tensor.layout, "to_dense()")
+        )  # fmt: skip
+        raise InvalidArgumentError(
+            f"{call} needs a plain dense tensor, not a {kind} one; pass tensor.{way}."
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidArgumentError(
+            f"{call} needs a plain dense tensor; pass tensor.resolve_conj().resolve_neg()."
+        )
+    if tensor.device.type == "meta":
+        raise InvalidArgumentError(
+            f"{call} got a tensor on meta, which has no memory. Make it first: "
+            f"torch.empty_like(tensor, device='cpu')."
+        )
+    try:
+        held = tensor.untyped_storage().nbytes() // tensor.element_size()
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        reach = tensor.storage_offset() + sum((n - 1) * step for n, step in steps) + 1
+    except (RuntimeError, NotImplementedError) as error:  # under vmap, or of a compiler
+        raise InvalidArgumentError(
+            f"{call} needs a tensor with memory of its own: {str(error).partition(chr(10))[0]}"
+        ) from None
+    if tensor.numel() and reach > held:
+        raise InvalidArgumentError(
+            f"{call} got a tensor of {reach} elements in a storage that holds {held}: that was "
+            f"resized after the tensor was made. Resize it back, or pass a new tensor."
+        )
 
 
 def _bind_on_device(call: str, plain: Any, tensor: Any, touched: Callable[[], None]) -> Bound:
@@ -150,56 +217,6 @@ def _bind_on_device(call: str, plain: Any, tensor: Any, touched: Callable[[], No
 
 def _untouched() -> None:
     """Nobody keeps count of writes to a numpy array."""
-
-
-def contiguous(array: Memory) -> Memory:
-    """Return the same elements in contiguous memory: the array itself, or a copy beside it."""
-    return array.contiguous() if isinstance(array, DeviceArray) else np.ascontiguousarray(array)
-
-
-def overlap(one: Memory, other: Memory) -> bool:
-    """Tell whether two arrays may have memory in common."""
-    if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
-        return one.overlaps(other)
-    if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
-        return False
-    return np.may_share_memory(one, other)
-
-
-def same(one: Memory, other: Memory) -> bool:
-    """Tell whether two arrays are the same memory, element by element."""
-    places = [(_address(each), each.strides, each.shape) for each in (one, other)]
-    return places[0] == places[1]
-
-
-def is_block(part: Memory, whole: Memory, number: int) -> bool:
-    """Tell whether `part` is block `number` of `whole`, one after the other in memory."""
-    one_after_the_other = all(
-        isinstance(each, np.ndarray) and each.flags.c_contiguous for each in (part, whole)
-    )
-    return one_after_the_other and _address(part) == _address(whole) + number * part.nbytes
-
-
-def _address(array: Memory) -> int:
-    return array.address if isinstance(array, DeviceArray) else int(array.ctypes.data)
-
-
-def like(bound: Bound, shape: Sequence[int]) -> Memory:
-    """Return new memory of the same dtype, on the same device."""
-    array: Memory = bound.array
-    if isinstance(array, DeviceArray):
-        return array.new(tuple(shape))
-    return np.empty(shape, dtype=array.dtype)
-
-
-def require_host(call: str, arrays: Sequence[Memory]) -> None:
-    """Refuse memory of a device, for engines that work on the host's."""
-    for array in arrays:
-        if isinstance(array, DeviceArray):
-            raise InvalidArgumentError(
-                f"{call} got a tensor on {array.tensor.device}; this engine works on CPU memory. "
-                f"Pass tensor.cpu(), or use an engine for that device: rd.init(engine='nccl')."
-            )
 
 
 def unseen(call: str, dtype: str) -> Bound:

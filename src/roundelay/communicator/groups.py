@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 
+from roundelay.arguments import index_of, indices_of, shown, whole
 from roundelay.engines._end import End
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, NoRoomError
 
 __all__ = ["Groups"]
+
+MOST = (1 << 62) - 1
+MOST_DIMENSIONS = 32  # numpy before 2.0 has no more
 
 
 class Groups(ABC):
@@ -32,9 +37,11 @@ class Groups(ABC):
 
     def split(self, color: int | None, key: int | None = None) -> Self | None:
         """Make a group of the ranks with the same color, ordered by key; None leaves you out."""
-        mine = [-1 if color is None else int(color), self.rank if key is None else int(key)]
-        if color is not None and color < 0:
-            raise InvalidArgumentError(f"split takes colors from 0, or None, not {color}.")
+        mine = [-1, self.rank]
+        if color is not None:
+            mine[0] = whole("color of split, unless None,", color, 0, MOST)
+        if key is not None:
+            mine[1] = whole("key of split, unless None,", key, -MOST, MOST)
         table = self.all_gather(np.array(mine, np.int64)).tolist()
         groups: dict[int, list[tuple[int, int]]] = {}
         for rank, (its_color, its_key) in enumerate(table):
@@ -44,13 +51,14 @@ class Groups(ABC):
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Make a group of these ranks, in this order; None for the others. All must call it."""
-        if len(set(ranks)) != len(ranks) or any(not 0 <= rank < self.size for rank in ranks):
-            raise InvalidArgumentError(
-                f"group takes different ranks from 0 to {self.size - 1}, not {list(ranks)}."
-            )
-        if not ranks:
+        numbers = indices_of(ranks)
+        if numbers == []:
             raise InvalidArgumentError("group needs at least one rank.")
-        return self._make(list(ranks))
+        if numbers is None or len({*numbers} & {*range(self.size)}) != len(numbers):
+            raise InvalidArgumentError(
+                f"group takes different ranks from 0 to {self.size - 1}, not {shown(ranks)}."
+            )
+        return self._make(numbers)
 
     def _make(self, ranks: list[int]) -> Self | None:
         end = self._end.group(ranks)
@@ -66,8 +74,37 @@ class Groups(ABC):
         Every rank gets one of its own, of the same size. For torch: `torch.from_numpy`. Engines
         without an arena give ordinary memory.
         """
-        kind = np.dtype(dtype)
-        array_shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = int(np.prod(array_shape, dtype=np.int64)) * kind.itemsize
-        array: np.ndarray[Any, Any] = self._end.memory(nbytes).view(kind).reshape(array_shape)
+        kind, lengths = _dtype(dtype), _shape(shape)
+        nbytes = math.prod(lengths) * kind.itemsize
+        if nbytes * self.size > MOST:
+            raise NoRoomError(nbytes * self.size)
+        array: np.ndarray[Any, Any] = self._end.memory(nbytes).view(kind).reshape(lengths)
         return array
+
+
+def _dtype(given: Any) -> np.dtype[Any]:
+    """Return a dtype whose elements are bytes and nothing else, so that ranks can share them."""
+    try:
+        kind: np.dtype[Any] | None = np.dtype(given)
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        kind = None
+    if kind is None or kind.hasobject or kind.itemsize == 0:
+        raise InvalidArgumentError(
+            f"empty takes a numpy dtype of plain numbers, such as np.float32 or 'int64', not "
+            f"{shown(given)}. For bfloat16 there is that of ml_dtypes."
+        )
+    return kind
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    """Return the lengths of an array that numpy can hold."""
+    number = index_of(given)
+    lengths = indices_of(given) if number is None else [number]
+    if lengths is None or min(lengths, default=0) < 0 or len(lengths) > MOST_DIMENSIONS:
+        raise InvalidArgumentError(
+            f"empty takes a shape: a whole number from 0, or up to {MOST_DIMENSIONS} of them, not "
+            f"{shown(given)}."
+        )
+    if max(lengths, default=0) > MOST or (0 in lengths and math.prod(filter(None, lengths)) > MOST):
+        raise InvalidArgumentError(f"empty: no array can have the shape {shown(given)}.")
+    return tuple(lengths)

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.communicator.buffers import Bound, bind, contiguous, is_block, like, overlap, same
+from roundelay.arguments import index_of, indices_of, shown
+from roundelay.communicator.buffers import Bound, bind
+from roundelay.communicator.memory import contiguous, is_block, new, overlap, require_host, same
 from roundelay.engines._end import Job
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
-from roundelay.reductions import REDUCTIONS, Array, Located, reduction
+from roundelay.reductions import REDUCTIONS, Array, Located, paired, reduction
 
 __all__ = ["Jobs"]
 
@@ -33,7 +35,7 @@ class Jobs:
     def all_reduce(self, x: Any, op: str, out: Any, *, call: str = "all_reduce") -> Job:
         """Reduce in place, or into `out`; scan and exscan have the same shape."""
         if op in LOCATING:
-            return self._located(call, x, op)
+            return self._located(call, x, op, out)
         source = bind(call, x)
         _check_op(call, op, source)
         target = _target(call, source, out, source.array.shape)
@@ -41,14 +43,16 @@ class Jobs:
         given = data if out is None else contiguous(source.array)
         return _job(call, source, source.array.size, deliver, given, data, op=op)
 
-    def _located(self, call: str, x: Any, op: str, root: int = 0) -> Job:
-        values = x.values if isinstance(x, Located) else x
-        source = bind(call, values)
+    def _located(self, call: str, x: Any, op: str, out: Any, root: int = 0) -> Job:
+        given = x if isinstance(x, Located) else Located(x, np.array(self.rank))
+        source = bind(call, given.values)
         REDUCTIONS[op].check(source.dtype)
-        shape = source.array.shape
-        packed = np.empty(shape, dtype=[("value", source.array.dtype), ("location", np.int64)])
-        packed["value"] = source.array
-        packed["location"] = x.locations if isinstance(x, Located) else self.rank
+        require_host(call, (source.array,))
+        if out is not None:
+            raise InvalidArgumentError(
+                f"{call} with op={op!r} returns values and locations, and takes no out=."
+            )
+        packed = paired(call, source.array, given.locations)
         result = np.empty_like(packed)
 
         def finish() -> Located:
@@ -61,9 +65,9 @@ class Jobs:
 
     def reduce(self, x: Any, op: str, root: int, out: Any) -> Job:
         """Reduce to the root, in place there or into `out`; nothing changes elsewhere."""
-        self.check_root("reduce", root)
+        root = self.check_root("reduce", root)
         if op in LOCATING:
-            job = self._located("reduce", x, op, root)
+            job = self._located("reduce", x, op, out, root)
             if self.rank != root:
                 job.finish = _nothing
             return job
@@ -80,7 +84,7 @@ class Jobs:
 
     def broadcast(self, x: Any, root: int) -> Job:
         """Fill everybody's buffer with the root's."""
-        self.check_root("broadcast", root)
+        root = self.check_root("broadcast", root)
         source = bind("broadcast", x)
         numel = source.array.size
         if self.rank == root:
@@ -101,7 +105,7 @@ class Jobs:
     ) -> Job:
         """Stack, or with axis=0 concatenate, what all ranks bring; at the root only for gather."""
         if root is not None:
-            self.check_root(call, root)
+            root = self.check_root(call, root)
         source = bind(call, x)
         given = contiguous(source.array)
         shape, blocks = self._gathered(call, source, axis, counts)
@@ -119,12 +123,12 @@ class Jobs:
         self, call: str, source: Bound, axis: int | None, counts: Sequence[int] | None
     ) -> tuple[tuple[int, ...], list[int]]:
         shape = source.array.shape
-        _check_axis(call, axis, counts, shape)
+        axis = _check_axis(call, axis, counts, shape)
         if axis is None:
             return (self.size, *shape), []
         if counts is None:
             return (self.size * shape[0], *shape[1:]), []
-        self.check_counts(call, counts)
+        counts = self.check_counts(call, counts)
         if shape[0] != counts[self.rank]:
             raise InvalidArgumentError(
                 f"{call}: rank {self.rank} brings {shape[0]} rows, but counts[{self.rank}] is "
@@ -174,9 +178,9 @@ class Jobs:
     ) -> tuple[tuple[int, ...], list[int]]:
         """Return the shape and block lengths of the share that each rank gets."""
         shape = source.array.shape
-        _check_axis(call, axis, counts, shape)
+        axis = _check_axis(call, axis, counts, shape)
         if counts is not None:
-            self.check_counts(call, counts)
+            counts = self.check_counts(call, counts)
             if not shape or sum(counts) != shape[0]:
                 raise InvalidArgumentError(
                     f"{call}: counts {list(counts)} do not add up to the {shape[:1]} rows of x."
@@ -225,20 +229,24 @@ class Jobs:
         nothing = np.empty(0, np.uint8)
         return Job("barrier", "uint8", 1, 0, 0, _nothing, nothing, nothing, op="max")
 
-    def check_root(self, call: str, root: int) -> None:
-        """Refuse a root that is not one of the ranks."""
-        if type(root) is not int or not 0 <= root < self.size:
+    def check_root(self, call: str, root: object) -> int:
+        """Return the root; refuse one that is not one of the ranks."""
+        number = index_of(root)
+        if number is None or not 0 <= number < self.size:
             raise InvalidArgumentError(
-                f"{call} on {self.size} ranks has no root {root!r}; roots go from 0 to "
+                f"{call} on {self.size} ranks has no root {shown(root)}; roots go from 0 to "
                 f"{self.size - 1}."
             )
+        return number
 
-    def check_counts(self, call: str, counts: Sequence[int]) -> None:
-        """Refuse counts that are not one whole number per rank."""
-        if len(counts) != self.size or any(int(n) != n or n < 0 for n in counts):
+    def check_counts(self, call: str, counts: object) -> list[int]:
+        """Return the counts; refuse what is not one whole number per rank."""
+        numbers = indices_of(counts)
+        if numbers is None or len(numbers) != self.size or min(numbers) < 0:
             raise InvalidArgumentError(
-                f"{call} needs counts= of {self.size} whole numbers from 0, not {list(counts)!r}."
+                f"{call} needs counts= of {self.size} whole numbers from 0, not {shown(counts)}."
             )
+        return numbers
 
 
 def _job(
@@ -274,13 +282,15 @@ def _check_op(call: str, op: str, source: Bound) -> None:
 
 def _check_axis(
     call: str, axis: int | None, counts: Sequence[int] | None, shape: tuple[int, ...]
-) -> None:
-    if axis not in (None, 0):
-        raise InvalidArgumentError(f"{call} takes axis=None (stack) or axis=0, not {axis!r}.")
+) -> int | None:
+    """Return the axis, which is None or 0; refuse what does not go with it."""
+    if axis is not None and index_of(axis) != 0:
+        raise InvalidArgumentError(f"{call} takes axis=None (stack) or axis=0, not {shown(axis)}.")
     if counts is not None and axis is None:
         raise InvalidArgumentError(f"{call} with counts= concatenates: pass axis=0 with it.")
-    if axis == 0 and not shape:
+    if axis is not None and not shape:
         raise InvalidArgumentError(f"{call} with axis=0 needs at least one dimension.")
+    return None if axis is None else 0
 
 
 def _target(
@@ -299,7 +309,7 @@ def _target(
     if out is None:
         if not fresh:
             return source
-        array = like(source, shape)
+        array = new(call, source.array, shape)
         return Bound(array, source.dtype, source.wrap, None, lambda: None)
     target = bind(call, out)
     if target.dtype != source.dtype or target.array.shape != shape:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from roundelay.communicator.buffers import Bound, bind, require_host
+from roundelay.arguments import index_of, shown
+from roundelay.communicator.buffers import Bound, bind
+from roundelay.communicator.memory import require_host
 from roundelay.engines._end import End, Letter
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 
 __all__ = ["ANY", "Mail", "Message"]
 
 T = TypeVar("T")
+TAGS = 1 << 62
 
 
 class _Any:
@@ -90,12 +94,20 @@ class Mail(ABC):
     ) -> T:
         """Send `x` to `dst` and fill `into` from `src` at the same time."""
         expected = tag if recv_tag is None else recv_tag
-        sent = self._post(x, dst, tag, sends=True, background=False)
-        result: T = self._post(into, src, expected, sends=False, background=False).wait()
+        send = self._ready(x, dst, tag, sends=True, background=False)
+        receive = self._ready(into, src, expected, sends=False, background=False)
+        sent = send()  # both are right, so neither goes without the other
+        result: T = receive().wait()
         sent.wait()
         return result
 
     def _post(self, x: Any, other: Any, tag: Any, *, sends: bool, background: bool = True) -> Any:
+        return self._ready(x, other, tag, sends=sends, background=background)()
+
+    def _ready(
+        self, x: Any, other: Any, tag: Any, *, sends: bool, background: bool
+    ) -> Callable[[], Any]:
+        """Return what posts a message, once all that was asked for has been found right."""
         call = "send" if sends else "recv"
         bound = bind(call, x)
         if not self._end.devices:
@@ -105,26 +117,35 @@ class Mail(ABC):
         data = bound.array if bound.array.flags.c_contiguous else bound.array.copy()
         rank = None if other is ANY and not sends else self._checked(call, other)
         number = None if tag is ANY and not sends else _tag(call, tag)
-        letter = self._end.post(
-            data.reshape(-1), bound.dtype, rank, number, sends=sends, background=background
-        )
         kind = Message if sends else _Receipt
-        return kind(self.rank, letter, bound, data)
+
+        def post() -> Message:
+            letter = self._end.post(
+                data.reshape(-1), bound.dtype, rank, number, sends=sends, background=background
+            )
+            return kind(self.rank, letter, bound, data)
+
+        return post
 
     def _checked(self, call: str, rank: Any) -> int:
-        if type(rank) is not int or not 0 <= rank < self.size:
+        number = index_of(rank)
+        if number is None or not 0 <= number < self.size:
             ways = "" if call == "send" else ", or rd.ANY"
             raise InvalidArgumentError(
-                f"{call} on {self.size} ranks has no rank {rank!r}; ranks go from 0 to "
+                f"{call} on {self.size} ranks has no rank {shown(rank)}; ranks go from 0 to "
                 f"{self.size - 1}{ways}."
             )
-        return rank
+        return number
 
 
 def _tag(call: str, tag: Any) -> int:
-    if type(tag) is not int or not 0 <= tag < 1 << 62:
-        raise InvalidArgumentError(f"{call} takes whole numbers from 0 as tag, not {tag!r}.")
-    return tag
+    number = index_of(tag)
+    if number is None or not 0 <= number < TAGS:
+        ways = "" if call == "send" else ", or rd.ANY"
+        raise InvalidArgumentError(
+            f"{call} takes whole numbers from 0 to 2**62 - 1 as tag{ways}, not {shown(tag)}."
+        )
+    return number
 
 
 def _item(dtype: str) -> int:

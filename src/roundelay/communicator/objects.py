@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
 
+from roundelay.arguments import shown
+from roundelay.communicator.jobs import Jobs
 from roundelay.engines._wire import decode, encode
 from roundelay.errors import InvalidArgumentError
 
@@ -19,9 +21,11 @@ class ObjectCalls(ABC):
 
     rank: int
     size: int
+    _jobs: Jobs
 
     def broadcast_object(self, thing: Any, root: int = 0, *, allow_pickle: bool = False) -> Any:
         """Return the root's object on every rank."""
+        root = self._jobs.check_root("broadcast_object", root)
         data = encode(thing, allow_pickle=allow_pickle) if self.rank == root else b""
         length = self.broadcast(np.array([len(data)], np.int64), root)
         buffer = (
@@ -41,6 +45,7 @@ class ObjectCalls(ABC):
         self, thing: Any, root: int = 0, *, allow_pickle: bool = False
     ) -> list[Any] | None:
         """Return everybody's object, in rank order, at the root; None elsewhere."""
+        root = self._jobs.check_root("gather_object", root)
         data = np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
         counts = self.all_gather(np.array([len(data)], np.int64))[:, 0].tolist()
         joined = self.gather(data, root, axis=0, counts=counts)
@@ -50,11 +55,13 @@ class ObjectCalls(ABC):
         self, things: Sequence[Any] | None, root: int = 0, *, allow_pickle: bool = False
     ) -> Any:
         """Return the r-th of the root's objects on rank r."""
+        root = self._jobs.check_root("scatter_object", root)
         parts = []
         if self.rank == root:
-            if things is None or len(things) != self.size:
+            if not isinstance(things, Sized) or len(things) != self.size:
                 raise InvalidArgumentError(
-                    f"scatter_object on {self.size} ranks needs {self.size} objects at the root."
+                    f"scatter_object on {self.size} ranks needs a list of {self.size} objects at "
+                    f"the root, not {shown(things)}."
                 )
             parts = [encode(thing, allow_pickle=allow_pickle) for thing in things]
         width = np.array([max(map(len, parts), default=0)], np.int64)

@@ -7,11 +7,12 @@ from typing import Any
 
 from roundelay import _core
 from roundelay.algorithms import algorithms
+from roundelay.arguments import shown
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, view
 from roundelay.engines._end import Job, ScheduleFor
 from roundelay.engines._plans import native_plan
-from roundelay.errors import UnknownNameError
+from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.reductions import REDUCTIONS
 from roundelay.schedule import Programs, Reach, Schedule, compile_schedule
 from roundelay.tuning import DEFAULT, Tuning, rounds_once
@@ -140,6 +141,11 @@ def schedule_for(size: int, tuning: Tuning) -> ScheduleFor:
 def _forced(collective: str, algorithm: str) -> str:
     """Return the full name of an algorithm that the caller asked for."""
     prefix = f"{collective}_"
+    if not isinstance(algorithm, str):
+        raise InvalidArgumentError(
+            f"{collective}: algorithm is a name, such as those of `roundelay list {collective}`, "
+            f"not {shown(algorithm)}."
+        )
     name = prefix + algorithm.removeprefix(prefix)
     if ALGORITHM_OF.get(name) != collective:
         same = [other for other, of in ALGORITHM_OF.items() if of == collective]

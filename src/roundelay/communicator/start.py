@@ -102,13 +102,15 @@ class Start:
         algorithm: str | None = None,
     ) -> Handle:
         """Begin a gather."""
-        job = self._comm._jobs.all_gather(x, out, axis, counts, call="gather", root=root)
+        jobs = self._comm._jobs
+        root = jobs.check_root("gather", root)
+        job = jobs.all_gather(x, out, axis, counts, call="gather", root=root)
         return self._later(job, algorithm)
 
     def scatter(self, x: Any, root: int = 0, *, out: Any, algorithm: str | None = None) -> Handle:
         """Begin a scatter into `out`, which tells every rank the shape without asking the root."""
         jobs = self._comm._jobs
-        jobs.check_root("scatter", root)
+        root = jobs.check_root("scatter", root)
         bound = bind("scatter", out)
         return self._later(jobs.scatter(x, root, bound.array.shape, bound, out), algorithm)
 

@@ -47,7 +47,7 @@ class HierarchicalCalls:
 
     def run(self, job: Job, algorithm: str | None) -> None:
         """Run a job by parts, or on the library that joins all ranks where parts gain nothing."""
-        own = algorithm is None or algorithm.removeprefix("all_reduce_") == "hierarchical"
+        own = algorithm is None or str(algorithm).removeprefix("all_reduce_") == "hierarchical"
         call = self._composed.get(job.collective)
         if own and call is not None:
             call(job)

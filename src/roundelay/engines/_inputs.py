@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from roundelay.arguments import shown
 from roundelay.collectives import letter
 from roundelay.engines._base import Buffer
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
-from roundelay.reductions import Array, Located, Op, Reduction, reduction
+from roundelay.reductions import Array, Located, Op, Reduction, paired, reduction
 from roundelay.schedule import Layout, Schedule, prove, split
 
 __all__ = ["outgoing", "prepare"]
 
 LOCATING = ("maxloc", "minloc")
+TAKEN = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 
 
 def prepare(
@@ -68,13 +70,14 @@ def _incoming(
         if given is None or not needed:
             arrays.append(None)
         elif made.name in LOCATING:
-            arrays.append(_pair(given, rank))
+            pair = given if isinstance(given, Located) else Located(given, np.array(rank))
+            arrays.append(paired(name, _array(name, pair.values), pair.locations).ravel())
         elif isinstance(given, Located):
             raise UnsupportedReductionError(
                 f"{made.name} takes arrays; Located is for maxloc and minloc."
             )
         else:
-            arrays.append(np.asarray(given).ravel())
+            arrays.append(_array(name, given).ravel())
     _check_dtypes(schedule, arrays, made)
     return arrays
 
@@ -93,12 +96,20 @@ def _check_dtypes(schedule: Schedule, arrays: Sequence[Array | None], made: Redu
                 made.check(array.dtype)
 
 
-def _pair(given: Buffer, rank: int) -> Array:
-    values = np.asarray(given.values if isinstance(given, Located) else given).ravel()
-    places = np.asarray(given.locations).ravel() if isinstance(given, Located) else np.int64(rank)
-    pair = np.empty(len(values), dtype=[("value", values.dtype), ("location", np.int64)])
-    pair["value"], pair["location"] = values, places
-    return pair
+def _array(call: str, given: object) -> Array:
+    """Return what numpy makes of an input; refuse what no engine has a dtype for."""
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgumentError(f"{call} takes arrays, not {shown(given)}: {error}.") from None
+    if array.dtype.name != "bfloat16" and array.dtype.str[1:] not in TAKEN:
+        raise InvalidArgumentError(f"{call} does not take dtype {array.dtype}.")
+    if not array.dtype.isnative:
+        raise InvalidArgumentError(
+            f"{call} takes the byte order of this machine, not dtype {array.dtype}: pass "
+            f"x.astype(x.dtype.newbyteorder('='))."
+        )
+    return array
 
 
 def outgoing(array: Array) -> Buffer:

@@ -32,9 +32,10 @@ JOINING = ("gloo", "mpi", "nccl", "shared_memory")
 
 def check_engine(engine: str | None) -> None:
     """Refuse an engine that joins no processes."""
-    if engine is None or engine in JOINING:
+    named = isinstance(engine, str)
+    if engine is None or (named and engine in JOINING):
         return
-    if engine in engines.names():
+    if named and engine in engines.names():
         raise InvalidArgumentError(
             f"init joins processes that a launcher started, with one of the engines "
             f"{', '.join(JOINING)}; for {engine} see rd.run."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from roundelay import _core
+from roundelay.arguments import seconds as read_seconds
+from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.join import schedules
 from roundelay.communicator.native import NativeEnd
@@ -33,7 +35,7 @@ def run(
     fn: Callable[..., Any],
     ranks: int = 4,
     engine: str = "shared_memory",
-    args: Sequence[Any] = (),
+    args: Iterable[Any] = (),
     *,
     timeout: float | None = None,
     allow_pickle: bool = False,
@@ -49,14 +51,16 @@ def run(
     >>> run(lambda comm, factor: comm.rank * factor, ranks=3, engine="threads", args=(10,))
     [0, 10, 20]
     """
-    _check(fn, ranks, engine)
+    _check(fn, args, engine)
+    ranks = whole("ranks", ranks, 1, MOST_RANKS)
+    given = tuple(args)
     limit = check_timeout("timeout", timeout)
     tuning = host_tuning(ranks)
 
     def body(end: End) -> Any:
         comm = Communicator(end)
         try:
-            result = fn(comm, *args)
+            result = fn(comm, *given)
         except ServerFinished:
             result = None
         comm.close()  # a rank that fails says so instead of goodbye
@@ -96,22 +100,20 @@ def check_timeout(name: str, seconds: float | None) -> float:
     """Return a timeout in seconds, the default for None; `name` is what to call it in errors."""
     if seconds is None:
         return TIMEOUT_S
-    if type(seconds) not in (int, float) or not seconds > 0:  # NaN neither
-        raise InvalidArgumentError(f"{name} is a positive number of seconds, not {seconds!r}.")
-    return float(seconds)
+    return read_seconds(name, seconds)
 
 
-def _check(fn: object, ranks: object, engine: str) -> None:
+def _check(fn: object, args: object, engine: object) -> None:
     if not callable(fn):
-        raise InvalidArgumentError(f"run needs a function of a communicator, not {fn!r}.")
-    if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
+        raise InvalidArgumentError(f"run needs a function of a communicator, not {shown(fn)}.")
+    if not isinstance(args, Iterable) or isinstance(args, str):
         raise InvalidArgumentError(
-            f"ranks is a whole number from 1 to {MOST_RANKS}, not {ranks!r}."
+            f"args is a tuple of what fn takes beside the communicator, not {shown(args)}."
         )
-    if engine not in STARTING:
-        if engine in engines.names():
+    if not isinstance(engine, str) or engine not in STARTING:
+        if isinstance(engine, str) and engine in engines.names():
             raise InvalidArgumentError(
                 f"The engine {engine} runs schedules, but starts no ranks; "
                 f"run takes {' or '.join(STARTING)}."
             )
-        raise UnknownNameError("engines", engine, STARTING)
+        raise UnknownNameError("engines", str(engine), STARTING)

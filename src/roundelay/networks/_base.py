@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+from roundelay.arguments import index_of, shown, whole
 from roundelay.errors import InvalidArgumentError, NetworkError
 from roundelay.schedule import Link
 
@@ -59,10 +60,7 @@ class Graph:
         *,
         reduce_bandwidth: float = REDUCE_BANDWIDTH,
     ) -> None:
-        if type(size) is not int or size < 1:
-            raise InvalidArgumentError(
-                f"a network needs a whole number from 1 as size, not {size!r}."
-            )
+        size = whole("size of a network", size, 1)
         self.name, self.size, self.links = name, size, tuple(links)
         self.reduce_bandwidth = above_zero(name, "reduce_bandwidth", reduce_bandwidth)
         self._out: dict[int | str, dict[int | str, Link]] = {}
@@ -82,12 +80,7 @@ class Graph:
 
     def route(self, src: int, dst: int) -> tuple[Link, ...]:
         """Return the links that a message from `src` to `dst` crosses, in order."""
-        for rank in (src, dst):
-            if type(rank) is not int or not 0 <= rank < self.size:
-                raise InvalidArgumentError(
-                    f"the network {self.name} has no rank {rank!r}; ranks go from 0 to "
-                    f"{self.size - 1}."
-                )
+        src, dst = self._rank(src), self._rank(dst)
         if src == dst:
             return ()
         direct = self._out[src].get(dst)
@@ -103,6 +96,15 @@ class Graph:
             path.append(last[node])
             node = last[node].src
         return tuple(reversed(path))
+
+    def _rank(self, given: int) -> int:
+        rank = index_of(given)
+        if rank is None or not 0 <= rank < self.size:
+            raise InvalidArgumentError(
+                f"the network {self.name} has no rank {shown(given)}; ranks go from 0 to "
+                f"{self.size - 1}."
+            )
+        return rank
 
     def _add(self, link: Link) -> None:
         for end in (link.src, link.dst):

@@ -6,17 +6,17 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from roundelay.errors import InvalidArgumentError, UnsupportedSizeError
+from roundelay.arguments import whole
+from roundelay.errors import UnsupportedSizeError
 from roundelay.networks._base import both_ways
 from roundelay.schedule import Link
 
 __all__ = ["check_size", "divisor", "grid", "row_count"]
 
 
-def check_size(name: str, size: int) -> None:
-    """Refuse a size that is not a whole number from 1."""
-    if type(size) is not int or size < 1:
-        raise InvalidArgumentError(f"{name} needs a whole number from 1 as size, not {size!r}.")
+def check_size(name: str, size: int) -> int:
+    """Return the size; refuse what is not a whole number from 1."""
+    return whole(f"size of {name}", size, 1)
 
 
 def divisor(name: str, size: int, word: str, value: int | None, *, most: int) -> int:
@@ -25,11 +25,9 @@ def divisor(name: str, size: int, word: str, value: int | None, *, most: int) ->
     >>> divisor("mesh", 12, "rows", None, most=3)
     3
     """
-    check_size(name, size)
     if value is None:
         return max(number for number in range(1, most + 1) if size % number == 0)
-    if type(value) is not int or value < 1:
-        raise InvalidArgumentError(f"{name} needs a whole number from 1 as {word}, not {value!r}.")
+    value = whole(f"{word} of {name}", value, 1)
     if size % value:
         raise UnsupportedSizeError(f"{name} with {word}={value}", size, f"multiples of {value}")
     return value
@@ -37,7 +35,6 @@ def divisor(name: str, size: int, word: str, value: int | None, *, most: int) ->
 
 def row_count(name: str, size: int, rows: int | None) -> int:
     """Return the number of rows: as square as the size allows, unless given."""
-    check_size(name, size)
     return divisor(name, size, "rows", rows, most=math.isqrt(size))
 
 

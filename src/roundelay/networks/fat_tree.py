@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roundelay.errors import InvalidArgumentError
+from roundelay.arguments import whole
 from roundelay.networks._base import (
     BANDWIDTH,
     LATENCY,
@@ -37,11 +37,8 @@ def fat_tree(
     >>> [str(link) for link in fat_tree(16).route(0, 9)]
     ['0→leaf0', 'leaf0→spine', 'spine→leaf1', 'leaf1→9']
     """
-    check_size("fat_tree", size)
-    if type(per_leaf) is not int or per_leaf < 1:
-        raise InvalidArgumentError(
-            f"fat_tree needs a whole number from 1 as per_leaf, not {per_leaf!r}."
-        )
+    size = check_size("fat_tree", size)
+    per_leaf = whole("per_leaf of fat_tree", per_leaf, 1)
     ports = per_leaf * above_zero("fat_tree", "bandwidth", bandwidth)
     uplink = ports / above_zero("fat_tree", "oversubscription", oversubscription)
 

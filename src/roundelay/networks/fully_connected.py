@@ -22,7 +22,7 @@ def fully_connected(
     >>> len(fully_connected(4).links)
     12
     """
-    check_size("fully_connected", size)
+    size = check_size("fully_connected", size)
     links = (
         link
         for a, b in combinations(range(size), 2)

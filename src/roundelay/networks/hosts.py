@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roundelay.networks._base import BANDWIDTH, REDUCE_BANDWIDTH, Graph, above_zero, both_ways
-from roundelay.networks._grids import divisor
+from roundelay.networks._grids import check_size, divisor
 from roundelay.schedule import Link
 
 __all__ = ["hosts"]
@@ -30,6 +30,7 @@ def hosts(
     >>> [str(link) for link in hosts(16).route(0, 9)]
     ['0→host0', 'host0→network', 'network→host1', 'host1→9']
     """
+    size = check_size("hosts", size)
     inside = divisor("hosts", size, "per_host", per_host, most=8)
     half = above_zero("hosts", "latency", latency, or_zero=True) / 2
     nic_half = above_zero("hosts", "nic_latency", nic_latency, or_zero=True) / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundelay.networks._base import BANDWIDTH, LATENCY, REDUCE_BANDWIDTH, Graph
-from roundelay.networks._grids import grid, row_count
+from roundelay.networks._grids import check_size, grid, row_count
 
 __all__ = ["mesh"]
 
@@ -23,5 +23,6 @@ def mesh(
     >>> len(mesh(6).route(0, 5)), len(mesh(6, rows=1).route(0, 5))
     (3, 5)
     """
+    size = check_size("mesh", size)
     links = grid(size, row_count("mesh", size, rows), latency, bandwidth)
     return Graph("mesh", size, links, reduce_bandwidth=reduce_bandwidth)

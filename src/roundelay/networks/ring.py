@@ -20,6 +20,6 @@ def ring(
     >>> [str(link) for link in ring(6).route(0, 4)]
     ['0→5', '5→4']
     """
-    check_size("ring", size)
+    size = check_size("ring", size)
     links = grid(size, 1, latency, bandwidth, wrap=True)
     return Graph("ring", size, links, reduce_bandwidth=reduce_bandwidth)

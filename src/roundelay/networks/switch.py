@@ -30,7 +30,7 @@ def switch(
     >>> [str(link) for link in switch(4).route(0, 3)]
     ['0→switch', 'switch→3']
     """
-    check_size("switch", size)
+    size = check_size("switch", size)
     half = above_zero("switch", "latency", latency, or_zero=True) / 2
     links = (link for rank in range(size) for link in both_ways(rank, "switch", half, bandwidth))
     return Graph("switch", size, links, reduce_bandwidth=reduce_bandwidth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundelay.networks._base import BANDWIDTH, LATENCY, REDUCE_BANDWIDTH, Graph
-from roundelay.networks._grids import grid, row_count
+from roundelay.networks._grids import check_size, grid, row_count
 
 __all__ = ["torus"]
 
@@ -23,5 +23,6 @@ def torus(
     >>> len(torus(16).route(0, 15))
     2
     """
+    size = check_size("torus", size)
     links = grid(size, row_count("torus", size, rows), latency, bandwidth, wrap=True)
     return Graph("torus", size, links, reduce_bandwidth=reduce_bandwidth)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from roundelay.arguments import indices_of, shown
 from roundelay.errors import InvalidArgumentError
 from roundelay.schedule.schedule import Schedule
 
@@ -36,13 +37,13 @@ class Layout:
     def of(cls, schedule: Schedule, counts: Sequence[int]) -> Layout:
         """Lay out blocks of the given lengths, one per block of the contract."""
         blocks = schedule.collective.blocks(schedule.size)
-        wrong = [n for n in counts if type(n) is not int or n < 0]
-        if len(counts) != blocks or wrong:
+        numbers = indices_of(counts)
+        if numbers is None or len(numbers) != blocks or min(numbers, default=0) < 0:
             raise InvalidArgumentError(
                 f"{schedule.collective.name} on {schedule.size} ranks needs counts= of {blocks} "
-                f"whole numbers from 0, not {list(counts)!r}."
+                f"whole numbers from 0, not {shown(counts)}."
             )
-        return cls(schedule, tuple(counts))
+        return cls(schedule, tuple(numbers))
 
     @classmethod
     def even(cls, schedule: Schedule, elements: int) -> Layout:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from roundelay.arguments import whole
 from roundelay.errors import InvalidArgumentError
 from roundelay.schedule.layout import Layout
 from roundelay.schedule.schedule import Schedule
@@ -99,7 +100,8 @@ def price(
     >>> len(ring.steps), ring.sent[0], ring.seconds
     (6, 6144, None)
     """
-    lengths = _chunk_bytes(schedule, nbytes, itemsize)
+    nbytes = whole("nbytes of price", nbytes, 0, MOST_BYTES)
+    lengths = _chunk_bytes(schedule, nbytes, whole("itemsize of price", itemsize, 1))
     roads = None if network is None else _Roads(network, schedule)
     sent, received = [0] * schedule.size, [0] * schedule.size
     steps = []
@@ -130,14 +132,6 @@ def price(
 
 def _chunk_bytes(schedule: Schedule, nbytes: int, itemsize: int) -> list[int]:
     """Return how many bytes every chunk has; refuse what is no whole number of elements."""
-    if type(itemsize) is not int or itemsize < 1:
-        raise InvalidArgumentError(
-            f"price needs a whole number from 1 as itemsize, not {itemsize!r}."
-        )
-    if type(nbytes) is not int or not 0 <= nbytes <= MOST_BYTES:
-        raise InvalidArgumentError(
-            f"price needs a whole number from 0 to 2**63 as nbytes, not {nbytes!r}."
-        )
     if nbytes % itemsize:
         raise InvalidArgumentError(
             f"price needs nbytes in whole elements, but {nbytes} is no multiple of the itemsize "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
+from roundelay.arguments import index_of, indices_of, shown
 from roundelay.collectives import Collective
 from roundelay.errors import ScheduleError
 
@@ -68,14 +69,17 @@ class Schedule:
         parts: int = 1,
         name: str = "schedule",
     ) -> None:
-        collective.check(size, root)
-        if type(parts) is not int or parts < 1:
-            raise ScheduleError(f"{name}: parts", f"must be a whole number from 1, not {parts!r}")
+        size, root = collective.check(size, root)
+        pieces = index_of(parts)
+        if pieces is None or pieces < 1:
+            raise ScheduleError(
+                f"{name}: parts", f"must be a whole number from 1, not {shown(parts)}"
+            )
         values = {
             "collective": collective,
             "size": size,
             "root": root,
-            "parts": parts,
+            "parts": pieces,
             "name": name,
             "transfers": tuple(sorted(_checked(name, transfers), key=_step_of)),
         }
@@ -154,11 +158,15 @@ def _checked(name: str, transfers: Iterable[Transfer]) -> Iterator[Transfer]:
         if not isinstance(transfer, Transfer):
             problem = f"is a {type(transfer).__name__}, not a Transfer"
             raise ScheduleError(f"{name}: transfers[{index}]", problem)
-        step, src, dst, chunk, _ = transfer
-        if not (type(step) is type(src) is type(dst) is type(chunk) is int):
-            problem = f"{transfer} needs whole numbers as step, src, dst and chunk"
+        step, src, dst, chunk, op = transfer
+        if type(step) is type(src) is type(dst) is type(chunk) is int:
+            yield transfer
+            continue
+        numbers = indices_of(transfer[:4])
+        if numbers is None:
+            problem = f"{shown(transfer)} needs whole numbers as step, src, dst and chunk"
             raise ScheduleError(f"{name}: transfers[{index}]", problem)
-        yield transfer
+        yield Transfer(numbers[0], numbers[1], numbers[2], numbers[3], op)
 
 
 def _step_of(transfer: Transfer) -> int:

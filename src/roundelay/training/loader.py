@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from roundelay.arguments import whole
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run, run_of
@@ -132,15 +133,14 @@ def loader(
 
 
 def _planned(batch_size: int, size: int, micro_batch: int | None) -> _Plan:
+    batch_size = whole("loader: batch_size", batch_size, 0)
     if batch_size < 1 or batch_size % size:
         raise InvalidArgumentError(
             f"loader: a batch of {batch_size} rows can't be shared evenly by {size} ranks; take a "
             f"multiple of {size}."
         )
     share = batch_size // size
-    most = share if micro_batch is None else micro_batch
-    if most < 1:
-        raise InvalidArgumentError(f"loader: micro_batch is a number from 1, not {micro_batch}.")
+    most = share if micro_batch is None else whole("loader: micro_batch", micro_batch, 1)
     # The largest micro-batch that divides the share: all of them weigh the same.
     fitting = next(rows for rows in range(min(most, share), 0, -1) if share % rows == 0)
     return _Plan(batch_size, size, fitting, share // fitting)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 
+from roundelay.arguments import shown, whole
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 
 __all__ = ["Precision", "cast_inputs", "cast_model", "master_dtype", "precision_of"]
@@ -41,14 +43,13 @@ class Precision:
                     f"Precision takes {name}=, a floating torch dtype, not {dtype!r}."
                 )
         scale, interval = self.loss_scale, self.growth_interval
-        if scale is not None and not 0 < scale < math.inf:
-            raise InvalidArgumentError(f"loss_scale is a number above 0, not {scale!r}.")
+        if scale is not None and not (isinstance(scale, Real) and 0 < scale < math.inf):
+            raise InvalidArgumentError(f"loss_scale is a number above 0, not {shown(scale)}.")
         if scale is not None and self.compute is None:
             raise InvalidArgumentError("loss_scale needs compute=, a half precision to cure.")
-        if interval is not None and interval < 1:
-            raise InvalidArgumentError(
-                f"growth_interval is a number of steps from 1, not {interval!r}."
-            )
+        if interval is not None:
+            steps = whole("growth_interval", interval, 1)
+            object.__setattr__(self, "growth_interval", steps)
 
     @property
     def mixed(self) -> bool:

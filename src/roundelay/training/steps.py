@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from roundelay.arguments import shown
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import latest_run, run_of
 
@@ -39,10 +40,14 @@ def backward(
     unevenly they are spread.
     """
     run = latest_run("backward") if model is None else run_of("backward", model)
-    if not 0 <= weight < math.inf:
-        raise InvalidArgumentError(f"backward takes a weight from 0, not {weight!r}.")
+    try:
+        total = float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        total = math.nan
+    if not 0 <= total < math.inf:
+        raise InvalidArgumentError(f"backward takes a weight from 0, not {shown(weight)}.")
     run.setup.weights.used = True
-    run.setup.weights.total += float(weight)
+    run.setup.weights.total += total
     scaler = run.setup.scaler
     loss = loss_sum if scaler is None else scaler.apply(loss_sum)
     loss.backward()  # type: ignore[no-untyped-call]

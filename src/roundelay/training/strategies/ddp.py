@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from roundelay.arguments import whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
@@ -43,8 +44,9 @@ class Ddp(Strategy):
     check_finite: bool = True
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes is not None and self.bucket_bytes < 1:
-            raise InvalidArgumentError(f"bucket_bytes is a number from 1, not {self.bucket_bytes}.")
+        if self.bucket_bytes is not None:
+            size = whole("bucket_bytes of Ddp", self.bucket_bytes, 1)
+            object.__setattr__(self, "bucket_bytes", size)
 
     def share(self, setup: Setup) -> Sharing:
         """Give every parameter's gradient a place in a bucket."""

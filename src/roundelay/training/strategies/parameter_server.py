@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from roundelay.arguments import index_of, indices_of, shown, whole
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.training._ps_aggregate import OwnAggregate
 from roundelay.training._ps_open import open_shop
@@ -65,10 +66,9 @@ class ParameterServer(Strategy):
             raise InvalidArgumentError(
                 f"staleness={self.staleness!r} is for mode='ssp'; mode={self.mode!r} has no bound."
             )
-        if self.staleness is not None and (type(self.staleness) is not int or self.staleness < 0):
-            raise InvalidArgumentError(
-                f"staleness is a number of steps from 0, not {self.staleness!r}."
-            )
+        if self.staleness is not None:
+            steps = whole("staleness of ParameterServer", self.staleness, 0)
+            object.__setattr__(self, "staleness", steps)
 
     @property
     def synchronous(self) -> bool:  # type: ignore[override] # an attribute of other strategies
@@ -90,19 +90,16 @@ class ParameterServer(Strategy):
     def places(self, size: int) -> tuple[list[int], list[int]]:
         """Return the ranks that serve and those that train."""
         every = list(range(size))
-        if isinstance(self.servers, int):
-            count = self.servers
+        count, servers = index_of(self.servers), indices_of(self.servers) or []
+        if count is not None and 1 <= count <= size:
             servers = every[size - count :] if self.dedicated else every[:count]
-            good = 1 <= count <= size and type(count) is int
-        else:
-            servers = list(self.servers)
-            good = bool(servers) and len(set(servers)) == len(servers) and set(servers) <= {*every}
+        good = bool(servers) and len({*servers} & {*every}) == len(servers)
         workers = [rank for rank in every if not self.dedicated or rank not in servers]
         if not good or not workers:
             left = " and leave a worker" if self.dedicated else ""
             raise InvalidArgumentError(
                 f"servers= is a number or a list of different ranks; with {size} ranks it can't "
-                f"be {self.servers!r}: there must be a server{left}."
+                f"be {shown(self.servers)}: there must be a server{left}."
             )
         return servers, workers
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from roundelay.arguments import index_of, shown, whole
 from roundelay.communicator import Traffic
 from roundelay.errors import InvalidArgumentError, NotFiniteError
 from roundelay.training._buckets import bucket_limit
@@ -45,10 +46,11 @@ class Zero(Strategy):
     check_finite: bool = True
 
     def __post_init__(self) -> None:
-        if self.stage not in STAGES:
-            raise InvalidArgumentError(f"Zero has stages 1, 2 and 3, not {self.stage!r}.")
-        if self.bucket_bytes is not None and self.bucket_bytes < 1:
-            raise InvalidArgumentError(f"bucket_bytes is a number from 1, not {self.bucket_bytes}.")
+        if index_of(self.stage) not in STAGES:
+            raise InvalidArgumentError(f"Zero has stages 1, 2 and 3, not {shown(self.stage)}.")
+        if self.bucket_bytes is not None:
+            size = whole("bucket_bytes of Zero", self.bucket_bytes, 1)
+            object.__setattr__(self, "bucket_bytes", size)
         if self.units is not None and self.stage != STAGES[-1]:
             raise InvalidArgumentError(f"units= is for stage 3; stage {self.stage} has none.")
 
