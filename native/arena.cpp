@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kill_point.hpp"
+#include "memory.hpp"
 #include "world.hpp"
 
 namespace roundelay {
@@ -59,7 +60,9 @@ class ArenaLock {
 }  // namespace
 
 bool reserve(int fd, std::uint64_t at, std::size_t bytes) {
-    if (bytes > available_memory()) {
+    // A sixteenth stays for what the ranks themselves need to go on, tables of pages among it.
+    const std::size_t available = available_memory();
+    if (bytes > available - available / 16) {
         errno = ENOMEM;
         return false;
     }

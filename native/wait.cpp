@@ -2,7 +2,6 @@
 
 #include <linux/futex.h>
 #include <sched.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,34 +24,7 @@ double quota() {
     return 1e9;
 }
 
-// The number in a file of the kernel's, or `otherwise`.
-std::size_t number_in(const char* path, const char* format, std::size_t otherwise) {
-    std::size_t found = otherwise;
-    if (FILE* file = std::fopen(path, "re")) {
-        char line[256];
-        while (std::fgets(line, sizeof line, file) != nullptr)
-            if (std::sscanf(line, format, &found) == 1) break;
-        std::fclose(file);
-    }
-    return found;
-}
-
 }  // namespace
-
-std::size_t available_memory() {
-    constexpr std::size_t plenty = std::size_t{1} << 60;
-    const std::size_t kib = number_in("/proc/meminfo", "MemAvailable: %zu kB", plenty / 1024);
-    const std::size_t limit = number_in("/sys/fs/cgroup/memory.max", "%zu", plenty);
-    const std::size_t used = number_in("/sys/fs/cgroup/memory.current", "%zu", 0);
-    std::size_t addresses = plenty;
-    rlimit own{};
-    if (getrlimit(RLIMIT_AS, &own) == 0 && own.rlim_cur != RLIM_INFINITY) {
-        const std::size_t mapped =
-            number_in("/proc/self/statm", "%zu", 0) * std::size_t(sysconf(_SC_PAGESIZE));
-        addresses = own.rlim_cur > mapped ? std::size_t(own.rlim_cur) - mapped : 0;
-    }
-    return std::min({kib * 1024, limit > used ? limit - used : 0, addresses});
-}
 
 int available_cores() {
     cpu_set_t set;

@@ -10,10 +10,6 @@ namespace roundelay {
 // Cores this process may really use: its affinity, cut by the container's CPU quota.
 int available_cores();
 
-// Bytes that this process may still ask for before the kernel would have to kill somebody: what the
-// machine has available, cut by the container's limit.
-std::size_t available_memory();
-
 // Nanoseconds of a clock that never goes back.
 std::int64_t now_ns();
 

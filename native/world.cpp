@@ -64,16 +64,21 @@ World::World(int fd, std::byte* base, std::size_t bytes)
     worlds.insert(this);
 }
 
-std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::size_t arena) {
-    const std::size_t ranks_at = round_up(sizeof(Header), page_bytes);
-    const std::size_t sites_at = ranks_at + round_up(sizeof(RankInfo) * std::size_t(size), page_bytes);
-    const std::size_t mail_at =
-        sites_at + round_up(sizeof(Site) * site_count * std::size_t(size), page_bytes);
-    const std::size_t ring = mail_ring_bytes(size) + 256;
-    const std::size_t group_at =
-        mail_at + round_up(ring * std::size_t(size) * std::size_t(size), page_bytes);
-    const std::size_t fixed = group_at + round_up(group_bytes, page_bytes);
+World::Parts World::parts(int size, std::size_t group_bytes) {
+    const auto ranks = std::size_t(size);
+    Parts parts{};
+    parts.ranks_at = round_up(sizeof(Header), page_bytes);
+    parts.sites_at = parts.ranks_at + round_up(sizeof(RankInfo) * ranks, page_bytes);
+    parts.mail_at = parts.sites_at + round_up(sizeof(Site) * site_count * ranks, page_bytes);
+    parts.ring = mail_ring_bytes(size) + 256;
+    parts.group_at = parts.mail_at + round_up(parts.ring * ranks * ranks, page_bytes);
+    parts.bytes = parts.group_at + round_up(group_bytes, page_bytes);
+    return parts;
+}
 
+std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::size_t arena) {
+    const Parts parts = World::parts(size, group_bytes);
+    const std::size_t fixed = parts.bytes;
     const int fd = memfd_create("roundelay", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) throw std::runtime_error(reason("memfd_create"));
     // The arena is only addresses until somebody asks for it; a limit on those makes it smaller, also
@@ -106,11 +111,11 @@ std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::siz
     if (getrandom(header->token.data(), header->token.size(), 0) < 0)
         throw std::runtime_error(reason("getrandom"));
     header->top = fixed;
-    header->ranks_at = ranks_at;
-    header->sites_at = sites_at;
-    header->mail_at = mail_at;
-    header->mail_bytes = ring;
-    header->group_at = group_at;
+    header->ranks_at = parts.ranks_at;
+    header->sites_at = parts.sites_at;
+    header->mail_at = parts.mail_at;
+    header->mail_bytes = parts.ring;
+    header->group_at = parts.group_at;
     return std::shared_ptr<World>(new World(fd, static_cast<std::byte*>(base), bytes));
 }
 

@@ -73,6 +73,11 @@ struct alignas(64) Header {
 
 class World {
    public:
+    // Where the parts of the memory of `size` ranks lie, before the arena, and how long all of it is.
+    struct Parts {
+        std::size_t ranks_at, sites_at, mail_at, ring, group_at, bytes;
+    };
+    static Parts parts(int size, std::size_t group_bytes);
     // Make the memory for `size` ranks: reserve the fixed part, leave `arena` bytes to be asked for.
     static std::shared_ptr<World> create(int size, std::size_t group_bytes, std::size_t arena);
     // Map memory made by another process; refuses what is not ours.

@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "group.hpp"
+#include "memory.hpp"
 #include "sites_py.hpp"
 #include "view_py.hpp"
 
@@ -56,7 +57,7 @@ void register_world(nb::module_& module) {
     module.def("caller", &Sites::caller);
     module.def("work_for", &Sites::work_for, nb::arg("place").none());
     module.def("available_cores", &available_cores);
-    module.def("available_memory", &available_memory);
+    module.def("available_memory", &available_memory, nb::arg("root") = "");
 
     nb::class_<World>(module, "World")
         .def_static(
@@ -66,6 +67,10 @@ void register_world(nb::module_& module) {
             },
             nb::arg("size"), nb::arg("arena") = std::size_t(1) << 36,
             nb::arg("slot_bytes") = default_slot_bytes)
+        .def_static("bytes_for",
+                    [](int size) {
+                        return World::parts(size, Group::bytes_for(size, default_slot_bytes)).bytes;
+                    })
         .def_static("attach",
                     [](int fd, nb::bytes token) {
                         const auto* start = reinterpret_cast<const std::uint8_t*>(token.c_str());

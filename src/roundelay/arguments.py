@@ -70,7 +70,7 @@ def whole(what: str, value: object, low: int, high: int | None = None) -> int:
 
 
 def seconds(what: str, value: object) -> float:
-    """Return a time to wait, in seconds; infinity is so long that it makes no difference.
+    """Return a time to wait, in seconds, which may be infinite.
 
     >>> seconds("timeout", "soon")
     Traceback (most recent call last):
@@ -80,7 +80,10 @@ def seconds(what: str, value: object) -> float:
     real = isinstance(value, Real) and not isinstance(value, bool)
     if not real or not value > 0:  # type: ignore[operator] # NaN is not above 0 either
         raise InvalidArgumentError(f"{what} is a positive number of seconds, not {shown(value)}.")
-    return float(min(value, FOREVER_S))  # type: ignore[call-overload] # a real number
+    try:
+        return float(value)  # type: ignore[arg-type] # a real number
+    except OverflowError:
+        return math.inf
 
 
 def shown(value: object) -> str:

@@ -77,7 +77,7 @@ class Groups(ABC):
         kind, lengths = _dtype(dtype), _shape(shape)
         nbytes = math.prod(lengths) * kind.itemsize
         if nbytes * self.size > MOST:
-            raise NoRoomError(nbytes * self.size)
+            raise NoRoomError(nbytes * self.size, call="empty")
         array: np.ndarray[Any, Any] = self._end.memory(nbytes).view(kind).reshape(lengths)
         return array
 

@@ -141,16 +141,17 @@ class NativeEnd(End):
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Let the first rank of every new group find room for it, and tell the others where."""
-        told = np.zeros(2, np.uint64)  # where it lies, and the number of its mail
+        told = np.zeros(2, np.uint64)  # where it lies, and the number of its mail; or what there is
         nbytes = _core.Group.bytes_for(max(1, len(ranks)))
         if ranks and ranks[0] == self.rank:
-            told[:] = self._room(nbytes, len(ranks)), self.world.next_serial()
+            place = self._room(nbytes, len(ranks))
+            told[:] = place, self.world.next_serial() if place else _core.available_memory()
         every = self._told_by_all(told)
         if self.rank not in ranks:
             return None
         place, serial = map(int, every[ranks[0]])
         if place == 0:
-            raise NoRoomError(nbytes)
+            raise NoRoomError(nbytes, serial, f"a group of {len(ranks)} ranks")
         return type(self)(
             self.world,
             list(ranks).index(self.rank),
@@ -166,7 +167,8 @@ class NativeEnd(End):
         """Return bytes in the shared arena, where collectives need no copy."""
         stride = -(-max(nbytes, 1) // 4096) * 4096
         room = self._room(stride * self.size, self.size) if self.rank == 0 else 0
-        every = self._told_by_all(np.array([room, nbytes], np.uint64))
+        left = 0 if room else _core.available_memory()
+        every = self._told_by_all(np.array([room, nbytes, left], np.uint64))
         sizes = [int(size) for size in every[:, 1]]
         if len(set(sizes)) > 1:
             raise InvalidArgumentError(
@@ -174,7 +176,7 @@ class NativeEnd(End):
             )
         place = int(every[0, 0])
         if place == 0:
-            raise NoRoomError(stride * self.size)
+            raise NoRoomError(stride * self.size, int(every[0, 2]), "empty")
         block = _core.Block(self.world, place, stride * self.size)
         found: Array = block.bytes(self.rank * stride, nbytes)
         return found

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
+from roundelay import _core
+from roundelay.errors import NoRoomError
 from roundelay.reductions import Array
 from roundelay.schedule import Schedule
 
@@ -119,11 +121,11 @@ class End(ABC):
 
     def memory(self, nbytes: int) -> Array:
         """Return bytes that the engine reaches best. Every rank calls it, with the same number."""
-        return np.empty(nbytes, np.uint8)
+        return _own_bytes(nbytes)
 
     def own_memory(self, nbytes: int) -> Array:
         """Return bytes that the engine reaches best, as they are; other ranks need not ask."""
-        return np.empty(nbytes, np.uint8)
+        return _own_bytes(nbytes)
 
     def fail(self, word: str, text: str) -> None:
         """Tell the other ranks that this one "failed" or was "interrupted", and by what.
@@ -140,3 +142,11 @@ class End(ABC):
     @abstractmethod
     def close(self) -> None:
         """Say goodbye."""
+
+
+def _own_bytes(nbytes: int) -> Array:
+    """Return ordinary memory, if there is so much: what is only promised kills who touches it."""
+    available = _core.available_memory()
+    if nbytes > available:
+        raise NoRoomError(nbytes, available, "empty")
+    return np.empty(nbytes, np.uint8)

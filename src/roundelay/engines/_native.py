@@ -59,8 +59,8 @@ def make_world(size: int) -> _core.World:
     try:
         return _core.World.create(size)
     except _core.OutOfMemory:
-        needed = _core.Group.bytes_for(size)
-        raise NoRoomError(needed, _core.available_memory()) from None
+        needed, available = _core.World.bytes_for(size), _core.available_memory()
+        raise NoRoomError(needed, available, f"a job of {size} ranks") from None
 
 
 def make_group(world: _core.World, rank: int) -> _core.Group:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from roundelay.arguments import FOREVER_S
 from roundelay.engines._end import ScheduleFor
 from roundelay.errors import (
     CollectiveMismatch,
@@ -53,8 +54,8 @@ def load_torch(engine: str) -> Any:  # optional, so without types
 
 
 def seconds(limit: float) -> timedelta:
-    """Return a time in torch's words, which know nothing below a millisecond."""
-    return timedelta(seconds=max(limit, 0.001))
+    """Return a time in torch's words, which know nothing below a millisecond, and no infinity."""
+    return timedelta(seconds=min(max(limit, 0.001), FOREVER_S))
 
 
 def as_tensor(torch: Any, array: Array) -> Any:

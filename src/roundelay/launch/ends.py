@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from roundelay.arguments import FOREVER_S
 from roundelay.communicator.join import join, join_by_mpi, meeting_at, schedules
 from roundelay.communicator.native import NativeEnd
 from roundelay.engines import engines
@@ -49,6 +50,7 @@ def end_for(engine: str | None, place: Place, environ: Mapping[str, str], *, tim
     Without an engine: shared memory where all ranks are on one host; else shared memory inside
     every host, and between them MPI if that started the ranks, Gloo if not.
     """
+    timeout = min(timeout, FOREVER_S)  # sockets and stores know no infinity
     if engine == "mpi":
         return mpi_communicator_end(schedules, timeout)
     if engine in ("gloo", "nccl"):
