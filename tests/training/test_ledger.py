@@ -57,7 +57,7 @@ def test_predicted_is_measured(name: str, size: int, kind: Any) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_ddp_sends_what_the_closed_form_says(size: int) -> None:
     whole = 4 * EVEN * 4
-    flags = 8 * (2 * 4 + 2) * (size - 1)  # in one shot, everything to everybody
+    flags = 8 * (2 * 4 + 5) * (size - 1)  # in one shot, everything to everybody
     for made, _ in book("ddp", size, torch.optim.SGD):
         for entry in made["entries"]:
             # Once, after the first of three steps, rank 0 tells in which order gradients came.

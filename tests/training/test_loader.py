@@ -132,3 +132,146 @@ def test_the_arithmetic_is_printed_once(capsys: Any) -> None:
         "roundelay: batch of 12 = 2 ranks x 1 micro-batches x 6 rows; the last 2 of 50 rows are "
         "left out\n"
     )
+
+
+# ---- loops that are left
+
+
+@pytest.mark.parametrize(
+    ("micro", "after"), [(None, 1), (None, 3), (2, 1), (2, 2), (2, 3), (2, 5), (2, 9)]
+)
+def test_a_loop_that_was_left_is_over_and_the_next_is_another_epoch(
+    micro: int | None, after: int
+) -> None:
+    def be_rank(comm: Any) -> list[Any]:
+        model = torch.nn.Linear(2, 1).double()
+        model, _ = rd.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3), comm=comm)
+        loader = rd.loader(Numbers(36), 12, comm=comm, model=model, micro_batch=micro, quiet=True)
+        whole = rd.loader(Numbers(36), 12, comm=comm, model=model, micro_batch=micro, quiet=True)
+        epochs = [[rows[:, 0].tolist() for rows in whole] for _ in range(3)]
+        for number, rows in enumerate(loader):
+            assert rows[:, 0].tolist() == epochs[0][number]
+            if number + 1 == after:
+                break
+        at = loader.epoch, loader.done
+        again = [rows[:, 0].tolist() for rows in loader]
+        third = [rows[:, 0].tolist() for rows in loader]
+        loader.epoch, loader.done = at  # to go on where it was left
+        rest = [rows[:, 0].tolist() for rows in loader]
+        parts = len(epochs[0]) // 3
+        assert again == epochs[1]
+        assert third == epochs[2]
+        assert rest == epochs[0][after // parts * parts :]
+        return epochs
+
+    rd.run(be_rank, 2, "threads")
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3", "ps"])
+@pytest.mark.parametrize("leave", [1, 2, 3, 4])
+def test_a_batch_that_was_left_in_the_middle_is_given_up(name: str, leave: int) -> None:
+    """Batches of two micro-batches, left after so many of them; then another epoch."""
+    start = torch.nn.Linear(2, 1).double()
+
+    def steps(model: Any, optimizer: Any, batches: Any) -> None:
+        for rows in batches:
+            model(rows).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def be_rank(comm: Any) -> tuple[Any, int]:
+        model = torch.nn.Linear(2, 1).double()
+        model.load_state_dict(start.state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        model, optimizer = rd.prepare(model, optimizer, strategy=name, comm=comm)
+        loader = rd.loader(
+            Numbers(24), 12, comm=comm, model=model, micro_batch=3, shuffle=False, quiet=True
+        )
+        for number, rows in enumerate(loader):
+            steps(model, optimizer, [rows])
+            if number + 1 == leave:
+                break
+        steps(model, optimizer, loader)
+        return rd.full_state_dict(model)["weight"].numpy().copy(), optimizer.run.steps
+
+    model = torch.nn.Linear(2, 1).double()
+    model.load_state_dict(start.state_dict())
+    whole = [torch.stack([Numbers(24)[row] for row in range(at, at + 12)]) for at in (0, 12)]
+    steps(model, torch.optim.SGD(model.parameters(), lr=1e-3), [*whole[: leave // 2], *whole])
+    for weight, count in rd.run(be_rank, 2, "threads"):
+        assert count == 2 + leave // 2
+        np.testing.assert_allclose(weight, model.weight.detach().numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_loop_inside_another_changes_nothing(at: int) -> None:
+    """Validation in the middle of a batch or between two, to its end or not."""
+    start = torch.nn.Linear(2, 1).double()
+
+    def be_rank(comm: Any, inside: str) -> Any:
+        model = torch.nn.Linear(2, 1).double()
+        model.load_state_dict(start.state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        model, optimizer = rd.prepare(model, optimizer, comm=comm)
+        train, other = (
+            rd.loader(Numbers(36), 12, comm=comm, model=model, micro_batch=3, quiet=True)
+            for _ in range(2)
+        )
+        seen = []
+        for number, rows in enumerate(train):
+            model(rows).square().mean().backward()
+            if inside and number % 2 == at:
+                for more, valid in enumerate(other):
+                    with torch.no_grad():
+                        seen.append(model(valid).sum().item())
+                    if inside == "break" and more == 2:
+                        break
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.weight.detach().numpy().copy(), optimizer.run.steps, len(seen)
+
+    plain = rd.run(be_rank, 2, "threads", args=("",))
+    for inside, count in (("whole", 18), ("break", 9)):
+        for one, other in zip(rd.run(be_rank, 2, "threads", args=(inside,)), plain, strict=True):
+            assert (one[0] == other[0]).all()
+            assert (one[1], one[2]) == (3, count)
+
+
+def test_passes_of_two_loaders_are_not_mixed() -> None:
+    def be_rank(comm: Any) -> str:
+        model = torch.nn.Linear(2, 1).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        model, optimizer = rd.prepare(model, optimizer, comm=comm)
+        one, two = (
+            iter(rd.loader(Numbers(36), 12, comm=comm, model=model, micro_batch=3, quiet=True))
+            for _ in range(2)
+        )
+        model(next(one)).sum().backward()
+        with pytest.raises(InvalidArgumentError) as error:
+            model(next(two)).sum().backward()
+        return str(error.value)
+
+    assert all("loader" in told for told in rd.run(be_rank, 2, "threads"))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_schedulers_step_once_for_each_batch(gated: bool) -> None:  # noqa: FBT001
+    def be_rank(comm: Any) -> tuple[int, Any]:
+        model = torch.nn.Linear(2, 1).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        model, optimizer = rd.prepare(model, optimizer, comm=comm)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        loader = rd.loader(Numbers(36), 12, comm=comm, model=model, micro_batch=2, quiet=True)
+        for rows in loader:
+            model(rows).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if loader.last_of_step or not gated:
+                schedule.step()
+        return optimizer.run.steps, schedule.get_last_lr()
+
+    if gated:
+        assert rd.run(be_rank, 2, "threads") == [(3, [0.0625])] * 2
+    else:
+        with pytest.raises(InvalidArgumentError, match=r"loader\.last_of_step"):
+            rd.run(be_rank, 2, "threads")

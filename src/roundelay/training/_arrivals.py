@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from roundelay.errors import CommunicationError, NotFiniteError, RoundelayError
 from roundelay.training._strategy import Sharing
 
 __all__ = ["Arrivals"]
@@ -18,9 +20,12 @@ class Arrivals:
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
-        self.accumulating = False
-        self._running = False
-        #: Told at the end of every backward pass, after the strategy.
+        self._step = sharing.setup.step
+        self._running: Callable[[], _Pass | None] = _nothing  # weak: autograd lets go of it
+        self._tensors = [one.tensor for one in sharing.setup.parameters]
+        #: The first parameter of the last pass, and the gradient that it had then.
+        self._first: tuple[int, Callable[[], Any]] = -1, _nothing
+        #: Told at the end of every backward pass that brought gradients together.
         self.at_end: list[Callable[[], None]] = []
         self._hooks: list[Any] = [
             one.tensor.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
@@ -44,29 +49,108 @@ class Arrivals:
         scaler = self._sharing.setup.scaler
         if scaler is not None:
             scaler.check_scaled()
-        if self.accumulating and not self._sharing.every_pass:
-            return
-        if not self._running:
-            self._begin()
-        self._sharing.arrived(index)
+        running = self._running() or self._begin(index)
+        if running.communicates:
+            self._sharing.arrived(index)
 
-    def _begin(self) -> None:
-        self._running = True
-        self._sharing.begin_backward()
-        # Called by autograd when this backward pass is over, however it ends on this thread.
+    def _begin(self, index: int) -> _Pass:
+        step, sharing = self._step, self._sharing
+        if (step.passes or step.shared or step.torn) and not self._left(index):
+            step.begin()  # the user has let all gradients go, by model.zero_grad() for example
+        step.begin_pass()
+        adds = step.accumulating
+        running = _Pass(self, index, adds=adds, communicates=sharing.every_pass or not adds)
+        # Called by autograd when this backward pass is over, and let go if it ends by an error.
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - torch's own DDP's way
-        engine.queue_callback(self._end)
+        engine.queue_callback(running)
+        self._running = weakref.ref(running)
+        if running.communicates:
+            sharing.begin_backward()
+        return running
 
-    def _end(self) -> None:
-        self._running = False
-        if self.accumulating:
-            self._sharing.passed()
-            return
-        self._sharing.gathered()
+    def _left(self, index: int) -> bool:
+        """Tell whether gradients of earlier passes are there, now that the first has come."""
+        first, before = self._first
+        return (
+            any(one.grad is not None for at, one in enumerate(self._tensors) if at != index)
+            or (first == index and before() is self._tensors[index].grad)
+            or self._sharing.lifted
+        )
+
+    def end(self, over: _Pass) -> None:
+        """Hear that a backward pass is over."""
+        self._running = _nothing
+        self._end(over)
+        grad = self._tensors[over.first].grad
+        self._first = over.first, _nothing if grad is None else weakref.ref(grad)
+
+    def _end(self, over: _Pass) -> None:
+        if over.adds:
+            if over.communicates:
+                self._sharing.passed()
+            self._step.end_pass(shared=False)
+        else:
+            self.bring_together()
+
+    def bring_together(self) -> None:
+        """Have the strategy make the gradients those of all ranks."""
+        try:
+            self._sharing.gathered()
+        except RoundelayError as error:
+            self.forget()
+            self._step.torn = not isinstance(error, NotFiniteError)  # whose batch may be left out
+            raise
+        self._step.end_pass(shared=True)
         for tell in self.at_end:
             tell()
+
+    def flush(self) -> None:
+        """Bring together what passes inside `rd.accumulate` have left, if no pass outside did."""
+        if self._step.waiting:
+            if not self._sharing.every_pass:
+                self._sharing.begin_backward()
+            self.bring_together()
+
+    def broke(self, over: _Pass) -> None:
+        """Hear that a backward pass ended by an error. The other ranks, who wait, are told."""
+        self._running = _nothing
+        if over.communicates:
+            with contextlib.suppress(CommunicationError):  # they know
+                self._sharing.abandon(whole=not over.adds)
+            self.forget()
+        self._step.torn = True
+
+    def forget(self) -> None:
+        """Let go of all gradients, and of what is known of their step."""
+        self._step.begin()
+        self._sharing.forget()
 
     def remove(self) -> None:
         """Hear no more."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _nothing() -> None:
+    """Stand in for a reference to what is not there."""
+
+
+class _Pass:
+    """One backward pass, held by autograd for as long as it runs."""
+
+    def __init__(self, arrivals: Arrivals, first: int, *, adds: bool, communicates: bool) -> None:
+        self._arrivals: Arrivals | None = arrivals
+        self.first = first  # parameter whose gradient came
+        self.adds, self.communicates = adds, communicates
+
+    def __call__(self) -> None:
+        """Be told by autograd that all gradients have come."""
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals is not None:
+            arrivals.end(self)
+
+    def __del__(self) -> None:
+        """Be let go before that: the pass raised an error."""
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals is not None:
+            arrivals.broke(self)

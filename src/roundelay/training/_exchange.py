@@ -14,12 +14,14 @@ import torch
 
 from roundelay import _core
 from roundelay.communicator import Communicator
-from roundelay.errors import InvalidArgumentError, NotFiniteError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NotFiniteError
 from roundelay.reductions import Array
-from roundelay.training._setup import Parameter, Weights
+from roundelay.training._setup import Parameter
+from roundelay.training._step import Step
 
-__all__ = ["Intake", "Told", "finite", "refuse_broken", "tell_all"]
+__all__ = ["Intake", "Told", "finite", "refuse_broken", "tell_all", "told_bytes"]
 
+NUMBERS = 5  # that are told beside the flags of every parameter
 SMALL = 1 << 16  # elements that one thread copies as quickly as several
 
 
@@ -112,8 +114,10 @@ class Told:
     def __init__(self, numbers: Array, count: int, size: int) -> None:
         self.used = numbers[:count] > 0
         self.broken = numbers[count : 2 * count] > 0
-        self.weight = float(numbers[-2])
-        self.weighed = float(numbers[-1])  # how many ranks used `rd.backward`
+        rest: list[float] = numbers[2 * count :].tolist()
+        self.weight, self.weighed, self.torn, total, squares = rest
+        #: Whether all ranks take the same step: their numbers have no variance.
+        self.in_step = size * squares == total * total
         self._size = size
 
     def factor(self) -> float | None:
@@ -134,14 +138,50 @@ def tell_all(
     comm: Communicator,
     used: Iterable[bool],
     broken: Iterable[bool],
-    weights: Weights,
+    step: Step,
 ) -> Told:
-    """Bring what this rank knows together with what the others do."""
+    """Bring what this rank knows together with what the others do.
+
+    Ranks that are in different steps, or of whom one has no gradients to bring, raise here.
+    """
     flags = [float(one) for one in used]
     bad = [float(one) for one in broken]
-    numbers = np.array([*flags, *bad, weights.total, float(weights.used)])
+    weighed, torn = float(step.weighed > 0), float(step.untold)
+    numbers = np.array(
+        [*flags, *bad, step.weight, weighed, torn, float(step.number), float(step.number) ** 2]
+    )
+    step.untold = False
     comm.all_reduce(numbers)
-    return Told(numbers, len(flags), comm.size)
+    told = Told(numbers, len(flags), comm.size)
+    if told.torn or not told.in_step:
+        _refuse_apart(comm, torn=bool(torn), number=step.number)
+    return told
+
+
+def told_bytes(count: int) -> int:
+    """Return how many bytes a model with so many parameters has to tell.
+
+    >>> told_bytes(3)
+    88
+    """
+    return 8 * (2 * count + NUMBERS)
+
+
+def _refuse_apart(comm: Communicator, *, torn: bool, number: int) -> None:
+    every = comm.all_gather(np.array([float(torn), float(number)])).tolist()
+    broken = [rank for rank, (one, _) in enumerate(every) if one]
+    if broken:
+        raise CollectiveMismatch(
+            f"A backward pass raised an error on rank {', '.join(map(str, broken))}, so that its "
+            f"gradients are missing. Nothing was updated: call zero_grad() on every rank and "
+            f"repeat the batch, or go on with the next one."
+        )
+    told = ", ".join(f"rank {rank} in step {steps:.0f}" for rank, (_, steps) in enumerate(every))
+    raise CollectiveMismatch(
+        f"The ranks bring gradients of different steps together: {told}. A rank has called "
+        f"optimizer.step() without a backward pass. Call the model and backward in every step on "
+        f"every rank, with a loss times 0 where a rank has no data."
+    )
 
 
 def refuse_broken(

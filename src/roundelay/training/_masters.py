@@ -15,7 +15,7 @@ from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
 from roundelay.training.precision import cast_model, master_dtype
 
-__all__ = ["Masters", "make_masters", "multiply", "norm_of", "repoint"]
+__all__ = ["Masters", "drop", "make_masters", "multiply", "norm_of", "repoint"]
 
 WHY = (
     "The gradients of this step are kept for the master weights: scaled, or in another dtype than "
@@ -109,6 +109,14 @@ class Masters:
         for half, master in zip(self._halves, self.tensors, strict=True):
             half.grad = master.grad = None
 
+    def zero(self) -> None:
+        """Make all gradients zero that there are."""
+        has = [grad is not None for grad in self._waiting]
+        self.forget()
+        for index, half in enumerate(self._halves):
+            if has[index]:
+                self._waiting[index] = half.grad = torch.zeros_like(half)
+
     # ---- weights
 
     def hand_out(self) -> None:
@@ -131,6 +139,15 @@ def norm_of(masters: Masters | None, tensors: Sequence[torch.Tensor], norm_type:
         return masters.norm(norm_type)
     grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
     return float(torch.nn.utils.get_total_norm(grads, norm_type))
+
+
+def drop(masters: Masters | None, tensors: Sequence[torch.Tensor]) -> None:
+    """Let go of whole gradients: those that wait for masters, or those of the model."""
+    if masters is not None:
+        masters.forget()
+        return
+    for tensor in tensors:
+        tensor.grad = None
 
 
 def multiply(masters: Masters | None, tensors: Sequence[torch.Tensor], factor: float) -> None:

@@ -23,9 +23,12 @@ class Prepared:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as before, on gradients that all ranks have brought together."""
-        run = self.run
-        if run.holds:
+        run, now = self.run, self.run.step
+        if now.holds or now.options is not None:
+            now.check_options(self.param_groups)  # type: ignore[attr-defined]
+        if now.holds:
             return None  # more micro-batches of this batch are to come
+        now.check_whole()
         own = functools.partial(super().step)  # type: ignore[misc]
         run.check_still_the_same()
         sharing = run.sharing
@@ -37,14 +40,15 @@ class Prepared:
             return loss
 
         if closure is None:
+            run.arrivals.flush()
             sharing.before_step()
             result = sharing.step(own, None) if run.may_step() else None
         else:
             run.refuse_closure()
             result = sharing.step(own, ready)
         sharing.after_step()
-        run.setup.weights.clear()
-        run.steps += 1
+        now.stepped()
+        now.number += 1
         return result
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -56,27 +60,29 @@ class Prepared:
         return loss if scaler is None else scaler.apply(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own
-        """Forget the gradients, wherever the strategy keeps them."""
-        if self.run.holds:
+        """Forget the gradients, wherever the strategy keeps them, and how their losses weigh."""
+        if self.run.step.holds:
             return
+        self.run.step.begin()
         self.run.sharing.zero_grad(super().zero_grad, set_to_none=set_to_none)  # type: ignore[misc]
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale all gradients down to a norm of at most `max_norm`; return what it was.
 
         The norm is that of one device on the whole batch under every strategy. All ranks call it.
         It is NaN, and nothing is scaled, while a loader's batch has more micro-batches to come.
         """
-        if self.run.holds:
-            return math.nan
+        if self.run.step.holds:
+            return torch.tensor(math.nan)
         if not max_norm > 0:
             raise InvalidArgumentError(f"clip_grad_norm_ takes a norm above 0, not {max_norm!r}.")
+        self.run.arrivals.flush()
         sharing = self.run.sharing
         norm = sharing.grad_norm(float(norm_type))
         factor = max_norm / (norm + 1e-6)  # as torch does
         if factor < 1:
             sharing.scale_grads(factor)
-        return norm
+        return torch.tensor(norm, dtype=torch.float64)
 
 
 def take_over(optimizer: torch.optim.Optimizer, run: Run) -> None:

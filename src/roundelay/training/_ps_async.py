@@ -9,6 +9,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError, NotFiniteError
 from roundelay.training._exchange import finite
+from roundelay.training._masters import drop
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Request
@@ -41,15 +42,6 @@ class Alone(Serving):
         self._known = known
         self._versions = [0] * len(line.servers)  # of the parameters that the model has
         self._pushes = 0
-        self._weighed = False  # whether the gradients are a mean by weight already
-
-    def begin_backward(self) -> None:
-        """Refuse to weigh gradients twice."""
-        if self._weighed and self.setup.weights.used:
-            raise InvalidArgumentError(
-                "rd.backward was called again on gradients that are averaged already. Call "
-                "zero_grad() before, or put all but the last one into `with rd.accumulate(model)`."
-            )
 
     def arrived(self, index: int) -> None:
         """Leave the gradient where it is."""
@@ -64,12 +56,14 @@ class Alone(Serving):
                 error = NotFiniteError(names, [self.setup.comm.rank])
                 self.line.tell_failure(error)
                 raise error
-        weights = self.setup.weights
-        if weights.used:
-            if weights.total == 0:
+        step = self.setup.step
+        if step.weighed:
+            if step.weight == 0:
                 raise InvalidArgumentError("All weights of this step are 0, so there is no mean.")
-            self._weighed = True
-            self.scale_grads(1 / weights.total)
+            self.scale_grads(1 / step.weight)
+
+    def abandon(self, *, whole: bool) -> None:
+        """Do nothing: nobody waits for this worker's gradients."""
 
     def grad_norm(self, norm_type: float) -> float:
         """Return the norm of this worker's gradient, which is applied by itself."""
@@ -105,14 +99,9 @@ class Alone(Serving):
         self._take(self._values)
         return loss
 
-    def after_step(self) -> None:
-        """Begin anew; buffers stay each worker's own, since nobody waits."""
-        self._weighed = False
-
-    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients."""
-        self._weighed = False
-        own(set_to_none=set_to_none)
+    def forget(self) -> None:
+        """Let go of all gradients."""
+        drop(None, self._tensors)
 
     def pull(self) -> None:
         """Take the servers' parameters as they are now."""

@@ -42,7 +42,6 @@ def open_shop(options: ParameterServer, setup: Setup) -> Serving:
     """Make every rank a worker, a server or both; a rank that only serves ends in here."""
     comm = setup.comm
     _check(options, setup)
-    _agree(options, comm)
     servers, workers = options.places(comm.size)
     parts = divide([one.tensor.nbytes for one in setup.parameters], len(servers))
     own = servers.index(comm.rank) if comm.rank in servers else None
@@ -135,27 +134,6 @@ def _check(options: ParameterServer, setup: Setup) -> None:
             "A server that updates parameters can't skip steps for a scaled loss. Use "
             "precision='bf16', or strategy='ps', where workers update."
         )
-
-
-def _agree(options: ParameterServer, comm: Communicator) -> None:
-    """See that all ranks have the same options; functions are known by their name."""
-    how = options.aggregate
-    mine = {
-        "mode": options.mode,
-        "staleness": options.bound,
-        "servers": options.servers if isinstance(options.servers, int) else list(options.servers),
-        "dedicated": options.dedicated,
-        "update": options.update,
-        "aggregate": getattr(how, "__qualname__", type(how).__name__) if callable(how) else how,
-        "check_finite": options.check_finite,
-    }
-    for rank, theirs in enumerate(comm.all_gather_object(mine)):
-        for word, value in mine.items():
-            if theirs[word] != value:
-                raise CollectiveMismatch(
-                    f"ParameterServer needs the same options on every rank, but {word} is "
-                    f"{value!r} on rank {comm.rank} and {theirs[word]!r} on rank {rank}."
-                )
 
 
 def _share(setup: Setup, indexes: Sequence[int], *, master: bool) -> Share:

@@ -16,7 +16,7 @@ from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Reply, Request
 from roundelay.training._refused import Refused
-from roundelay.training._setup import Setup, send_from_first, storage_bytes
+from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._strategy import Held, Sharing, Volume
 from roundelay.training._volume import add_up, state_bytes
 
@@ -69,13 +69,6 @@ class Serving(Sharing):
         for tensor, value in zip(self._tensors, values, strict=True):
             tensor.copy_(value)
 
-    def _same_buffers(self) -> None:
-        """Give all workers the first one's buffers."""
-        if self.setup.comm.size > 1:
-            floating = [one for one in self.setup.model.buffers() if one.is_floating_point()]
-            if floating:
-                send_from_first(self.setup.comm, floating)
-
     def applied(self) -> list[list[int]]:
         """Ask how many gradients each server has taken of each worker, in rank order."""
         workers = self.setup.comm.size
@@ -89,7 +82,7 @@ class Serving(Sharing):
         self.rest()
         self.setup.comm.barrier()
         self.pull()
-        self._same_buffers()
+        share_buffers(self.setup)
         state = dict(self.setup.model.state_dict())
         values = self._by_index(shares, self.line.values_in)
         for parameter, value in zip(self.setup.parameters, values, strict=True):

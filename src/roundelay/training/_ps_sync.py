@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._exchange import Told, refuse_broken, tell_all
-from roundelay.training._masters import Masters, multiply, norm_of
+from roundelay.training._exchange import Told, refuse_broken, tell_all, told_bytes
+from roundelay.training._masters import Masters, drop, multiply, norm_of
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Request
 from roundelay.training._ps_sharing import Serving
 from roundelay.training._refused import Refused
-from roundelay.training._setup import Setup
+from roundelay.training._setup import Setup, share_buffers
 from roundelay.training._strategy import Held, Volume
 from roundelay.training._volume import exchanged
 
@@ -40,17 +40,10 @@ class _Together(Serving):
     ) -> None:
         super().__init__(options, setup, line, grads)
         self._arrived: set[int] = set()
-        self._done = False  # whether the gradients are those of all workers
 
     def begin_backward(self) -> None:
         """Expect every gradient anew."""
-        weighed = self.setup.weights.used
-        if self._done and weighed:
-            raise InvalidArgumentError(
-                "rd.backward was called again on gradients that are averaged already. Call "
-                "zero_grad() before, or put all but the last one into `with rd.accumulate(model)`."
-            )
-        if weighed and self.options.aggregate != "mean":
+        if self.setup.step.weighed and self.options.aggregate != "mean":
             raise InvalidArgumentError(
                 "rd.backward asks for the exact mean over all ranks, and "
                 "ParameterServer(aggregate=…) for something else. Use loss.backward() with it."
@@ -76,26 +69,23 @@ class _Together(Serving):
             elif late:
                 self._out[index].zero_()
         broken = self._not_finite()
-        weights = self.setup.weights
-        self.line.begin(Request(Kind.PUSH, weighed=weights.used), takes)
+        step = self.setup.step
+        self.line.begin(Request(Kind.PUSH, weighed=step.weighed > 0), takes)
         mine = [index in broken for index in range(len(used))]
         # Answers first: the servers know if a worker has left, whom this would wait for in vain.
         replies = self.line.finish()
-        told = tell_all(self.setup.comm, used, mine, weights)
+        told = tell_all(self.setup.comm, used, mine, step)
         refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
         self._count_staleness(replies)
-        self._done = True
         return told
 
     def after_step(self) -> None:
         """Share the first worker's buffers."""
-        self._done = False
-        self._same_buffers()
+        share_buffers(self.setup)
 
     def told_volume(self) -> Volume:
         """Return what the workers tell one another in a step, besides what servers get."""
-        numbers = 2 * len(self._tensors) + 2
-        return exchanged(self.setup.comm, "all_reduce", 8 * numbers, item=8)
+        return exchanged(self.setup.comm, "all_reduce", told_bytes(len(self._tensors)), item=8)
 
 
 class Aggregated(_Together):
@@ -140,13 +130,16 @@ class Aggregated(_Together):
             self._masters.hand_out()
         super().after_step()
 
+    def forget(self) -> None:
+        """Let go of all gradients."""
+        drop(self._masters, self._tensors)
+
     def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients."""
-        self._done = False
-        if self._masters is not None:
-            self._masters.forget()
+        """Forget the gradients, or make them zero."""
+        if self._masters is not None and not set_to_none:
+            self._masters.zero()
         else:
-            own(set_to_none=set_to_none)
+            super().zero_grad(own, set_to_none=set_to_none)
 
     def grad_norm(self, norm_type: float) -> float:
         """Return the norm of the aggregates, which every worker has whole."""
@@ -179,12 +172,13 @@ class Stepped(_Together):
         self._values = self._by_index(values, line.values_in)
         self._used = [False] * len(self._tensors)
         self._factors: list[float] = []  # that the servers have not heard of
+        self._zeros: dict[int, torch.Tensor] = {}  # in place of gradients that were made zero
 
     def gathered(self) -> None:
         """Push; the aggregate stays with the servers."""
         told = self._push("")
         factor = told.factor()
-        self._factors = [] if factor is None else [factor]
+        self._factors, self._zeros = [] if factor is None else [factor], {}
         self._used = [bool(one) for one in told.used]
         for tensor, used in zip(self._tensors, self._used, strict=True):
             tensor.grad = Refused(tensor, WHY) if used else None
@@ -224,12 +218,36 @@ class Stepped(_Together):
         self._take(self._values)
         return loss
 
-    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients; there is nothing here that could be filled with zeros."""
-        del set_to_none
-        self._done, self._factors = False, []
+    def forget(self) -> None:
+        """Let go of all gradients: the servers' are overwritten by the next ones."""
+        self._factors, self._zeros = [], {}
         self._used = [False] * len(self._tensors)
-        own(set_to_none=True)
+        drop(None, self._tensors)
+
+    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
+        """Forget the gradients, or have the servers multiply theirs by zero."""
+        if set_to_none:
+            super().zero_grad(own, set_to_none=True)
+            return
+        self._factors = [0.0]
+        self._zeros = {
+            index: torch.zeros_like(tensor)
+            for index, tensor in enumerate(self._tensors)
+            if self._used[index]
+        }
+        for index, zeros in self._zeros.items():
+            self._tensors[index].grad = zeros  # the next backward pass adds to it
+
+    def before_step(self) -> None:
+        """Refuse gradients that the servers have not seen."""
+        for index, tensor in enumerate(self._tensors):
+            grad = tensor.grad
+            if not (grad is None or isinstance(grad, Refused) or grad is self._zeros.get(index)):
+                raise InvalidArgumentError(
+                    f"The gradient of {self.setup.parameters[index].name} was set by hand, but the "
+                    f"parameter server has the gradients of this step. Use "
+                    f"ParameterServer(update='worker') or another strategy to change gradients."
+                )
 
     def pull(self) -> None:
         """Take the servers' parameters as they are now."""

@@ -1,4 +1,4 @@
-"""A prepared model at work: the strategy, its hooks, and what the steps of this rank add up to."""
+"""A prepared model at work: the strategy, its hooks, and the step at hand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._arrivals import Arrivals
 from roundelay.training._setup import Setup
+from roundelay.training._step import Turn
 from roundelay.training._strategy import Sharing, Strategy
 
-__all__ = ["Run", "latest_run", "run_of"]
+__all__ = ["FIRST_UNPREPARE", "Run", "live_runs", "refuse_prepared", "run_of"]
+
+FIRST_UNPREPARE = "Copy it, or build it anew, to prepare it otherwise."
 
 
 class Run:
@@ -22,9 +25,7 @@ class Run:
 
     def __init__(self, strategy: Strategy, setup: Setup) -> None:
         self.strategy, self.setup = strategy, setup
-        self.steps = 0
-        self.micro_batches = 1  # of the step at hand, where a loader says so
-        self._holds = False
+        self.step = setup.step
         self.sharing: Sharing = strategy.share(setup)
         self.arrivals = Arrivals(self.sharing)
         self.arrivals.at_end.append(self._share_out)
@@ -32,26 +33,29 @@ class Run:
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.sharing.traffic()
         self._trained = {id(one.tensor) for one in setup.parameters}
         vars(setup.model)[_KEPT] = _Kept(self)
-        _latest.run = weakref.ref(self)
+        _live.runs = [weakref.ref(one) for one in (*live_runs(), self)]
 
     @property
     def comm(self) -> Communicator:
         """The ranks that train together."""
         return self.setup.comm
 
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return self.step.number
+
     def _share_out(self) -> None:
         """Make the sum over a loader's micro-batches their mean; weighted losses need it not."""
-        if self.micro_batches > 1 and not self.setup.weights.used:
-            self.sharing.scale_grads(1 / self.micro_batches)
+        if self.step.parts > 1 and not self.step.weighed:
+            self.sharing.scale_grads(1 / self.step.parts)
 
-    @property
-    def holds(self) -> bool:
-        """Whether the step waits for more micro-batches, which until then only add up."""
-        return self._holds
-
-    @holds.setter
-    def holds(self, more: bool) -> None:
-        self._holds = self.arrivals.accumulating = more
+    def leave(self, turn: Turn) -> None:
+        """End a loop over a loader; gradients of a batch that it has begun and not ended go."""
+        self.step.turns = [one for one in self.step.turns if one is not turn]
+        if turn.more and self.step.owner is turn:
+            self.arrivals.forget()
+        turn.more = False
 
     def may_step(self) -> bool:
         """Tell whether the gradients are fit for a step; where the loss is scaled, all agree."""
@@ -108,7 +112,7 @@ class _Kept:
         return type(None), ()
 
 
-_latest = threading.local()  # ranks may be threads of one process
+_live = threading.local()  # ranks may be threads of one process
 
 
 def run_of(call: str, model: object) -> Run:
@@ -122,10 +126,23 @@ def run_of(call: str, model: object) -> Run:
     return found
 
 
-def latest_run(call: str) -> Run:
-    """Return the run of the model that this thread prepared last."""
-    found = getattr(_latest, "run", None)
-    run: Run | None = None if found is None else found()
-    if run is None:
-        raise InvalidArgumentError(f"{call} needs a prepared model: call rd.prepare first.")
-    return run
+def live_runs() -> list[Run]:
+    """Return the runs of all models that this thread has prepared and that are still there."""
+    found: list[Run | None] = [one() for one in getattr(_live, "runs", [])]
+    return [one for one in found if one is not None]
+
+
+def refuse_prepared(model: torch.nn.Module) -> None:
+    """Refuse a model of which a part is in training already: two runs would share its gradients."""
+    for name, module in model.named_modules():
+        if vars(module).get(_KEPT) is not None:
+            what = f"The module {name} of this model" if name else "This model"
+            raise InvalidArgumentError(f"{what} is prepared already. {FIRST_UNPREPARE}")
+    mine = {id(one): name for name, one in model.named_parameters()}
+    for run in live_runs():
+        shared = [mine[id(one.tensor)] for one in run.setup.parameters if id(one.tensor) in mine]
+        if shared:
+            raise InvalidArgumentError(
+                f"The parameter {shared[0]} belongs to another prepared model, too, and would be "
+                f"trained by both. Prepare one model that has both as modules."
+            )

@@ -71,6 +71,8 @@ class Sharing(ABC):
     setup: Setup
     #: Whether gradients are brought together in every backward pass, also in `rd.accumulate`.
     every_pass: bool = False
+    #: Whether gradients of earlier passes made room for those that come now.
+    lifted: bool = False
 
     def begin_backward(self) -> None:  # noqa: B027 - most have nothing to do
         """Make ready: the first gradient of a backward pass that communicates has come."""
@@ -85,6 +87,17 @@ class Sharing(ABC):
 
     def passed(self) -> None:  # noqa: B027 - likewise
         """Finish a backward pass inside `rd.accumulate`, where every pass is heard of."""
+
+    def abandon(self, *, whole: bool) -> None:
+        """Finish a backward pass that raised here, so that the ranks who wait for it hear of it.
+
+        Where it is one that brings gradients together (`whole`), all ranks raise.
+        """
+        self.setup.step.untold = True
+        if whole:
+            self.gathered()
+        else:
+            self.passed()
 
     def before_step(self) -> None:  # noqa: B027 - likewise
         """Make gradients ready for the optimizer."""
@@ -104,9 +117,16 @@ class Sharing(ABC):
     def scale_grads(self, factor: float) -> None:
         """Multiply all gradients before the optimizer uses them."""
 
+    @abstractmethod
+    def forget(self) -> None:
+        """Let go of all gradients."""
+
     def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients."""
-        own(set_to_none=set_to_none)
+        """Forget the gradients, or make them zero."""
+        if set_to_none:
+            self.forget()
+        else:
+            own(set_to_none=False)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the whole model's state by its original names. Every rank calls it."""

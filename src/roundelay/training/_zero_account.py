@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from roundelay.training._exchange import told_bytes
 from roundelay.training._setup import Setup, storage_bytes
 from roundelay.training._strategy import Held, Volume
 from roundelay.training._volume import add_up, exchanged, state_bytes
@@ -52,7 +53,7 @@ def predicted_for(setup: Setup, parts: Parts, sums: Sums, stage: int) -> tuple[H
 
 def _volumes(setup: Setup, parts: Parts, sums: Sums) -> list[Volume]:
     comm = setup.comm
-    found = [exchanged(comm, "all_reduce", 8 * (2 * len(setup.parameters) + 2), item=8)]
+    found = [exchanged(comm, "all_reduce", told_bytes(len(setup.parameters)), item=8)]
     if comm.size == 1:
         return found
     found += [

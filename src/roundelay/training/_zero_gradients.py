@@ -15,6 +15,7 @@ import torch
 from roundelay.communicator.start import Handle
 from roundelay.training._buckets import shared_tensor
 from roundelay.training._exchange import Intake
+from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
 from roundelay.training._zero_flats import Flat
 
@@ -121,7 +122,7 @@ class Gradients:
             row.buffer = row.part if direct else self._empty_row(row)
         tensor = self._tensors[index]
         there, grad = row.view(index, row.buffer), tensor.grad
-        if grad is None:
+        if grad is None or isinstance(grad, Refused):  # of an earlier pass, in which there was one
             there.zero_()
             return
         self.intake.put(index, there, grad)
@@ -185,7 +186,7 @@ class Gradients:
             self._land()
         direct = not self._keep and not row.filled
         result = row.part if direct else self._result(row)
-        op = "sum" if self._setup.weights.used else "avg"
+        op = "sum" if self._setup.step.weighed else "avg"
         handle = self.comm.start.reduce_scatter(buffer, op, out=result, axis=0)
         memory = next((one for one in self._turns if _same(one, buffer)), None)
         self._going.append(_Going(row, memory, result, handle))

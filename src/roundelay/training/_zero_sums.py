@@ -12,6 +12,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
 from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
+from roundelay.training._step import AGAIN
 from roundelay.training._zero_flats import Flat
 from roundelay.training._zero_gradients import Gradients
 from roundelay.training._zero_parts import Parts
@@ -68,6 +69,11 @@ class Sums:
     # ---- while backward runs
 
     @property
+    def lifted(self) -> bool:
+        """Whether stand-ins made room for gradients in this pass."""
+        return bool(self._lifted)
+
+    @property
     def used(self) -> set[int]:
         """Parameters that got a gradient on this rank."""
         return self.gradients.used
@@ -80,6 +86,8 @@ class Sums:
     def begin(self, order: Sequence[Flat]) -> None:
         """Expect every gradient anew."""
         self._notice()
+        if self.setup.step.shared and self._factor != 1.0:
+            raise InvalidArgumentError(AGAIN)  # what is there is still to be multiplied
         rows = {id(row.flat): row for row in self.gradients.rows}
         self.gradients.order = [rows[id(flat)] for flat in order]
         self.gradients.begin()
@@ -106,7 +114,12 @@ class Sums:
         self._has.update(int(index) for index in np.flatnonzero(used))
         if factor is not None:
             self.scale(factor)
+        self.stand_in()
         self.gradients.used.clear()
+
+    def stand_in(self) -> None:
+        """Put stand-ins where there is a gradient, which may be taken away to forget it."""
+        self._has.update(self.gradients.used)
         self._lifted.clear()
         for index in self._has:
             tensor = self._tensors[index]
@@ -184,7 +197,7 @@ class Sums:
 
     def zero(self) -> None:
         """Make all gradients zero that there are."""
-        self._ready = False
+        self._ready, self._factor = False, 1.0
         for row in self.gradients.rows:
             row.part.zero_()
 

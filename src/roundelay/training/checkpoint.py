@@ -119,7 +119,7 @@ def load(
     saved = Reader(where, manifest)
     _together(comm, f"load {where}", lambda: _take(run, saved, scheduler))
     run.sharing.refresh()
-    run.steps = manifest.steps
+    run.step.number = manifest.steps
     run.counted_from = run.steps, run.sharing.traffic()
     extra = saved.unpack(manifest.extra)
     _go_on_randomly(saved, comm)
@@ -132,7 +132,7 @@ def _check(call: str, model: torch.nn.Module, optimizer: object) -> Run:
         raise InvalidArgumentError(
             f"{call} needs the optimizer that rd.prepare has returned with this model."
         )
-    if run.arrivals.accumulating:
+    if run.step.accumulating:
         raise InvalidArgumentError(
             f"{call} comes between steps, not between the micro-batches of one: gradients are not "
             f"kept. Call it after optimizer.step() of a whole batch."

@@ -14,6 +14,7 @@ from roundelay.arguments import whole
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run, run_of
+from roundelay.training._step import Turn
 
 __all__ = ["Loader", "loader"]
 
@@ -43,8 +44,8 @@ class Loader:
         self.plan, self._comm, self._run = plan, comm, run
         self._shuffle, self._seed = options.pop("shuffle"), options.pop("seed")
         self._rows = len(data)  # type: ignore[arg-type]
-        self.epoch = 0
-        self.done = 0  # whole batches of this epoch that were handed out; set both to resume
+        self._epoch = self._done = 0
+        self._left = False  # whether a loop over this epoch has begun, and not come to its end
         #: Of the micro-batch at hand: whether it begins a batch, and whether it ends one.
         self.first_of_step = self.last_of_step = True
         self._inner = DataLoader(data, batch_sampler=_Sampler(self), **options)
@@ -68,18 +69,47 @@ class Loader:
                 yield order[at : at + plan.micro_batch].tolist()
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through the dataset once; steps happen after the last micro-batch of each batch."""
-        parts = self.plan.accumulation
-        for number, batch in enumerate(self._inner):
-            self.first_of_step = number % parts == 0
-            self.last_of_step = (number + 1) % parts == 0
-            self.done += self.last_of_step
+        """Go through the dataset once; steps happen after the last micro-batch of each batch.
+
+        A loop that was left early is over: the next one begins another epoch. A batch that was
+        left in the middle is given up, and its gradients are forgotten.
+        """
+        if self._left:
+            self.epoch, self.done = self._epoch + 1, 0
+        self._left = True
+        turn = Turn(self.plan.accumulation)
+        step = None if self._run is None else self._run.step
+        try:
+            for number, batch in enumerate(self._inner):
+                self.first_of_step = number % turn.parts == 0
+                self.last_of_step = (number + 1) % turn.parts == 0
+                self._done += self.last_of_step
+                turn.more = not self.last_of_step
+                if step is not None and turn.parts > 1:
+                    step.turns = [*(one for one in step.turns if one is not turn), turn]
+                yield batch
+        finally:
             if self._run is not None:
-                self._run.micro_batches, self._run.holds = parts, not self.last_of_step
-            yield batch
-        self.epoch, self.done = self.epoch + 1, 0
-        if self._run is not None:
-            self._run.micro_batches, self._run.holds = 1, False
+                self._run.leave(turn)
+        self.epoch, self.done = self._epoch + 1, 0
+
+    @property
+    def epoch(self) -> int:
+        """Which pass over the data this is, from 0; set it, and `done`, to go on from there."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch, self._left = epoch, False
+
+    @property
+    def done(self) -> int:
+        """Whole batches of this epoch that were handed out."""
+        return self._done
+
+    @done.setter
+    def done(self, done: int) -> None:
+        self._done, self._left = done, False
 
 
 class _Sampler:

@@ -9,7 +9,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.training._optimizer import Prepared, take_over
-from roundelay.training._run import Run
+from roundelay.training._run import FIRST_UNPREPARE, Run, refuse_prepared
 from roundelay.training._setup import Setup, agree, find_parameters, send_from_first
 from roundelay.training._strategy import Strategy
 from roundelay.training.materialize import is_later, start_from_first
@@ -19,6 +19,7 @@ from roundelay.training.strategies import strategies
 
 __all__ = ["known_strategies", "prepare", "strategy_of"]
 
+BUFFERS = ("first", "mean")
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 
@@ -29,21 +30,28 @@ def prepare(
     comm: Communicator,
     strategy: str | Strategy = "ddp",
     precision: str | Precision = "fp32",
+    buffers: str = "first",
 ) -> tuple[Model, Any]:  # Any: the optimizer, of its own class and with `clip_grad_norm_`
     """Return the model and the optimizer, both the same objects, ready to train on all ranks.
 
     `model(x)`, `loss.backward()`, `optimizer.step()` and `zero_grad()` stay as they were. The ranks
-    must have built the same model; they start from rank 0's weights.
+    must have built the same model; they start from rank 0's weights. After every step buffers are
+    rank 0's, or with `buffers="mean"` the mean over the ranks.
     """
-    chosen = strategy_of(strategy)
-    _check(model, optimizer)
     if not isinstance(comm, Communicator):
         raise InvalidArgumentError(
             f"prepare needs comm=, the communicator of rd.init() or rd.run, not {comm!r}."
         )
-    setup = Setup(model, optimizer, comm, precision_of(precision))
-    setup.parameters = find_parameters(model, optimizer)
-    agree(setup)
+
+    def make() -> tuple[Strategy, Setup]:
+        _check(model, optimizer)
+        if buffers not in BUFFERS:
+            raise UnknownNameError("ways to share buffers", str(buffers), BUFFERS)
+        setup = Setup(model, optimizer, comm, precision_of(precision), buffers)
+        setup.parameters = find_parameters(model, optimizer)
+        return strategy_of(strategy), setup
+
+    chosen, setup = agree(comm, make)
     if comm.size > 1:
         made = [one for one in model.parameters() if not is_later(one)]
         send_from_first(comm, [*made, *model.buffers()])
@@ -82,4 +90,5 @@ def _check(model: object, optimizer: object) -> None:
             f"prepare needs a torch optimizer, not {type(optimizer).__name__}."
         )
     if isinstance(optimizer, Prepared):
-        raise InvalidArgumentError("This optimizer is prepared already.")
+        raise InvalidArgumentError(f"This optimizer is prepared already. {FIRST_UNPREPARE}")
+    refuse_prepared(model)

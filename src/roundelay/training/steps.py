@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from roundelay.arguments import shown
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._run import latest_run, run_of
+from roundelay.training._run import Run, live_runs, run_of
 
 __all__ = ["accumulate", "backward"]
 
@@ -21,13 +21,12 @@ def accumulate(model: torch.nn.Module) -> Iterator[None]:
 
     The same under every strategy: k micro-batches are k - 1 inside and the last one outside.
     """
-    run = run_of("accumulate", model)
-    before = run.arrivals.accumulating
-    run.arrivals.accumulating = True
+    step = run_of("accumulate", model).step
+    step.inside += 1
     try:
         yield
     finally:
-        run.arrivals.accumulating = before
+        step.inside -= 1
 
 
 def backward(
@@ -37,17 +36,44 @@ def backward(
 
     `weight` is how many terms the sum has, tokens for example. The gradient of the step is that of
     the sum of all losses over the sum of all weights, over ranks and micro-batches alike, however
-    unevenly they are spread.
+    unevenly they are spread. It holds for every prepared model that the loss comes from. `model`
+    says whose loss scale is meant, where several have one.
     """
-    run = latest_run("backward") if model is None else run_of("backward", model)
     try:
         total = float(weight)
     except (TypeError, ValueError, RuntimeError):
         total = math.nan
     if not 0 <= total < math.inf:
         raise InvalidArgumentError(f"backward takes a weight from 0, not {shown(weight)}.")
-    run.setup.weights.used = True
-    run.setup.weights.total += total
-    scaler = run.setup.scaler
-    loss = loss_sum if scaler is None else scaler.apply(loss_sum)
-    loss.backward()  # type: ignore[no-untyped-call]
+    chosen = None if model is None else run_of("backward", model)
+    runs = [*live_runs(), *([] if chosen is None else [chosen])]
+    loss = _scaled(loss_sum, chosen, runs)
+    before = [run.step.count for run in runs]
+    for run in runs:
+        run.step.offered = total
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    finally:
+        for run in runs:
+            run.step.offered = None
+    reached = [run for run, count in zip(runs, before, strict=True) if run.step.count > count]
+    if not reached or (chosen is not None and chosen not in reached):
+        raise InvalidArgumentError(
+            "backward got a loss that does not depend on any trained parameter of the prepared "
+            "model. Compute it by calling the model that rd.prepare has returned, also where this "
+            "rank has no data: a loss times 0, with weight=0."
+        )
+
+
+def _scaled(loss: torch.Tensor, chosen: Run | None, runs: Sequence[Run]) -> torch.Tensor:
+    """Return the loss as backward wants it, if it is clear which model's scale is meant."""
+    if not runs:
+        raise InvalidArgumentError("backward needs a prepared model: call rd.prepare first.")
+    scalers = {id(run.setup.scaler): run.setup.scaler for run in runs}
+    if chosen is None and len(scalers) > 1:
+        raise InvalidArgumentError(
+            "Several prepared models have loss scales of their own, and backward can't tell which "
+            "one this loss needs. Say so: rd.backward(loss_sum, weight=…, model=model)."
+        )
+    scaler = runs[0].setup.scaler if chosen is None else chosen.setup.scaler
+    return loss if scaler is None else scaler.apply(loss)

@@ -20,9 +20,9 @@ from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
 from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
-from roundelay.training._exchange import Intake, refuse_broken, tell_all
-from roundelay.training._masters import make_masters, multiply, norm_of
-from roundelay.training._setup import Setup, send_from_first, storage_bytes
+from roundelay.training._exchange import Intake, refuse_broken, tell_all, told_bytes
+from roundelay.training._masters import drop, make_masters, multiply, norm_of
+from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._strategy import Held, Sharing, Strategy, Volume
 from roundelay.training._volume import add_up, exchanged, state_bytes
 
@@ -96,7 +96,6 @@ class _Averaging(Sharing):
         self._next = 0  # the first bucket that is not on its way
         self._waits: list[Callable[[], Any]] = []
         self._handles: list[Handle] = []
-        self._done = False  # whether the gradients are those of all ranks
         self._spans: list[Span] = []
         self._began = self._ended = 0.0
         if setup.comm.size > 1:
@@ -117,11 +116,6 @@ class _Averaging(Sharing):
 
     def begin_backward(self) -> None:
         """Expect every gradient anew."""
-        if self._done and self.setup.weights.used:
-            raise InvalidArgumentError(
-                "rd.backward was called again on gradients that are averaged already. Call "
-                "zero_grad() before, or put all but the last one into `with rd.accumulate(model)`."
-            )
         if self._masters is not None:
             self._masters.refuse_more()
         self._next, self._waits, self._handles, self._arrived = 0, [], [], []
@@ -163,7 +157,7 @@ class _Averaging(Sharing):
         if self.options.hook is not None:
             self._waits.append(self.options.hook(comm, bucket.flat))
             return
-        op = "sum" if self.setup.weights.used else "avg"
+        op = "sum" if self.setup.step.weighed else "avg"
         handle = comm.start.all_reduce(bucket.flat, op)
         self._handles.append(handle)
         self._waits.append(handle.wait)
@@ -182,10 +176,12 @@ class _Averaging(Sharing):
         for wait in self._waits:
             wait()
         mine = [index in self._intake.broken for index in range(len(self._tensors))]
-        told = tell_all(self.setup.comm, used, mine, self.setup.weights)
+        told = tell_all(self.setup.comm, used, mine, self.setup.step)
         refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
-        self._hand_back(told.used, told.factor())
-        self._done = True
+        factor = told.factor()
+        if factor is not None and self.options.hook is not None:
+            factor *= self.setup.comm.size  # a hook averages, where a sum is wanted
+        self._hand_back(told.used, factor)
 
     def _fill(self, bucket: Bucket, used: list[bool]) -> list[bool]:
         """Put in what did not arrive: zeros, or what earlier micro-batches have left."""
@@ -214,7 +210,7 @@ class _Averaging(Sharing):
             tensor.grad = None if grad is None else grad.to(tensor.dtype)
 
     def _weigh_alone(self) -> None:
-        told = tell_all(self.setup.comm, [], [], self.setup.weights)
+        told = tell_all(self.setup.comm, [], [], self.setup.step)
         factor = told.factor()
         if self._masters is not None:
             self._masters.give([tensor.grad for tensor in self._tensors], factor=factor)
@@ -249,14 +245,11 @@ class _Averaging(Sharing):
     def after_step(self) -> None:
         """Share rank 0's buffers, and after the first step put buckets into the order of use."""
         comm = self.setup.comm
-        self._done = False
         if self._masters is not None:
             self._masters.hand_out()
         if comm.size == 1:
             return
-        buffers = [one for one in self.setup.model.buffers() if one.is_floating_point()]
-        if buffers:
-            send_from_first(comm, buffers)
+        share_buffers(self.setup)
         if not self._settled:
             self._settle()
 
@@ -274,12 +267,16 @@ class _Averaging(Sharing):
         self._order = [int(index) for index in order]
         self._lay_out()
 
+    def forget(self) -> None:
+        """Let go of all gradients."""
+        drop(self._masters, self._tensors)
+
     def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients."""
-        self._done = False
-        if self._masters is not None:
-            self._masters.forget()
-        own(set_to_none=set_to_none)
+        """Forget the gradients, or make them zero."""
+        if self._masters is not None and not set_to_none:
+            self._masters.zero()
+        else:
+            super().zero_grad(own, set_to_none=set_to_none)
 
     def grad_norm(self, norm_type: float) -> float:
         """Return the norm of the averages, which every rank has whole."""
@@ -323,7 +320,7 @@ class _Averaging(Sharing):
             exchanged(comm, "all_reduce", one.flat.nbytes, item=one.flat.itemsize)
             for one in self._buckets
         ]
-        told = exchanged(comm, "all_reduce", 8 * (2 * len(self._tensors) + 2), item=8)
+        told = exchanged(comm, "all_reduce", told_bytes(len(self._tensors)), item=8)
         flats = sum(one.flat.nbytes for one in self._buckets)
         masters = sum(one.nbytes for one in self.setup.masters or [])
         kept = masters + state_bytes(self.setup.optimizer, self.setup.stepped)

@@ -14,11 +14,11 @@ import torch
 
 from roundelay.arguments import index_of, shown, whole
 from roundelay.communicator import Traffic
-from roundelay.errors import InvalidArgumentError, NotFiniteError
+from roundelay.errors import InvalidArgumentError
 from roundelay.training._buckets import bucket_limit
 from roundelay.training._checkpoint_parts import Part, Saved
 from roundelay.training._exchange import refuse_broken, tell_all
-from roundelay.training._setup import Setup, send_from_first
+from roundelay.training._setup import Setup, share_buffers
 from roundelay.training._strategy import Held, Sharing, Strategy, Volume
 from roundelay.training._zero_account import held_by, predicted_for
 from roundelay.training._zero_elementwise import refuse_whole
@@ -70,23 +70,17 @@ class _Divided(Sharing):
             setup, stage=options.stage, bucket_bytes=limit, units=options.units
         )
         self.sums = Sums(setup, self.parts, options.stage, check=options.check_finite)
-        self._finished = False  # whether the gradients are those of all ranks
 
     # ---- while backward runs
 
     def begin_backward(self) -> None:
         """Expect every gradient anew."""
-        if self._finished:
-            self._refuse_more()
-        self._finished = False
         self.sums.begin(self.parts.order_of_gradients())
 
-    def _refuse_more(self) -> None:
-        if self.setup.weights.used or self.setup.precision.mixed:
-            raise InvalidArgumentError(
-                "A backward pass would add to gradients that are finished already. Call "
-                "zero_grad() before, or put all but the last one into `with rd.accumulate(model)`."
-            )
+    @property
+    def lifted(self) -> bool:  # type: ignore[override] # an attribute of other strategies
+        """Whether stand-ins of earlier passes made room for gradients."""
+        return self.sums.lifted
 
     def arrived(self, index: int) -> None:
         """Put the gradient into its row; free the unit that waited for it."""
@@ -96,6 +90,7 @@ class _Divided(Sharing):
     def passed(self) -> None:
         """Add up this rank's part of the gradients of one micro-batch."""
         self.sums.finish()
+        self.sums.stand_in()
 
     def gathered(self) -> None:
         """Wait for all sums, and see that they are fit for a step."""
@@ -104,14 +99,16 @@ class _Divided(Sharing):
         count = len(self.setup.parameters)
         mine = [index in sums.broken for index in range(count)]
         used = [index in sums.used for index in range(count)]
-        told = tell_all(self.setup.comm, used, mine, self.setup.weights)
-        try:
-            refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
-        except NotFiniteError:
-            sums.forget()
-            raise
+        told = tell_all(self.setup.comm, used, mine, self.setup.step)
+        refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
         sums.settle(told.used, told.factor())
-        self._finished = True
+
+    def abandon(self, *, whole: bool) -> None:
+        """Finish a pass that raised here; other ranks may wait for units that no longer come."""
+        if self.parts.flight is None:
+            super().abandon(whole=whole)
+        else:
+            self.setup.step.untold = True
 
     # ---- around the step
 
@@ -132,22 +129,21 @@ class _Divided(Sharing):
 
     def after_step(self) -> None:
         """Bring the new parameters to every rank, and rank 0's buffers."""
-        self._finished = False
         self.sums.stepped()
         self.parts.spread()
-        comm = self.setup.comm
-        buffers = [one for one in self.setup.model.buffers() if one.is_floating_point()]
-        if buffers and comm.size > 1:
-            send_from_first(comm, buffers)
+        share_buffers(self.setup)
 
     def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
         """Forget the gradients, or make them zero."""
-        self._finished = False
-        own(set_to_none=set_to_none)
-        if set_to_none or self.setup.precision.mixed:
+        del own  # what the optimizer steps on gets its gradients at the step
+        if set_to_none:
             self.sums.forget()
         else:
             self.sums.zero()
+
+    def forget(self) -> None:
+        """Let go of all gradients."""
+        self.sums.forget()
 
     def grad_norm(self, norm_type: float) -> float:
         """Return the norm of all ranks' parts together."""

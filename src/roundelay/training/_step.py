@@ -1,0 +1,149 @@
+"""What one step of a model depends on beside its gradients: in one object, with one reset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from roundelay.errors import InvalidArgumentError
+
+__all__ = ["AGAIN", "Step", "Turn"]
+
+AGAIN = (
+    "A backward pass would add to gradients that are averaged already, and the average would be "
+    "wrong. Call zero_grad() before, or put all but the last one into `with rd.accumulate(model)`."
+)
+MIXED = (
+    "Some backward passes of this step were rd.backward(…, weight=…) and others loss.backward(), "
+    "which has no weight. Use one of them for all passes of a step, or call zero_grad() between."
+)
+TORN = (
+    "A backward pass of this step raised an error, so its gradients are not complete. Call "
+    "zero_grad() and repeat the whole batch, or go on with the next one."
+)
+TWO_LOADERS = (
+    "A loader was left in the middle of a batch, whose gradients wait for the rest of it, and now "
+    "another loop brings gradients of its own. Finish the batch, or call zero_grad() before."
+)
+RESCHEDULED = (
+    "The options of the optimizer changed between the micro-batches of one batch: {before} became "
+    "{after}. A scheduler steps once for each batch: write `if loader.last_of_step: "
+    "scheduler.step()`."
+)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One pass of a loader over its data: how its batches are cut, and whether one is complete."""
+
+    parts: int
+    more: bool = False  # whether micro-batches of the batch at hand are to come
+
+
+@dataclass(slots=True)
+class Step:
+    """The step of one model at hand, on one rank.
+
+    `begin` forgets all of it, as `zero_grad` does. What says where in the program we are (inside
+    `rd.accumulate`, in the loop of a loader) stays, and so do the numbers that count.
+    """
+
+    number: int = 0  # steps that were taken
+    count: int = 0  # backward passes ever
+    inside: int = 0  # how many `rd.accumulate` we are in
+    turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
+    offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
+    # ---- of this step
+    weight: float = 0.0  # of all losses on this rank
+    weighed: int = 0  # passes that had a weight
+    passes: int = 0
+    waiting: int = 0  # passes whose gradients were not brought together yet
+    shared: bool = False  # whether the gradients there are, are those of all ranks
+    torn: bool = False  # whether a pass raised in the middle
+    untold: bool = False  # whether the other ranks have yet to hear of that
+    owner: Turn | None = None  # the loop whose batch the passes belong to
+    options: list[dict[str, Any]] | None = None  # of the optimizer, at the first micro-batch
+
+    def begin(self) -> None:
+        """Begin another step: nothing of this one counts any more."""
+        self.stepped()
+        self.passes = self.waiting = 0
+        self.shared = self.torn = False
+
+    def stepped(self) -> None:
+        """Forget what the optimizer has used; gradients stay until they are forgotten."""
+        self.weight, self.weighed, self.passes = 0.0, 0, 0
+        self.owner = self.options = None
+
+    # ---- loaders
+
+    @property
+    def turn(self) -> Turn | None:
+        """The loop over a loader that gave out data last."""
+        return self.turns[-1] if self.turns else None
+
+    @property
+    def holds(self) -> bool:
+        """Whether a loader has more micro-batches of this batch, which until then only add up."""
+        return self.turn is not None and self.turn.more
+
+    @property
+    def parts(self) -> int:
+        """How many micro-batches the batch at hand has."""
+        return 1 if self.turn is None else self.turn.parts
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether backward passes only add up."""
+        return self.inside > 0 or self.holds
+
+    # ---- backward passes
+
+    def begin_pass(self) -> None:
+        """Count a backward pass, and refuse one that can't be part of this step."""
+        owner = self.owner
+        if self.passes and owner is not None and owner.more and owner is not self.turn:
+            raise InvalidArgumentError(TWO_LOADERS)
+        self.count += 1
+        self.passes += 1
+        self.owner = self.turn
+        if self.offered is not None:
+            self.weighed += 1
+            self.weight += self.offered
+        if self.shared and (self.weighed or self.parts > 1):
+            raise InvalidArgumentError(AGAIN)
+        if self.weighed not in (0, self.passes):
+            raise InvalidArgumentError(MIXED)
+
+    def end_pass(self, *, shared: bool) -> None:
+        """Note that a pass is over, and whether the ranks have brought their gradients together."""
+        self.waiting = 0 if shared else self.waiting + 1
+        self.shared = self.shared or shared
+
+    # ---- the optimizer's step
+
+    def check_options(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Refuse options that change between the micro-batches of one batch."""
+        now = [{key: _plain(one) for key, one in group.items() if key != "params"}
+               for group in groups]  # fmt: skip
+        if self.options is not None and now != self.options:
+            changed = next(
+                (f"{key}={old[key]!r}", f"{key}={new.get(key)!r}")
+                for old, new in zip(self.options, now, strict=True)
+                for key in old
+                if old[key] != new.get(key)
+            )
+            raise InvalidArgumentError(RESCHEDULED.format(before=changed[0], after=changed[1]))
+        self.options = now
+
+    def check_whole(self) -> None:
+        """Refuse a step on gradients of which some are missing."""
+        if self.torn:
+            raise InvalidArgumentError(TORN)
+
+
+def _plain(value: Any) -> Any:  # Any: an option of any optimizer
+    return value.tolist() if isinstance(value, torch.Tensor) else value
