@@ -17,7 +17,6 @@ import torch
 from roundelay.arguments import whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
-from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
 from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
 from roundelay.training._exchange import Intake, refuse_broken, tell_all, told_bytes
