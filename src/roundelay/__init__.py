@@ -4,7 +4,7 @@ from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
-from roundelay.errors import RoundelayError
+from roundelay.errors import MissingPackageError, RoundelayError
 
 if TYPE_CHECKING:
     from roundelay.communicator import ANY, Communicator
@@ -94,7 +94,11 @@ _WHERE = {
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'roundelay' has no attribute {name!r}")
-    return getattr(_import_module(f"roundelay.{_WHERE[name]}"), name)
+    try:
+        module = _import_module(f"roundelay.{_WHERE[name]}")
+    except MissingPackageError as error:
+        raise MissingPackageError(f"rd.{name}", error.name or "torch") from None
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

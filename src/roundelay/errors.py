@@ -22,6 +22,7 @@ __all__ = [
     "FormatError",
     "InvalidArgumentError",
     "MeetingError",
+    "MissingPackageError",
     "NetworkError",
     "NoRoomError",
     "NotFiniteError",
@@ -110,6 +111,22 @@ class ProofError(RoundelayError):
         super().__init__("\n  ".join([f"{what} does not keep its contract:", *shown]))
 
 
+class MissingPackageError(InvalidArgumentError, ModuleNotFoundError):
+    """A package that this needs and that is not installed; the message says how to install it.
+
+    >>> print(str(MissingPackageError("rd.prepare", "torch")).partition(", or")[0])
+    rd.prepare needs torch, which is not installed: pip install 'roundelay[torch]'
+    """
+
+    def __init__(self, what: str, package: str, extra: str = "torch", *, also: str = "") -> None:
+        more = f" {also}" if also else ""
+        super().__init__(
+            f"{what} needs {package}, which is not installed: pip install 'roundelay[{extra}]'"
+            f"{more}, or in a clone pip install -e '.[{extra}]'{more}"
+        )
+        self.name = package
+
+
 class UnsendableError(InvalidArgumentError, TypeError):
     """A value that can't go from one process to another without pickle, which nobody asked for."""
 
@@ -117,7 +134,7 @@ class UnsendableError(InvalidArgumentError, TypeError):
 class NoRoomError(RoundelayError, MemoryError):
     """There is no memory for so many bytes; told to every rank where it is memory that they share.
 
-    >>> print(str(NoRoomError(10**9, 10**6, "empty"))[:79])
+    >>> print(str(NoRoomError(10**9, 10**6, "empty"))[:78])
     empty: this host has no room for 1000000000 more bytes; 1000000 are available.
     """
 

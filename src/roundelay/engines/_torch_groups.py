@@ -18,6 +18,7 @@ from roundelay.errors import (
     CollectiveTimeout,
     CommunicationError,
     InvalidArgumentError,
+    MissingPackageError,
     PeerLost,
 )
 from roundelay.reductions import Array
@@ -41,10 +42,7 @@ def load_torch(engine: str) -> Any:  # optional, so without types
         torch = importlib.import_module("torch")
         importlib.import_module("torch.distributed")
     except ModuleNotFoundError:
-        raise InvalidArgumentError(
-            f"The engine {engine} stands on PyTorch, which is not installed: "
-            f"pip install 'roundelay[torch]'"
-        ) from None
+        raise MissingPackageError(f"The engine {engine}", "torch") from None
     if not torch.distributed.is_available():
         raise InvalidArgumentError(
             f"The engine {engine} needs torch.distributed, which this torch was built without. "

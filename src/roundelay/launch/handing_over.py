@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from roundelay.engines._mpi_start import clean_environment, find_mpirun
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import MissingPackageError
 
 __all__ = ["hand_over", "mpi_environment", "mpirun_command", "torchrun_command", "with_timeout"]
 
@@ -21,10 +21,7 @@ def torchrun_command(size: int, options: Mapping[str, str], target: Sequence[str
     ['--nproc-per-node', '2', '--nnodes', '2', '--node-rank', '1', 'train.py', '--lr', '1']
     """
     if find_spec("torch") is None:
-        raise InvalidArgumentError(
-            "Several hosts are started by torchrun, which comes with PyTorch, and that is not "
-            "installed: pip install 'roundelay[torch]'"
-        )
+        raise MissingPackageError("To start several hosts", "torch")
     words = ["--nproc-per-node", str(size)]
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", value]

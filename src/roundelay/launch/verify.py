@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from roundelay.communicator import Communicator
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, MissingPackageError
 from roundelay.launch.local import run
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def verify(
     `make_optimizer` gets the parameters. `loss(model, *batch)` is the mean over the rows of a
     batch; without it `model(*batch)` is. Rows need not divide by the ranks.
     """
+    if find_spec("torch") is None:
+        raise MissingPackageError("rd.verify", "torch")
     from roundelay.training.prepare import strategy_of  # noqa: PLC0415 - torch, only when asked for
     from roundelay.training.verify import (  # noqa: PLC0415 - likewise
         Difference,

@@ -9,17 +9,15 @@ is all that changes in a script that was written for gloo.
 
 from __future__ import annotations
 
+from roundelay.errors import MissingPackageError as _MissingPackageError
+
 try:
     import torch as _torch
     import torch.distributed as _dist
 except ModuleNotFoundError as _error:
     if _error.name is None or _error.name.partition(".")[0] != "torch":
         raise
-    raise ModuleNotFoundError(
-        "roundelay.torch is a backend of torch, which is not installed: "
-        "pip install 'roundelay[torch]'",
-        name=_error.name,
-    ) from None
+    raise _MissingPackageError("roundelay.torch", "torch") from None
 
 if not _dist.is_available():
     raise ImportError(

@@ -1,5 +1,12 @@
 """Layer 7: train one model on many ranks; the strategy is one argument."""
 
+from importlib.util import find_spec as _find_spec
+
+from roundelay.errors import MissingPackageError as _MissingPackageError
+
+if _find_spec("torch") is None:
+    raise _MissingPackageError("roundelay.training", "torch")
+
 from roundelay.training.ledger import ledger
 from roundelay.training.loader import loader
 from roundelay.training.prepare import prepare

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from roundelay.errors import CheckpointError
+from roundelay.errors import CheckpointError, MissingPackageError
 from roundelay.training._checkpoint_format import MANIFEST, Entry, Manifest
 from roundelay.training._checkpoint_values import unpack
 
@@ -19,9 +19,7 @@ def need_safetensors() -> Any:  # Any: a module
     try:
         import safetensors  # noqa: PLC0415 - an extra
     except ImportError:
-        raise CheckpointError(
-            "Reading checkpoints needs safetensors: pip install 'roundelay[torch]'."
-        ) from None
+        raise MissingPackageError("Reading checkpoints", "safetensors") from None
     return safetensors
 
 
