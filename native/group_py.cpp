@@ -197,7 +197,9 @@ class PyGroup {
         call.dtype = DType(dtype);
         call.op = Op(op);
         call.item = item;
-        std::uint32_t hash = mix(mix(2166136261u, plan.name), std::uint64_t(dtype) << 8 | unsigned(op));
+        const std::uint64_t kind =
+            std::uint64_t(std::uint32_t(root)) << 16 | std::uint64_t(dtype) << 8 | unsigned(op);
+        std::uint32_t hash = mix(mix(2166136261u, plan.name), kind);
         hash = mix(hash, count);
         for (std::size_t length : counts) hash = mix(hash, length);
         call.record.hash = hash;

@@ -1,5 +1,6 @@
 #include "sites_py.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
@@ -47,7 +48,9 @@ PyFrameObject* outside(Ours ours) {
 
 void Sites::set_package(const std::string& folder) { package = folder; }
 
-void Sites::skip_package(const std::string& folder) { others.push_back(folder); }
+void Sites::skip_package(const std::string& folder) {
+    if (std::find(others.begin(), others.end(), folder) == others.end()) others.push_back(folder);
+}
 
 nb::object Sites::caller() {
     PyFrameObject* frame = outside(inside);

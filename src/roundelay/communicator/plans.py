@@ -66,7 +66,7 @@ class Plans:
             None if job.output is None else view(job.output),
             COLLECTIVES[job.collective],
             ALGORITHMS[name],
-            job.root,
+            job.label or job.root,  # only calls without a root have labels
             CODES[job.dtype],
             OPS[job.op],
             job.item,

@@ -87,9 +87,12 @@ class Start:
         axis: int | None = None,
         counts: Sequence[int] | None = None,
         algorithm: str | None = None,
+        label: int = 0,
     ) -> Handle:
-        """Begin an all-gather."""
-        return self._later(self._comm._jobs.all_gather(x, out, axis, counts), algorithm)
+        """Begin an all-gather; ranks that give different labels have made different calls."""
+        job = self._comm._jobs.all_gather(x, out, axis, counts)
+        job.label = label
+        return self._later(job, algorithm)
 
     def gather(
         self,

@@ -123,6 +123,8 @@ def _describe(record: tuple[int, int, int, int, int, int, int, str]) -> str:
         details += f" op={list(REDUCTIONS)[op]}"
     if made.rooted:
         details += f" root={root}"
+    elif root:
+        details += f" label={root}"
     short = algorithms.load(algorithms.names()[algorithm]).short_name
     where = f" at {site}" if site else ""
     return f"{made.name} #{call}{details} ({short}){where}"

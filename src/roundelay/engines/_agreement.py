@@ -54,8 +54,9 @@ def plan_of(job: Job, algorithm: str | None, ranks: tuple[int, ...]) -> Plan:
     count = sum(job.counts) if job.counts else job.count
     op = f" op={job.op}" if kind.reduces else ""
     root = f" root={job.root}" if kind.rooted else ""
+    label = f" label={job.label}" if job.label else ""
     forced = f" algorithm={algorithm}" if algorithm else ""
-    what = f"{job.collective} {job.dtype}[{count}]{op}{root}{forced}"
+    what = f"{job.collective} {job.dtype}[{count}]{op}{root}{label}{forced}"
     return Plan(ranks, what, " ".join(map(str, job.counts)), site)
 
 

@@ -39,6 +39,7 @@ class Job:
     op: str = "sum"
     root: int = 0
     counts: Sequence[int] = ()  # elements of every block, where they differ
+    label: int = 0  # what the caller knows it by; ranks that differ in it made different calls
     plan: Plan | None = None  # of the user's call, where this job is but a part of it
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
+from roundelay import _core
 from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._arrivals import Arrivals
 from roundelay.training._setup import Setup
 from roundelay.training._step import Turn
 from roundelay.training._strategy import Sharing, Strategy
+
+# Source lines in errors are the user's, not those of torch between him and us.
+_core.skip_package(f"{Path(torch.__file__).parent}/")
 
 __all__ = ["FIRST_UNPREPARE", "Run", "live_runs", "refuse_prepared", "run_of"]
 
@@ -117,7 +122,10 @@ _live = threading.local()  # ranks may be threads of one process
 
 def run_of(call: str, model: object) -> Run:
     """Return the run of a prepared model."""
-    kept = vars(model).get(_KEPT) if isinstance(model, torch.nn.Module) else None
+    kept = None
+    if isinstance(model, torch.nn.Module):  # or what torch.compile has made of one
+        inner = vars(model)["_modules"].get("_orig_mod")
+        kept = vars(model).get(_KEPT) or (None if inner is None else vars(inner).get(_KEPT))
     if kept is None:
         raise InvalidArgumentError(
             f"{call} needs a model that rd.prepare has returned, not {type(model).__name__}."

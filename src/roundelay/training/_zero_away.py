@@ -15,10 +15,12 @@ __all__ = ["Away", "bring_back", "send_away"]
 
 #: What can be asked of a parameter that is not there: what it looks like, and its hooks.
 ALLOWED = {
-    "__get__", "__set__", "__delete__", "numel", "size", "dim", "ndimension", "nelement", "stride",
-    "element_size", "is_floating_point", "is_complex", "requires_grad_", "register_hook",
-    "register_post_accumulate_grad_hook", "untyped_storage", "__hash__", "__repr__",
+    "__delete__", "numel", "size", "dim", "ndimension", "nelement", "stride", "element_size",
+    "is_contiguous", "is_floating_point", "is_complex", "requires_grad_", "register_hook",
+    "register_post_accumulate_grad_hook", "untyped_storage", "__hash__", "__repr__", "__format__",
 }  # fmt: skip
+#: Properties that would show, or replace, elements.
+ELEMENTS = {"data", "T", "mT", "H", "mH", "real", "imag"}
 MARK = "_roundelay_away"
 DIVIDED = (
     "is divided between the ranks under zero3 and whole only while its module runs. Look at it by "
@@ -42,12 +44,18 @@ class Away(torch.nn.Parameter):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Answer what needs no elements, and refuse the rest."""
-        if getattr(func, "__name__", "") in ALLOWED:
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):  # of a property, which has a name itself
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
+            allowed = name not in ELEMENTS
+        else:
+            allowed = name in ALLOWED
+        if allowed:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
                 return func(*args, **(kwargs or {}))
         what = next(vars(one)[MARK] for one in tree_leaves((args, kwargs)) if type(one) is cls)
         raise InvalidArgumentError(
-            f"{getattr(func, '__name__', func)} needs the parameter {what.name}, which {what.why}"
+            f"{name or func} needs the parameter {what.name}, which {what.why}"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
@@ -76,7 +84,7 @@ def send_away(parameter: torch.nn.Parameter, name: str, why: str = DIVIDED) -> N
         (), torch.nan if parameter.is_floating_point() else 0,
         dtype=parameter.dtype, device=parameter.device,
     )  # fmt: skip
-    parameter.data = nothing.expand(parameter.shape)
+    _replace(parameter, nothing.expand(parameter.shape))
     if type(parameter) is not Away:
         vars(parameter)[MARK] = _Mark(type(parameter), name, why)
         parameter.__class__ = Away
@@ -87,3 +95,8 @@ def bring_back(parameter: torch.nn.Parameter, whole: torch.Tensor) -> None:
     if type(parameter) is Away:
         parameter.__class__ = vars(parameter).pop(MARK).kind
     parameter.data = whole
+
+
+def _replace(parameter: torch.nn.Parameter, data: torch.Tensor) -> None:
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
+        parameter.data = data

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from roundelay.communicator import Communicator
@@ -30,8 +28,9 @@ class Flat:
     """Some parameters of one dtype in one row; this rank owns a part of it.
 
     `whole` is the row that the parameters are views of. Where it stays (`resident`), `part` is a
-    view of it. Else `part` is memory of its own, and `whole` comes and goes. `master` is what the
-    optimizer steps on: `part` itself, or a copy of higher precision.
+    view of it. Else `part` is memory of its own, and `whole` comes and goes: each time it is other
+    memory, which goes when nobody holds a tensor in it any more. `master` is what the optimizer
+    steps on: `part` itself, or a copy of higher precision.
     """
 
     def __init__(
@@ -57,6 +56,7 @@ class Flat:
         if trained and precision.mixed:
             kind = master_dtype(first.dtype)
             self.master = torch.zeros(self.layout.part, dtype=kind, device=device)
+        self.version = 0  # how often its weights have changed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
         self._move_in()
         #: What the optimizer steps on, one for each piece.
@@ -104,11 +104,11 @@ class Flat:
         for place in self.layout.places:
             one = self._parameters[place.index]
             send_away(one.tensor, one.name)
-        self.whole.untyped_storage().resize_(0)
+        self.whole = self.whole.new_empty(0)
 
     def make_room(self) -> tuple[Array | torch.Tensor, Array | torch.Tensor]:
         """Have memory for the whole row; return this rank's part and that, as bytes."""
-        self.whole.untyped_storage().resize_(self.nbytes)
+        self.whole = self.whole.new_empty(self.layout.padded)
         return _as_bytes(self.part), _as_bytes(self.whole)
 
     def attach(self) -> None:
@@ -130,6 +130,7 @@ class Flat:
 
     def touch(self) -> None:
         """Let autograd know that the parameters have changed."""
+        self.version += 1
         torch.autograd.graph.increment_version([one.tensor for one in self._parameters.values()])
 
     def gather_masters(self) -> torch.Tensor:
@@ -144,8 +145,5 @@ class Flat:
 
 
 def _as_bytes(tensor: torch.Tensor) -> Array | torch.Tensor:
-    """Return the memory of a tensor; its storage may be resized later, which `numpy()` forbids."""
-    if tensor.device.type != "cpu" or tensor.numel() == 0:
-        return tensor.view(torch.uint8)
-    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
-    return np.frombuffer(memoryview(memory), np.uint8)
+    flat = tensor.view(torch.uint8)
+    return flat.numpy() if flat.device.type == "cpu" else flat

@@ -1,12 +1,15 @@
 """ZeRO-3: units are gathered just before they are used, the next one ahead, and freed after.
 
 Modules say when: before and after forward by their own hooks, in backward by hooks on what they
-returned and on what they were given. A unit that is here is counted, so that modules may be called
-several times, within one another, and again while backward recomputes activations.
+returned and on what they were given. Those hooks bring units early and let them go; that they are
+never missed is the work of `SavedTensors`, by which autograd asks for what it needs. A unit that is
+here is counted, so that modules may be called several times, within one another, and again while
+backward recomputes activations.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +19,16 @@ from torch.utils._pytree import tree_leaves
 
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.training._zero_flats import Flat
+from roundelay.training._zero_saved import SavedTensors
 from roundelay.training._zero_units import Unit
 
 __all__ = ["Flight", "Traveller"]
 
+MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
 FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
+UNTOLD = 2  # units that stay in backward though nothing will tell when they are done with
 
 
 class Traveller:
@@ -42,6 +49,11 @@ class Traveller:
         self.calls = 0  # whose inputs are still to get gradients
 
     @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"unit {self.unit.name!r}" if self.unit.name else "the model's own unit"
+
+    @property
     def nbytes(self) -> int:
         """What it takes up when it is here."""
         return sum(flat.nbytes for flat in self.flats)
@@ -60,6 +72,8 @@ class Flight:
         self.order: list[Traveller] = []  # of the latest forward pass
         self._last: list[Traveller] = []  # of the one before, which tells what comes next
         self._inside_backward = False
+        self._untold: list[Traveller] = []  # in backward, and nothing tells when not; latest last
+        self._saved = SavedTensors(self._ask)
         self._depth = 0  # of calls of the model
         self.in_flight = 0  # bytes
         self.peak = 0
@@ -84,27 +98,32 @@ class Flight:
         return [one for one in self._travellers if id(one) in found]
 
     def _watch(self, module: nn.Module, needs: list[Traveller], *, whole: bool) -> None:
-        taken: list[bool] = []  # for each call of the module that runs
+        taken: list[tuple[bool, bool]] = []  # for each call: whether it entered, and watches
 
         def before(_: nn.Module, args: Any, options: Any) -> None:
             if whole:
                 self._begin_forward()
                 self._depth += 1
             inside = all(one.here and (one.users or one.in_backward) for one in needs)
-            taken.append(not inside)
+            taken.append((not inside, self._saved.enter()))
             if not inside:
                 self._enter(needs)
                 self._at_end_of_inputs(needs, (args, options))
 
         def after(_: nn.Module, __: Any, ___: Any, result: Any) -> None:
-            if taken and taken.pop():
+            entered, watches = taken.pop() if taken else (False, False)
+            if watches:
+                self._saved.leave()
+            if entered:
                 self._leave(needs, result)
             if whole:
                 self._end_forward()
 
+        # The compiler must not look in here: what it compiles is what lies between.
+        outside: Any = torch.compiler.disable
         self._hooks += [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(outside(before), with_kwargs=True),
+            module.register_forward_hook(outside(after), with_kwargs=True, always_call=True),
         ]
 
     # ---- forward
@@ -126,10 +145,16 @@ class Flight:
         for one in needs:
             one.users += 1
             if not self._inside_backward:
-                self.order.append(one)
+                self._note(one)
             self._bring(one)
         if not self._inside_backward:
             self._fetch(self._next())
+
+    def _note(self, one: Traveller) -> None:
+        """Remember the order of this pass; where only parts of a model are called, some of it."""
+        if not self._depth and len(self.order) >= MOST_NOTED * len(self._travellers):
+            self.order.clear()
+        self.order.append(one)
 
     def _next(self) -> Traveller | None:
         """Return what came next the last time, if all went the same way until here."""
@@ -141,15 +166,12 @@ class Flight:
     def _leave(self, needs: Sequence[Traveller], result: Any) -> None:
         for one in needs:
             one.users -= 1
-        outputs = _differentiable(result) if torch.is_grad_enabled() else []
-        for tensor in outputs:
+        for tensor in _differentiable(result) if torch.is_grad_enabled() else ():
             first: list[Callable[[], None]] = []
             vars(tensor)[FIRST] = first
             tensor.register_hook(self._before_backward(needs, first))  # type: ignore[no-untyped-call]
-        hidden = torch.is_grad_enabled() and not outputs and result is not None
         for one in needs:
-            # Where no output can be watched, only the end of backward can tell.
-            if not one.users and not one.in_backward and not (hidden and one.trained):
+            if not one.users and not one.in_backward:
                 self._drop(one)
 
     # ---- backward
@@ -160,18 +182,42 @@ class Flight:
         def hook(_: torch.Tensor) -> None:
             for tell in first:  # modules that were given this tensor are done with it
                 tell()
-            if not self._inside_backward:
-                self._inside_backward = True
-                engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as in _arrivals
-                engine.queue_callback(self._finish)
+            self._begin_backward()
             for one in needs:
-                if not one.in_backward:
-                    one.in_backward = True
-                    one.missing = set(one.trained)
-                self._bring(one)
+                self._bring_for_backward(one)
             self._fetch(self._one_before(needs))
 
         return hook
+
+    def _begin_backward(self) -> None:
+        if not self._inside_backward:
+            self._inside_backward = True
+            engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as in _arrivals
+            engine.queue_callback(self._finish)
+
+    def _bring_for_backward(self, one: Traveller) -> None:
+        if not one.in_backward:
+            one.in_backward = True
+            one.missing = set(one.trained)
+        self._bring(one)
+        if one.calls <= 0 and one.unit.name:
+            self._untold = [*(other for other in self._untold if other is not one), one]
+            for other in self._untold[:-UNTOLD]:
+                if not other.users:
+                    self._drop(other)  # autograd asks again if it must
+            self._untold = [other for other in self._untold if other.here]
+
+    def _ask(self, one: Traveller) -> None:
+        """Bring a unit because autograd reads what it saved of it, wherever that had gone."""
+        if one.here:
+            return
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - not in backward
+            raise InvalidArgumentError(
+                f"A tensor that autograd saved of {one.name} is divided between the ranks under "
+                f"zero3 and can be read in backward only."
+            )
+        self._begin_backward()
+        self._bring_for_backward(one)
 
     def _one_before(self, needs: Sequence[Traveller]) -> Traveller | None:
         """Return the unit that forward used before these, which backward comes to next."""
@@ -203,7 +249,10 @@ class Flight:
                 left = count  # the graph may be used again
                 for one in needs:
                     one.calls -= 1
-                    self._drop_if_done(one)
+                    if one.in_backward and not one.users and one.calls <= 0:
+                        self._drop(
+                            one
+                        )  # backward is past it, whether all its gradients came or not
 
         for tensor in inputs:
             first = vars(tensor).get(FIRST)
@@ -215,16 +264,14 @@ class Flight:
     def arrived(self, index: int, owner: Traveller) -> None:
         """Hear of a gradient of a unit, which may be the last one."""
         owner.missing.discard(index)
-        if not owner.frozen:
-            self._drop_if_done(owner)
-
-    def _drop_if_done(self, one: Traveller) -> None:
-        if one.in_backward and not one.users and not one.missing and one.calls <= 0:
-            self._drop(one)
+        done = owner.in_backward and not owner.users and not owner.missing and owner.calls <= 0
+        if done and not owner.frozen:
+            self._drop(owner)
 
     def _finish(self) -> None:
         """Free all that is left at the end of backward."""
         self._inside_backward = False
+        self._untold.clear()
         for one in self._travellers:
             one.users = one.calls = 0
             one.in_backward = False
@@ -240,9 +287,10 @@ class Flight:
         self.in_flight += one.nbytes
         self.peak = max(self.peak, self.in_flight)
         one.handles = []
+        label = 1 + self._travellers.index(one)  # two units may look alike
         for flat in one.flats:
             mine, whole = flat.make_room()
-            one.handles.append(self.comm.start.all_gather(mine, out=whole, axis=0))
+            one.handles.append(self.comm.start.all_gather(mine, out=whole, axis=0, label=label))
 
     def _bring(self, one: Traveller) -> None:
         if one.here:
@@ -251,13 +299,22 @@ class Flight:
         self._land(one)
         for flat in one.flats:
             flat.attach()
+        self._saved.here(one)
         one.here = True
 
-    @staticmethod
-    def _land(one: Traveller) -> None:
-        for handle in one.handles or ():
-            handle.wait()
-        one.handles = None
+    def _land(self, one: Traveller) -> None:
+        handles, one.handles = one.handles, None
+        try:
+            for handle in handles or ():
+                handle.wait()
+        except CollectiveMismatch as error:
+            labels = sorted({int(label) for label in re.findall(r"label=(\d+)", str(error))})
+            names = [f"{label} is {self._travellers[label - 1].name}" for label in labels]
+            raise CollectiveMismatch(
+                f"{error}\nUnder zero3 all ranks must call the same units in the same order; of "
+                f"the labels, {', '.join(names)}. Call every unit on every rank, or use "
+                f"strategy='zero2'."
+            ) from None
 
     def _drop(self, one: Traveller) -> None:
         if one.handles is not None:
@@ -265,6 +322,7 @@ class Flight:
         elif not one.here:
             return
         one.here = False
+        self._saved.gone(one)
         self.in_flight -= one.nbytes
         for flat in one.flats:
             flat.free()

@@ -98,7 +98,8 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
         for tensor in model.parameters():
             if tensor.is_floating_point():
                 tensor.grad = None
-                tensor.data = tensor.data.to(compute)
+                if tensor.dtype != compute:  # parameters that are away have it already
+                    tensor.data = tensor.data.to(compute)
         for buffer in model.buffers():
             if buffer.is_floating_point():
                 buffer.data = buffer.data.to(precision.buffers or compute)
