@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import pickle
 from collections import UserDict
@@ -24,7 +25,7 @@ WIDTH = 6
 
 
 class Block(nn.Module):  # type: ignore[misc, name-defined]
-    """Has a side loss, of activations and weights, that leaves it by `side`; one weight is unused."""
+    """Has a side loss, of activations and weights, that leaves it by `side`; a weight is unused."""
 
     def __init__(self, side: Callable[[Any], None]) -> None:
         super().__init__()
@@ -192,7 +193,8 @@ def test_unused_parameters_hold_no_unit(stacks: Any) -> None:
 @pytest.mark.filterwarnings("default")  # the compiler has its own
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_zero3_goes_with_the_compiler(stacks: Any, when: str) -> None:
-    model = stacks.make(stacks.Stack, torch.float64)
+    importlib.import_module("torch._dynamo")  # once, and not in every rank
+    model = stacks.make(lambda: stacks.Stack(layers=2), torch.float64)
 
     def be_rank(comm: Any, strategy: str) -> dict[str, Any]:
         mine = copy.deepcopy(model)

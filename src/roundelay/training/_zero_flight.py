@@ -10,6 +10,7 @@ backward recomputes activations.
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,7 +74,7 @@ class Flight:
         self._last: list[Traveller] = []  # of the one before, which tells what comes next
         self._inside_backward = False
         self._untold: list[Traveller] = []  # in backward, and nothing tells when not; latest last
-        self._saved = SavedTensors(self._ask)
+        self._saved = SavedTensors(self._travellers, self._ask)
         self._depth = 0  # of calls of the model
         self.in_flight = 0  # bytes
         self.peak = 0
@@ -179,15 +180,25 @@ class Flight:
     def _before_backward(
         self, needs: Sequence[Traveller], first: list[Callable[[], None]]
     ) -> Callable[[torch.Tensor], None]:
+        weak = weakref.ref(self)  # a graph must not keep the model, which may keep the graph
+        numbers = [self._travellers.index(one) for one in needs]
+
         def hook(_: torch.Tensor) -> None:
             for tell in first:  # modules that were given this tensor are done with it
                 tell()
-            self._begin_backward()
-            for one in needs:
-                self._bring_for_backward(one)
-            self._fetch(self._one_before(needs))
+            alive = weak()
+            if alive is not None:
+                alive.come_to(numbers)
 
         return hook
+
+    def come_to(self, numbers: Sequence[int]) -> None:
+        """Bring what backward needs now, and begin to bring what it needs next."""
+        needs = [self._travellers[number] for number in numbers]
+        self._begin_backward()
+        for one in needs:
+            self._bring_for_backward(one)
+        self._fetch(self._one_before(needs))
 
     def _begin_backward(self) -> None:
         if not self._inside_backward:
@@ -239,20 +250,17 @@ class Flight:
         if not inputs:
             return
         left = count = len(inputs)  # the hook must not hold the tensors, which hold the hook
+        weak, numbers = weakref.ref(self), [self._travellers.index(one) for one in needs]
         for one in needs:
             one.calls += 1
 
         def tell(*_: torch.Tensor) -> None:
             nonlocal left
             left -= 1
-            if left == 0:
+            alive = weak()
+            if left == 0 and alive is not None:
                 left = count  # the graph may be used again
-                for one in needs:
-                    one.calls -= 1
-                    if one.in_backward and not one.users and one.calls <= 0:
-                        self._drop(
-                            one
-                        )  # backward is past it, whether all its gradients came or not
+                alive.come_past(numbers)
 
         for tensor in inputs:
             first = vars(tensor).get(FIRST)
@@ -260,6 +268,13 @@ class Flight:
                 tensor.register_hook(tell)  # type: ignore[no-untyped-call]
             else:
                 first.append(tell)
+
+    def come_past(self, numbers: Sequence[int]) -> None:
+        """Free what backward has no more use for, whether all its gradients came or not."""
+        for one in (self._travellers[number] for number in numbers):
+            one.calls -= 1
+            if one.in_backward and not one.users and one.calls <= 0:
+                self._drop(one)
 
     def arrived(self, index: int, owner: Traveller) -> None:
         """Hear of a gradient of a unit, which may be the last one."""

@@ -7,7 +7,8 @@ the unit is brought, so that no way into backward finds a row that is absent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,12 @@ _autograd = torch._C._autograd  # noqa: SLF001 - where torch's own saved_tensors
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a saved tensor lay in its row, and how often the row's weights had changed."""
+    """Where a saved tensor lay in its row, and how often the row's weights had changed.
 
-    unit: Traveller
+    It must not lead to the model: Python's collector does not see through autograd's graphs.
+    """
+
+    number: int  # of the unit
     flat: Flat
     dtype: torch.dtype
     offset: int
@@ -47,15 +51,16 @@ class _Place:
 class SavedTensors:
     """Packs and unpacks what autograd saves while modules of one model run."""
 
-    def __init__(self, bring: Callable[[Traveller], None]) -> None:
-        self._bring = bring
-        self._rows: dict[int, tuple[Traveller, Flat]] = {}  # by address, of units that are here
+    def __init__(self, units: Sequence[Traveller], bring: Callable[[Traveller], None]) -> None:
+        self._units, self._bring = units, bring
+        self._rows: dict[int, tuple[int, Flat]] = {}  # by address, of units that are here
 
     def here(self, unit: Traveller) -> None:
         """Know the rows of a unit that has come."""
+        number = self._units.index(unit)
         for flat in unit.flats:
             if flat.whole.numel():
-                self._rows[flat.whole.data_ptr()] = unit, flat
+                self._rows[flat.whole.data_ptr()] = number, flat
 
     def gone(self, unit: Traveller) -> None:
         """Forget the rows of a unit that is about to be let go."""
@@ -71,11 +76,13 @@ class SavedTensors:
         if not torch.is_grad_enabled():
             return False
         top: Any = _autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003, SLF001
-        if top is not None and getattr(top[0], "func", None) == self._pack:
+        weak = weakref.ref(self)  # which stays in the graph
+        if top is not None and getattr(top[0], "args", ())[:1] == (weak,):
             return False  # ourselves, in a module outside
         pack, unpack = top or (_keep, _give_back)
-        hooks = partial(self._pack, pack), partial(self._unpack, unpack)
-        _autograd._push_saved_tensors_default_hooks(*hooks)  # noqa: SLF001
+        _autograd._push_saved_tensors_default_hooks(  # noqa: SLF001
+            partial(_pack, weak, pack), partial(_unpack, weak, unpack)
+        )
         return True
 
     @staticmethod
@@ -83,35 +90,55 @@ class SavedTensors:
         """Watch no more."""
         _autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
 
-    def _pack(self, others: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
-        found = self._row_of(tensor)
-        if found is None:
-            return others(tensor)
-        unit, flat = found
-        offset = int(tensor.storage_offset())
-        return _Place(
-            unit, flat, tensor.dtype, offset, tensor.size(), tensor.stride(), flat.version
-        )
-
-    def _row_of(self, tensor: torch.Tensor) -> tuple[Traveller, Flat] | None:
+    def place_of(self, tensor: torch.Tensor) -> _Place | None:
+        """Return where a tensor lies, if that is in a row."""
         if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return None  # lies elsewhere, or is more than a place
         try:
-            return self._rows.get(tensor.untyped_storage().data_ptr())
+            found = self._rows.get(tensor.untyped_storage().data_ptr())
         except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
             return None
+        if found is None:
+            return None
+        number, flat = found
+        offset = int(tensor.storage_offset())
+        return _Place(
+            number, flat, tensor.dtype, offset, tensor.size(), tensor.stride(), flat.version
+        )
 
-    def _unpack(self, others: Callable[[Any], torch.Tensor], saved: Any) -> torch.Tensor:
-        if not isinstance(saved, _Place):
-            return others(saved)
-        if saved.version != saved.flat.version:
+    def bring(self, place: _Place) -> torch.Tensor:
+        """Return the tensor of a place, with its unit brought."""
+        unit = self._units[place.number]
+        if place.version != place.flat.version:
             raise InvalidArgumentError(
-                f"backward needs the weights of {saved.unit.name} as they were in forward, but "
-                f"they have changed since, by optimizer.step() for example. Run forward again."
+                f"backward needs the weights of {unit.name} as they were in forward, but they have "
+                f"changed since, by optimizer.step() for example. Run forward again."
             )
-        self._bring(saved.unit)
+        self._bring(unit)
         # What backward saves in its turn, for a gradient of gradients, must be more than a place.
-        return saved.tensor().clone() if torch.is_grad_enabled() else saved.tensor()
+        return place.tensor().clone() if torch.is_grad_enabled() else place.tensor()
+
+
+def _pack(
+    watch: weakref.ref[SavedTensors], others: Callable[[torch.Tensor], Any], tensor: torch.Tensor
+) -> Any:
+    alive = watch()
+    place = None if alive is None else alive.place_of(tensor)
+    return others(tensor) if place is None else place
+
+
+def _unpack(
+    watch: weakref.ref[SavedTensors], others: Callable[[Any], torch.Tensor], saved: Any
+) -> torch.Tensor:
+    if not isinstance(saved, _Place):
+        return others(saved)
+    alive = watch()
+    if alive is None:
+        raise InvalidArgumentError(
+            "backward needs the weights of a model that is gone. Under zero3 they are gathered in "
+            "backward, so keep the model until that is over."
+        )
+    return alive.bring(saved)
 
 
 def _keep(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -50,16 +51,25 @@ class Sums:
         ]
 
     def _lift(self, index: int) -> Callable[[torch.Tensor], None]:
-        tensor = self._tensors[index]
+        # Weak: the collector does not see through hooks of parameters that a graph holds, so where
+        # a model keeps one of its results, all of this would live for ever.
+        weak = weakref.ref(self)
 
         def hook(_: torch.Tensor) -> None:
-            if isinstance(tensor.grad, Refused):
-                tensor.grad = None
-                self._lifted.add(index)
-            elif self._gone(index):
-                self._dropped.add(index)  # and is about to have another
+            alive = weak()
+            if alive is not None:
+                alive.make_way(index)
 
         return hook
+
+    def make_way(self, index: int) -> None:
+        """Have the stand-in of a gradient make room for one that is about to come."""
+        tensor = self._tensors[index]
+        if isinstance(tensor.grad, Refused):
+            tensor.grad = None
+            self._lifted.add(index)
+        elif self._gone(index):
+            self._dropped.add(index)  # and is about to have another
 
     def _gone(self, index: int) -> bool:
         """Tell whether the user has taken a stand-in away, by `model.zero_grad()` for example."""
