@@ -3,7 +3,7 @@
 Prints:
 
     star: keeps its contract, order rank_order
-    star, too hasty: stale at rank 1 in step 1
+    star, too hasty: stale at rank 1 in step 2
 """
 
 from pathlib import Path
@@ -17,5 +17,6 @@ for name in ("star", "stale"):
         print(f"{schedule.name}: keeps its contract, order {prove(schedule).order}")
     except ProofError as error:
         for failure in error.failures:
-            where = f"at rank {failure.rank} in step {failure.step}"
+            when = "at the end" if failure.step is None else f"in step {failure.step + 1}"
+            where = f"at rank {failure.rank} {when}"
             print(f"{schedule.name}: {failure.kind} {where}")

@@ -179,8 +179,8 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         ("commands", [f"roundelay {name}" for name in COMMANDS.names()]),
         ("errors", [f"`{name}`" for name in errors.__all__]),
         ("reductions", [f"`{name}`" for name in REDUCTIONS]),
-        ("failures", ["**missing**", "**doubled**", "**stale**", "**overwritten**", "**foreign**",
-                      "**race**", "**deadlock**", "**untidy**"]),
+        ("failures", ["**missing**", "**doubled**", "**stale**", "**overwritten**",
+                      "**unexpected contribution**", "**race**", "**deadlock**", "**malformed**"]),
     ],
 )  # fmt: skip
 def test_everything_is_written_about(what: str, names: list[str]) -> None:

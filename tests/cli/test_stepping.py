@@ -76,7 +76,7 @@ def test_resizing_redraws_in_the_new_size(terminal: Start, columns: int, lines: 
 def test_tall_pictures_scroll(terminal: Start) -> None:
     screen = terminal("explain", "all_reduce", "-n", "16")
     screen.wait_for("q quit")
-    assert "all_reduce_ring: all_reduce" in screen.text
+    assert "all_reduce_ring on 16 ranks" in screen.text
     screen.wait_for("more lines")
     screen.send("\x1b[B" * 30)
     screen.wait_for("(0 more lines)")

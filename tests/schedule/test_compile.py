@@ -135,7 +135,7 @@ def test_a_wait_for_a_post_that_never_comes_is_a_deadlock_that_names_it() -> Non
 def test_flags_must_end_alike() -> None:
     programs = compiled("all_reduce_one_shot", 2, PRIVATE)
     code = tuple(line for line in programs.ranks[0].instructions if str(line) != "POST 1")
-    with pytest.raises(ProofError, match=r"rank 0.*untidy: ends at flag 0, not 1"):
+    with pytest.raises(ProofError, match=r"rank 0.*malformed: ends at flag 0, not 1"):
         prove_program(with_code(programs, programs.ranks[0], code))
 
 

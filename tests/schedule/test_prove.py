@@ -233,7 +233,7 @@ FAULTY: dict[str, tuple[str, int, list[Transfer], tuple[str, int, int, int | Non
         [T(0, 0, 1, 0), T(0, 0, 2, 0), T(1, 1, 3, 0), T(1, 2, 3, 0)],
         ("overwritten", 3, 0, 1)),
     "rank 1 is no part of rank 0's scan": (
-        "scan", 2, [T(0, 0, 1, 0, "reduce"), T(1, 1, 0, 0)], ("foreign", 0, 0, 1)),
+        "scan", 2, [T(0, 0, 1, 0, "reduce"), T(1, 1, 0, 0)], ("unexpected contribution", 0, 0, 1)),
     "rank 0 never gets rank 1's block": (
         "all_gather", 2, [T(0, 0, 1, 0)], ("missing", 0, 1, None)),
 }  # fmt: skip
@@ -248,7 +248,7 @@ def test_a_fault_is_named_with_rank_chunk_and_step(story: str) -> None:
     found = [(f.kind, f.rank, f.chunk, f.step) for f in caught.value.failures]
     assert found == [expected]
     kind, rank, chunk, step = expected
-    when = "at the end" if step is None else f"step {step}"
+    when = "at the end" if step is None else f"step {step + 1}"
     assert f"{when}, rank {rank}, chunk {chunk} ({'ab'[chunk]}): {kind}: " in str(caught.value)
 
 

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.browser
 
 SHOWN = """index => Object.fromEntries(
   [...document.querySelectorAll(`[data-picture="${index}"] td[data-cell]`)]
-    .map(cell => [cell.dataset.cell, [cell.textContent, cell.classList.contains("done"),
-                                      cell.classList.contains("changed")]]))"""
+    .map(cell => [cell.dataset.cell, [cell.title || cell.textContent,
+      cell.classList.contains("done"), cell.classList.contains("changed")]]))"""
 WINDOWS = [(1280, 800), (390, 844)]
 
 

@@ -135,7 +135,7 @@ def test_costs_are_those_of_the_price(drawn: Callable[..., Picture]) -> None:
     assert costs["Messages"] == "24"
     assert costs["Sent per rank, at most"] == "1.5 MiB"
     assert costs["Busiest link"].endswith("1.5\u00a0MiB")
-    assert costs["Time"].endswith(" on switch")
+    assert costs["Estimated time"].endswith(" on switch")
     for frame in data["frames"][1:]:
         assert frame["cost"].startswith("4 messages · 1 MiB · ")
 

@@ -101,11 +101,12 @@ def test_marks_failing_steps(broken: Picture) -> None:
     marked = {
         index
         for index, step in enumerate(having(root, "step"))
-        if "bad" in step.get("class", "").split()
+        if "failed" in step.get("class", "").split()
     }
     assert failing
     assert marked == failing
-    assert len(having(root, "failed")) == len(failing)
+    told = [each for each in having(root, "which") if "bad" in each.get("class", "").split()]
+    assert len(having(root, "failed")) == len(told) == len(failing)
     assert len(having(root, "wrong")) > 0
 
 

@@ -17,6 +17,7 @@ from roundelay.cli._stage import Stage, show
 from roundelay.cli._types import bytes_option, network_option, wants_ascii
 from roundelay.cli._write import check_out, write
 from roundelay.errors import InvalidArgumentError, ProofError
+from roundelay.networks import Graph
 from roundelay.schedule import Schedule, load, prove
 from roundelay.view import Picture, picture
 
@@ -219,8 +220,17 @@ def _picture(request: Request, schedule: Schedule, run: numbers.Numbers | None) 
         values=run.frames if run is not None else None,
         price=choose.priced(schedule, request.nbytes, network),
         rank_name=request.rank_name,
-        title=f"{schedule.name}: {schedule.collective.name} on {ranks}{root}{op}",
+        title=f"{_named(schedule)} on {ranks}{root}{op}",
+        hosts=network.hosts() if isinstance(network, Graph) else {},
     )
+
+
+def _named(schedule: Schedule) -> str:
+    """Name schedule and collective; the names of our own algorithms say both."""
+    collective = schedule.collective.name
+    if schedule.name.startswith(collective):
+        return schedule.name
+    return f"{schedule.name}: {collective}"
 
 
 def _remark(drawn: Picture) -> str:

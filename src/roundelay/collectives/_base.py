@@ -44,6 +44,12 @@ class Collective:
     idempotent: bool = False
     #: Output cell c of a rank may share its memory with input cell c.
     in_place: bool = True
+    #: Blocks that each have one source and one destination are called `2→5`; others by letters.
+    named: Callable[[int, int], str] | None = None
+
+    def block_name(self, size: int, block: int) -> str:
+        """Name a block: `a`, or `2→5` for what rank 2 has for rank 5."""
+        return letter(block) if self.named is None else self.named(size, block)
 
     def check(self, size: int, root: int = 0) -> tuple[int, int]:
         """Return size and root; refuse a size below 1 and a root that is not one of the ranks."""
@@ -73,11 +79,15 @@ class Collective:
         """Draw who holds what before and after, as the docstrings of this folder show it."""
         size, root = self.check(size, root)
         join = " " if self.idempotent else "+"
+
+        def term(block: int, source: int) -> str:
+            return self.block_name(size, block) + ("" if self.named else str(source))
+
         rows = [("", "before", "after")]
         for rank in range(size):
-            held = [f"{letter(block)}{rank}" for block in self.before(size, root, rank)]
+            held = [term(block, rank) for block in self.before(size, root, rank)]
             due = [
-                join.join(f"{letter(block)}{source}" for source in sources)
+                join.join(term(block, source) for source in sources)
                 for block, sources in self.after(size, root, rank).items()
             ]
             rows.append((f"rank {rank}", "  ".join(held) or "-", "  ".join(due) or "-"))

@@ -3,10 +3,10 @@
 Block `s * size + d` is what s has for d. How tokens reach their experts.
 
 >>> print(all_to_all.picture(3))
-         before       after
-rank 0   a0  b0  c0   a0  d1  g2
-rank 1   d1  e1  f1   b0  e1  h2
-rank 2   g2  h2  i2   c0  f1  i2
+         before          after
+rank 0   0→0  0→1  0→2   0→0  1→0  2→0
+rank 1   1→0  1→1  1→2   0→1  1→1  2→1
+rank 2   2→0  2→1  2→2   0→2  1→2  2→2
 """
 
 from roundelay.collectives._base import Collective
@@ -20,4 +20,5 @@ all_to_all = Collective(
     after=lambda size, root, rank: {src * size + rank: [src] for src in range(size)},
     # What rank r gets from s does not lie where what it has for s lay.
     in_place=False,
+    named=lambda size, block: f"{block // size}→{block % size}",
 )

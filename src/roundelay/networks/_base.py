@@ -97,6 +97,22 @@ class Graph:
             node = last[node].src
         return tuple(reversed(path))
 
+    def hosts(self) -> dict[str, list[int]]:
+        """Group the ranks by the one switch that each of them hangs on; none where all share one.
+
+        >>> ends = [(0, "one"), (1, "one"), (2, "other"), ("one", "other")]
+        >>> links = [link for pair in ends for link in both_ways(*pair, latency=0, bandwidth=1e9)]
+        >>> Graph("two hosts", 3, links).hosts()
+        {'one': [0, 1], 'other': [2]}
+        """
+        found: dict[str, list[int]] = {}
+        for rank in range(self.size):
+            near = list(self._out[rank])
+            if len(near) != 1 or not isinstance(near[0], str):
+                return {}
+            found.setdefault(near[0], []).append(rank)
+        return found if 1 < len(found) < self.size else {}
+
     def _rank(self, given: int) -> int:
         rank = index_of(given)
         if rank is None or not 0 <= rank < self.size:

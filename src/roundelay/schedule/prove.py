@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from operator import or_
@@ -78,6 +78,8 @@ def _run(schedule: Schedule) -> tuple[list[Failure], list[Expression]]:
             break
         history = history or _History(schedule)
         failures.append(history.diagnose(cell, wanted, value))
+    if schedule.collective.named is not None:
+        failures = [replace(each, name=schedule.chunk_name(each.chunk)) for each in failures]
     return failures, finals
 
 
@@ -103,10 +105,16 @@ class _History:
             return Failure("missing", rank, chunk, None, f"holds nothing, needs {_sum(due)}")
         writes = self._writes.get(cell, [])
         got = f"holds {_sum(value.ranks)}, needs {_sum(due)}"
-        foreign = value.ranks & ~due
-        if foreign:
-            first = next((step for step, write in writes if write.value.ranks & foreign), None)
-            return Failure("foreign", rank, chunk, first, f"{got}: {_sum(foreign)} does not belong")
+        extra = value.ranks & ~due
+        if extra:
+            first = next((step for step, write in writes if write.value.ranks & extra), None)
+            return Failure(
+                "unexpected contribution",
+                rank,
+                chunk,
+                first,
+                f"{got}: {_sum(extra)} does not belong",
+            )
         lacking = due & ~value.ranks
         lost = self._lost(cell, lacking)
         if lost is not None:

@@ -135,7 +135,9 @@ class _Machine:
                 else:
                     self.apply(rank, line, turn)
             if self.flags[rank] != base + posts:
-                self.fail("untidy", rank, 0, f"ends at flag {self.flags[rank] - base}, not {posts}")
+                self.fail(
+                    "malformed", rank, 0, f"ends at flag {self.flags[rank] - base}, not {posts}"
+                )
         self.leave(rank)
 
     def wait(self, rank: int, line: Wait) -> Iterator[Wait]:
@@ -147,7 +149,7 @@ class _Machine:
 
     def post(self, rank: int, flag: int) -> None:
         if flag <= self.flags[rank]:
-            self.fail("untidy", rank, 0, f"posts {flag} after {self.flags[rank]}")
+            self.fail("malformed", rank, 0, f"posts {flag} after {self.flags[rank]}")
         self.flags[rank] = self.known[rank][rank] = flag
         self.posted[rank].append((flag, list(self.known[rank])))
 
@@ -156,7 +158,7 @@ class _Machine:
         value = self.algebra.fold(values)
         complete = len(values) > 1 and value.ranks == self.everyone
         if complete != line.complete:
-            self.fail("untidy", rank, line.chunk, f"{line} has complete={line.complete}")
+            self.fail("malformed", rank, line.chunk, f"{line} has complete={line.complete}")
         # What is copied onto itself is not touched.
         here = self.place(line.srcs[0], turn) if len(line.srcs) == 1 else None
         for operand in line.dsts:
@@ -165,7 +167,9 @@ class _Machine:
 
     def read(self, rank: int, operand: Operand, line: Apply, turn: int) -> Expression:
         if operand.rank != rank and not self.may_reach(operand):
-            self.fail("untidy", rank, line.chunk, f"{line} reads {operand}, which it can't reach")
+            self.fail(
+                "malformed", rank, line.chunk, f"{line} reads {operand}, which it can't reach"
+            )
         memory = self.memory.get(self.place(operand, turn))
         if memory is None or memory.value is None:
             self.fail("missing", rank, line.chunk, f"{line} reads {operand}, which holds nothing")
@@ -178,7 +182,9 @@ class _Machine:
 
     def write(self, rank: int, operand: Operand, line: Apply, value: Expression, turn: int) -> None:
         if operand.rank != rank and (operand.space == "slot" or not self.may_reach(operand)):
-            self.fail("untidy", rank, line.chunk, f"{line} writes {operand}, which is not its own")
+            self.fail(
+                "malformed", rank, line.chunk, f"{line} writes {operand}, which is not its own"
+            )
         cell = Cell(operand.rank, operand.at)
         slots = self.programs.ranks[rank].slots
         if (
@@ -186,7 +192,7 @@ class _Machine:
             or (operand.space == "out" and cell not in self.due)
             or (operand.space == "slot" and not 0 <= operand.at < slots)
         ):
-            self.fail("untidy", rank, line.chunk, f"{line} writes {operand}, which must stay")
+            self.fail("malformed", rank, line.chunk, f"{line} writes {operand}, which must stay")
         place = self.place(operand, turn)
         memory = self.memory.get(place)
         if memory is None:

@@ -16,7 +16,14 @@ from roundelay.schedule.schedule import Cell, Schedule, Transfer
 __all__ = ["Failure", "Step", "Write", "held_at_start", "replay"]
 
 Kind = Literal[
-    "missing", "doubled", "stale", "overwritten", "foreign", "race", "deadlock", "untidy"
+    "missing",
+    "doubled",
+    "stale",
+    "overwritten",
+    "unexpected contribution",
+    "race",
+    "deadlock",
+    "malformed",
 ]
 
 
@@ -24,8 +31,10 @@ Kind = Literal[
 class Failure:
     """One way in which a schedule or a program breaks its contract, and where.
 
+    As data, steps count from 0, as in the schedule; in words from 1, as in pictures.
+
     >>> print(Failure("missing", rank=2, chunk=0, step=3, detail="rank 1 has not sent it"))
-    step 3, rank 2, chunk 0 (a): missing: rank 1 has not sent it
+    step 4, rank 2, chunk 0 (a): missing: rank 1 has not sent it
     """
 
     kind: Kind
@@ -34,12 +43,13 @@ class Failure:
     step: int | None
     detail: str
     instruction: int | None = None  # of the rank's program, where a program fails
+    name: str = ""  # of the chunk, where it is no letter
 
     def __str__(self) -> str:
-        when = "at the end" if self.step is None else f"step {self.step}"
+        when = "at the end" if self.step is None else f"step {self.step + 1}"
         if self.instruction is not None:
             when = f"instruction {self.instruction}"
-        name = f"chunk {self.chunk} ({letter(self.chunk)})"
+        name = f"chunk {self.chunk} ({self.name or letter(self.chunk)})"
         return f"{when}, rank {self.rank}, {name}: {self.kind}: {self.detail}"
 
 

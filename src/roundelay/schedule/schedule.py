@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from roundelay.arguments import index_of, indices_of, shown
-from roundelay.collectives import Collective
+from roundelay.collectives import Collective, letter
 from roundelay.errors import ScheduleError
 
 __all__ = ["Action", "Cell", "Schedule", "Transfer"]
@@ -91,6 +91,14 @@ class Schedule:
     def chunks(self) -> int:
         """Count the chunks: the blocks of the contract, each cut into parts."""
         return self.collective.blocks(self.size) * self.parts
+
+    def chunk_name(self, chunk: int) -> str:
+        """Name a chunk by a letter; where blocks have names of their own, by its block and part."""
+        if self.collective.named is None:
+            return letter(chunk)
+        block, part = divmod(chunk, self.parts)
+        name = self.collective.block_name(self.size, block)
+        return name if self.parts == 1 else f"{name}.{part}"
 
     @cached_property
     def steps(self) -> tuple[tuple[Transfer, ...], ...]:

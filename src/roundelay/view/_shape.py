@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from roundelay.schedule import Transfer
+from roundelay.schedule import Cell, Transfer
 from roundelay.view.picture import Picture
 
-__all__ = ["Message", "colour", "hues", "messages", "op_of", "slots"]
+__all__ = ["Message", "chunk_hues", "colour", "hues", "messages", "op_of", "slots"]
 
 #: Up to here every rank shows a slot for every chunk, held or not, so that columns line up.
 ALWAYS_ALIGNED = 16
@@ -42,9 +42,25 @@ def slots(picture: Picture) -> list[list[int]]:
     # Cells are never emptied, so the last frame has every cell that ever held something.
     for rank, chunk in picture.frames[-1].cells:
         held[rank].add(chunk)
-    if chunks <= ALWAYS_ALIGNED or 2 * sum(map(len, held)) >= size * chunks:
+    few = chunks <= ALWAYS_ALIGNED and picture.schedule.collective.named is None
+    if few or 2 * sum(map(len, held)) >= size * chunks:
         return [list(range(chunks)) for _ in range(size)]
-    return [sorted(mine) for mine in held]
+    start = picture.frames[0].cells
+    # What a rank has had from the start comes first, what it is sent after that.
+    return [
+        sorted(mine & own) + sorted(mine - own)
+        for rank, mine in enumerate(held)
+        for own in ({chunk for chunk in mine if Cell(rank, chunk) in start},)
+    ]
+
+
+def chunk_hues(picture: Picture) -> list[int]:
+    """Return a hue for each chunk; where each has one destination, a hue for each of those."""
+    schedule = picture.schedule
+    if schedule.collective.named is None:
+        return hues(schedule.chunks)
+    end = {cell.chunk: cell.rank for cell, _ in schedule.due_after()}
+    return [hues(schedule.size)[end.get(chunk, 0)] for chunk in range(schedule.chunks)]
 
 
 def hues(count: int) -> list[int]:

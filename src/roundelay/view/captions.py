@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from roundelay.schedule import Link, Price
+from roundelay.schedule import Link
 from roundelay.view._shape import messages
 from roundelay.view.picture import CellView, Picture
 from roundelay.view.terminal_text import nbytes_text, seconds_text, short_sum
@@ -26,16 +26,11 @@ def printable(text: str) -> str:
 
 
 def about(picture: Picture) -> str:
-    """Say which collective this is, on how many ranks, in how many chunks."""
-    schedule = picture.schedule
-    said = [
-        schedule.collective.name,
-        _count(schedule.size, "rank"),
-        _count(schedule.chunks, "chunk"),
-    ]
-    if schedule.collective.rooted:
-        said.append(f"root {picture.ranks[schedule.root]}")
-    return printable(" · ".join(said))
+    """Say what the title does not: in which phases it goes, and how the data is cut."""
+    plan = picture.story.plan or _count(len(picture.frames) - 1, "step")
+    part = "block" if picture.schedule.collective.named else "chunk"
+    said = f"{plan[:1].upper()}{plan[1:]} · {_count(len(picture.chunks), part)}"
+    return printable(said)
 
 
 def brief(name: str, view: CellView) -> str:
@@ -57,21 +52,27 @@ def costs(picture: Picture) -> Iterator[tuple[str, str]]:
     yield "Messages", str(sum(len(messages(frame.transfers)) for frame in picture.frames))
     if price is None:
         return
-    yield "Buffer", nbytes_text(price.nbytes)
-    yield "Sent per rank, at most", nbytes_text(max(price.sent, default=0))
-    if price.links:
+    news = picture.schedule.collective.idempotent  # carries no bytes
+    if not news:
+        yield "Buffer", nbytes_text(price.nbytes)
+        yield "Sent per rank, at most", nbytes_text(max(price.sent, default=0))
+    if price.links and not news:
         link, load = max(price.links.items(), key=lambda item: item[1])
         yield "Busiest link", f"{_link(link, picture)}, {_joined(nbytes_text(load))}"
     if price.seconds is not None:
-        yield "Time", f"{_joined(seconds_text(price.seconds))} on {printable(price.network or '')}"
+        yield (
+            "Estimated time",
+            f"{_joined(seconds_text(price.seconds))} on {printable(price.network or '')}",
+        )
 
 
-def step_cost(price: Price | None, number: int, count: int) -> str:
+def step_cost(picture: Picture, number: int, count: int) -> str:
     """Say what step `number` costs, given how many messages it has."""
     said = [_count(count, "message")]
-    if price is not None:
-        step = price.steps[number]
-        said.append(nbytes_text(step.nbytes))
+    if picture.price is not None:
+        step = picture.price.steps[number]
+        if not picture.schedule.collective.idempotent:
+            said.append(nbytes_text(step.nbytes))
         if step.seconds is not None:
             said.append(seconds_text(step.seconds))
     return " · ".join(said)

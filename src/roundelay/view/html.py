@@ -13,17 +13,28 @@ from typing import Any
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.schedule import Cell
-from roundelay.view._shape import hues, messages, slots
+from roundelay.view._graph import Shape
+from roundelay.view._shape import chunk_hues, messages, slots
 from roundelay.view.captions import about, brief, costs, failures, printable, step_cost
 from roundelay.view.picture import CellView, Frame, Picture
 
 __all__ = ["html"]
 
 #: In the order in which they build on each other; joined, they are the page's one script.
-SCRIPTS = ("kit.js", "story.js", "layout.js", "stage.js", "table.js", "panel.js", "player.js")
+SCRIPTS = (
+    "kit.js",
+    "story.js",
+    "layout.js",
+    "shapes.js",
+    "arrows.js",
+    "stage.js",
+    "table.js",
+    "panel.js",
+    "player.js",
+)
 
-#: Sums longer than this have a short form, for large tables.
-LONG = 18
+#: Sums longer than this have a short form, for tables that would not fit.
+LONG = 5
 
 #: The page shows one picture, or two side by side.
 MOST_PICTURES = 2
@@ -42,6 +53,7 @@ def html(pictures: Sequence[Picture]) -> str:
         raise InvalidArgumentError(
             f"html draws 1 or {MOST_PICTURES} pictures, not {len(pictures)}. Draw more pages."
         )
+    title, titles = _titles([picture.title for picture in pictures])
     style = _read("page.css")
     script = '"use strict";\n(() => {\n' + "\n".join(map(_read, SCRIPTS)) + "\n})();\n"
     policy = (
@@ -51,9 +63,9 @@ def html(pictures: Sequence[Picture]) -> str:
     # One pass over the template, so that a title that looks like a placeholder stays a title.
     return Template(_read("page.html")).substitute(
         policy=policy,
-        title=escape(printable(" and ".join(picture.title for picture in pictures))),
+        title=escape(printable(title)),
         style=style,
-        data=_embedded({"pictures": [_data(picture) for picture in pictures]}),
+        data=_embedded({"pictures": [*map(_data, pictures, titles)]}),
         script=script,
     )
 
@@ -71,7 +83,19 @@ def _embedded(data: Json) -> str:
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _data(picture: Picture) -> Json:
+def _titles(titles: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the title of the page and of each picture; what two share is said once.
+
+    >>> _titles(["ring on 8 ranks", "tree on 8 ranks"])
+    ('ring and tree on 8 ranks', ['ring', 'tree'])
+    """
+    heads, _, tails = zip(*(title.rpartition(" on ") for title in titles), strict=True)
+    if len(titles) == 1 or len(set(tails)) > 1 or not all(heads):
+        return " and ".join(titles), titles
+    return f"{' and '.join(heads)} on {tails[0]}", list(heads)
+
+
+def _data(picture: Picture, title: str) -> Json:
     """Return what the page needs: frame 0 in full, then only what each step changed.
 
     Ring all-reduce writes the same sums again and again on its way around, so texts and
@@ -80,16 +104,30 @@ def _data(picture: Picture) -> Json:
     values: Values = {}
     frames = [_frame(picture, frame, values) for frame in picture.frames]
     return {
-        "title": printable(picture.title),
+        "title": printable(title),
         "about": about(picture),
         "ranks": [printable(name) for name in picture.ranks],
         "chunks": [printable(name) for name in picture.chunks],
-        "hues": hues(len(picture.chunks)),
+        "hues": chunk_hues(picture),
         "slots": slots(picture),
         "values": list(values),
         "frames": frames,
         "failures": list(failures(picture)),
         "costs": list(costs(picture)),
+        "places": [printable(place) for place in picture.story.places],
+        "words": [printable(words) for words in picture.story.words],
+        "adds": picture.schedule.collective.reduces,
+        "shape": _shape(picture.shape),
+    }
+
+
+def _shape(shape: Shape) -> Json:
+    """Return how the ranks are to be placed; without any of it, around a ring."""
+    return {
+        "hosts": shape.hosts,
+        "names": [printable(name) for name in shape.names],
+        "trees": [[tree.root, tree.parents, tree.chunks] for tree in shape.trees],
+        "line": shape.line,
     }
 
 
@@ -114,5 +152,5 @@ def _frame(picture: Picture, frame: Frame, values: Values) -> Json:
             [src, dst, [[transfer.chunk, transfer.op] for transfer in joined]]
             for src, dst, joined in sent
         ]
-        found["cost"] = step_cost(picture.price, frame.step, len(sent))
+        found["cost"] = step_cost(picture, frame.step, len(sent))
     return found

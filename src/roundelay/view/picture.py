@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from roundelay.collectives import letter
 from roundelay.schedule import (
     Algebra,
     Cell,
@@ -18,6 +17,8 @@ from roundelay.schedule import (
     held_at_start,
     replay,
 )
+from roundelay.view._graph import Shape, shape_of
+from roundelay.view.story import Story, story_of
 
 __all__ = ["CellView", "Frame", "Picture", "picture"]
 
@@ -58,6 +59,8 @@ class Picture:
     price: Price | None
     ranks: tuple[str, ...]  # names to show
     chunks: tuple[str, ...]
+    story: Story
+    shape: Shape
 
 
 def picture(
@@ -67,33 +70,43 @@ def picture(
     price: Price | None = None,
     rank_name: str = "GPU",
     title: str | None = None,
+    hosts: Mapping[str, Sequence[int]] | None = None,
 ) -> Picture:
     """Return all frames of a schedule; `values[frame][cell]` replaces the symbols by real numbers.
 
-    A schedule that fails its proof has a picture too, with the failures in it.
+    A schedule that fails its proof has a picture too, with the failures in it. `hosts` are the
+    ranks that the network puts together, by name; without, they are told by who talks to whom.
     """
+    frames = tuple(_frames(schedule, values))
+    ranks = tuple(f"{rank_name}{rank}" for rank in range(schedule.size))
+    shape = shape_of(schedule, hosts)
     return Picture(
         title=title or schedule.name,
         schedule=schedule,
-        frames=tuple(_frames(schedule, values)),
+        frames=frames,
         failures=tuple(find_failures(schedule)),
         price=price,
-        ranks=tuple(f"{rank_name}{rank}" for rank in range(schedule.size)),
-        chunks=tuple(letter(chunk) for chunk in range(schedule.chunks)),
+        ranks=ranks,
+        chunks=tuple(map(schedule.chunk_name, range(schedule.chunks))),
+        story=story_of(schedule, frames, ranks, shape),
+        shape=shape,
     )
 
 
 def _frames(schedule: Schedule, values: Sequence[Mapping[Cell, str]] | None) -> Iterator[Frame]:
     due = dict(schedule.due_after())
-    join = " " if schedule.collective.idempotent else "+"
+    collective = schedule.collective
+    join = " " if collective.idempotent else "+"
 
     def view(frame: int, cell: Cell, expression: Expression) -> CellView:
         ranks = tuple(expression.leaves())
+        if collective.idempotent:
+            ranks = tuple(dict.fromkeys(ranks))  # news heard twice is no more news
         if values is not None:
             text = values[frame].get(cell, "")
         else:
-            name = letter(cell.chunk)
-            text = join.join(f"{name}{rank}" for rank in ranks)
+            name = schedule.chunk_name(cell.chunk)
+            text = join.join(name if collective.named else f"{name}{rank}" for rank in ranks)
         return CellView(ranks, text, due.get(cell) == frozenset(ranks))
 
     algebra = Algebra()

@@ -8,8 +8,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.schedule import Cell
+from roundelay.view._lanes import LINE as LINE_BESIDE
 from roundelay.view._lanes import Lanes
-from roundelay.view._shape import Message, colour, hues, messages, op_of
+from roundelay.view._shape import Message, chunk_hues, colour, hues, messages, op_of
 from roundelay.view.captions import about, brief, costs, failures, printable
 from roundelay.view.picture import CellView, Frame, Picture
 
@@ -19,8 +20,9 @@ MARGIN, BETWEEN, TITLE = 28.0, 56.0, 62.0
 LINE = 19.0  # height of a line of text below the bands
 NARROWEST = 660.0
 #: The room the lanes of one picture may take, alone and beside another.
-ROOM = {1: 940.0, 2: 700.0}
+ROOM = {1: 1060.0, 2: 860.0}
 MOST_FAILURES = 4
+SMALLEST_LETTER = 5.5
 
 STYLE = """
 .page{fill:#fff}.ink{fill:#1f2328}.soft{fill:#5b6168}.slot{fill:none;stroke:#dcd9d2}
@@ -32,8 +34,10 @@ rect.wrong{stroke:#b3261e;stroke-width:3}
 .bars{stroke:none}
 text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",sans-serif}
 .title{font-size:20px;font-weight:650}.name{font-weight:600;font-size:12px;text-anchor:middle}
-.step{font-size:12px}.in{font:10px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;
-text-anchor:middle}.letter{font-size:12px;text-anchor:middle}
+.which{font-size:12.5px;font-weight:600}.told{font-size:12px}
+.bracket{fill:none;stroke:#8d949b;stroke-width:1.5}
+.in{font:10px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;
+text-anchor:middle}.letter{text-anchor:middle}
 """
 DARK = """
 .page{fill:#16181b}.ink{fill:#eceae6}.soft{fill:#a3a8ae}.slot{stroke:#34383d}
@@ -55,10 +59,11 @@ def svg(pictures: Sequence[Picture]) -> str:
         lanes = Lanes.of(picture, ROOM[len(pictures)])
         width = max(lanes.width, NARROWEST)
         lines = list(_notes(picture, lanes, width))
+        above = _title(_about(picture, width))
         drawn.append(f'<g transform="translate({_n(x)} {_n(MARGIN)})">')
-        drawn += [*_bands(picture, lanes), *_foot(picture, lanes, lines), "</g>"]
+        drawn += [*_bands(picture, lanes), *_foot(picture, lanes, lines, above), "</g>"]
         x += width + BETWEEN
-        below = TITLE + lanes.bottom(len(picture.frames)) + LINE * (len(lines) + 2.2)
+        below = above + lanes.bottom + LINE * (len(lines) + 2.2)
         height = max(height, below + 2 * MARGIN)
     width = x - BETWEEN + MARGIN
     title = printable(" and ".join(picture.title for picture in pictures))
@@ -75,7 +80,7 @@ def svg(pictures: Sequence[Picture]) -> str:
 
 def _style(pictures: Sequence[Picture]) -> str:
     """Return the rules: a class per hue, in plain hex, since not every renderer knows better."""
-    used = sorted({_hue(hue) for picture in pictures for hue in hues(len(picture.chunks))})
+    used = sorted({_hue(hue) for picture in pictures for hue in chunk_hues(picture)})
 
     def rules(lightness: float, chroma: float, line: float) -> str:
         return "".join(
@@ -97,15 +102,17 @@ def _hue(hue: int) -> int:
 def _bands(picture: Picture, lanes: Lanes) -> Iterator[str]:
     wide = int(max(lanes.width, NARROWEST) / 11)
     yield _text("title ink", 0, 18, textwrap.shorten(picture.title, wide, placeholder=" …"))
-    yield _text("soft", 0, 40, about(picture))
-    yield f'<g transform="translate(0 {_n(TITLE)})">'
+    said = _about(picture, max(lanes.width, NARROWEST))
+    yield from (_text("soft", 0, 40 + LINE * row, line) for row, line in enumerate(said))
+    yield f'<g transform="translate(0 {_n(_title(said))})">'
     failing = {frame for frame, *_ in failures(picture)}
     wrong = {(frame, rank, chunk) for frame, rank, chunk, _ in failures(picture)}
     for rank, name in enumerate(picture.ranks):
-        yield _text("name ink", lanes.middle(rank), 12, name)
+        yield _text("name ink", lanes.middle(rank), lanes.top(0) - 14, name)
+    yield from _hosts(picture, lanes)
     for frame in picture.frames:
-        yield _band(lanes, frame, failed=frame.number in failing)
-    colours = [f"h{_hue(hue)}" for hue in hues(len(picture.chunks))]
+        yield from _band(lanes, frame, failed=frame.number in failing)
+    colours = [f"h{_hue(hue)}" for hue in chunk_hues(picture)]
     for frame in picture.frames:
         yield from (_arrow(lanes, frame, message, colours) for message in messages(frame.transfers))
         bad = {Cell(rank, chunk) for number, rank, chunk in wrong if number == frame.number}
@@ -113,13 +120,38 @@ def _bands(picture: Picture, lanes: Lanes) -> Iterator[str]:
     yield "</g>"
 
 
-def _band(lanes: Lanes, frame: Frame, *, failed: bool) -> str:
-    y = lanes.top(frame.number)
-    label = f"step {frame.number}" if frame.number else "start"
-    ground = f'<rect class="{"failed" if failed else "band"}" x="-8" y="{_n(y - 6)}" '
-    ground += f'width="{_n(lanes.width + 8)}" height="{_n(lanes.block + 12)}" rx="6"/>'
-    words = "bad step" if failed else "soft step"
-    return ground + _text(words, 2, y + lanes.block / 2 + 4, label + (" ✗" if failed else ""))
+def _about(picture: Picture, width: float) -> list[str]:
+    return textwrap.wrap(about(picture), int(width / 6.6))
+
+
+def _title(said: list[str]) -> float:
+    """Return the height of the title and of what is said under it."""
+    return TITLE + LINE * (len(said) - 1)
+
+
+def _hosts(picture: Picture, lanes: Lanes) -> Iterator[str]:
+    """Yield a bracket over the lanes of each host whose ranks stand side by side."""
+    for name, ranks in zip(picture.shape.names, picture.shape.hosts, strict=True):
+        if ranks != tuple(range(ranks[0], ranks[-1] + 1)):
+            continue
+        left, right = lanes.left(ranks[0]) + 2, lanes.left(ranks[-1]) + lanes.across - 2
+        y = lanes.top(0) - 32
+        yield f'<path class="bracket" d="M{_n(left)} {_n(y + 5)}v-5H{_n(right)}v5"/>'
+        yield _text("name soft", (left + right) / 2, y - 5, name)
+
+
+def _band(lanes: Lanes, frame: Frame, *, failed: bool) -> Iterator[str]:
+    """Yield the ground of a band and, left of it, which step this is and what it does."""
+    top, y = lanes.top(frame.number), lanes.beside(frame.number)
+    ground = f'<rect class="step {"failed" if failed else "band"}" x="{_n(lanes.left(0) - 10)}" '
+    ground += f'y="{_n(top - 6)}" width="{_n(lanes.width - lanes.left(0) + 10)}" '
+    yield f'{ground}height="{_n(lanes.block + 12)}" rx="6"/>'
+    heads, told = lanes.heads[frame.number], lanes.told[frame.number]
+    lines = [("bad which" if failed else "ink which", head) for head in heads]
+    lines += [("soft told", words) for words in told]
+    for line, (kind, words) in enumerate(lines):
+        mark = " ✗" if failed and line == len(heads) - 1 else ""
+        yield _text(kind, 0, y + line * LINE_BESIDE, words + mark)
 
 
 def _arrow(lanes: Lanes, frame: Frame, message: Message, colours: list[str]) -> str:
@@ -164,20 +196,24 @@ def _inside(
     picture: Picture, lanes: Lanes, view: CellView, x: float, y: float, hue: str, chunk: int
 ) -> Iterator[str]:
     """Yield the bars, one per contributing rank, and above them the text or the chunk's letter."""
-    if not view.done:
+    bars = picture.schedule.collective.reduces and not view.done
+    if bars:
         wide = (lanes.cell - 2) / len(picture.ranks)
-        bars = "".join(
+        drawn = "".join(
             f"M{_n(x + 1 + rank * wide)} {_n(y + lanes.height - 9)}h{_n(wide * 0.85)}v8"
             f"h{_n(-wide * 0.85)}z"
             for rank in sorted(set(view.ranks))
         )
-        yield f'<path class="bars {hue}" d="{bars}"/>'
-    middle, base = x + lanes.cell / 2, y + (17 if view.done else 13)
+        yield f'<path class="bars {hue}" d="{drawn}"/>'
+    middle, base = x + lanes.cell / 2, y + (13 if bars else 17)
     if lanes.texts or lanes.briefs:
         words = view.text if lanes.texts else brief(picture.chunks[chunk], view)
         yield _text("in ink", middle, base, words)
     else:
-        yield _text("letter ink", middle, base, picture.chunks[chunk][:3])
+        name = picture.chunks[chunk]
+        size = min(12.0, (lanes.cell - 2) / (0.68 * len(name)))
+        if size >= SMALLEST_LETTER:
+            yield _text("letter ink", middle, base, name, f' style="font-size:{_n(size)}px"')
 
 
 def _notes(picture: Picture, lanes: Lanes, width: float) -> Iterator[tuple[str, str]]:
@@ -200,8 +236,10 @@ def _notes(picture: Picture, lanes: Lanes, width: float) -> Iterator[tuple[str, 
         yield "bad", f"… and {len(found) - MOST_FAILURES} more failures"
 
 
-def _foot(picture: Picture, lanes: Lanes, lines: list[tuple[str, str]]) -> Iterator[str]:
-    y = TITLE + lanes.bottom(len(picture.frames)) + 1.8 * LINE
+def _foot(
+    picture: Picture, lanes: Lanes, lines: list[tuple[str, str]], title: float
+) -> Iterator[str]:
+    y = title + lanes.bottom + 1.8 * LINE
     for kind, line in lines:
         yield _text(kind, 0, y, line)
         y += LINE
@@ -215,7 +253,7 @@ def _foot(picture: Picture, lanes: Lanes, lines: list[tuple[str, str]]) -> Itera
         yield _text("soft", x + 38, y, words)
     yield f'<rect class="{hue} done" x="305" y="{_n(y - 12)}" width="16" height="15" rx="3"/>'
     yield _text("soft", 328, y, "finished")
-    if lanes.letters:
+    if lanes.letters and picture.schedule.collective.reduces:
         yield f'<path class="bars {hue}" d="M402 {_n(y - 11)}h4v14h-4zM410 {_n(y - 11)}h4v14h-4z"/>'
         yield _text("soft", 422, y, "one bar per rank whose data is in")
 
@@ -228,10 +266,9 @@ def _rect(kind: str, x: float, y: float, lanes: Lanes, more: str) -> str:
     )
 
 
-def _text(kind: str, x: float, y: float, words: str) -> str:
-    return (
-        f'<text class={quoteattr(kind)} x="{_n(x)}" y="{_n(y)}">{escape(printable(words))}</text>'
-    )
+def _text(kind: str, x: float, y: float, words: str, more: str = "") -> str:
+    place = f'x="{_n(x)}" y="{_n(y)}"{more}'
+    return f"<text class={quoteattr(kind)} {place}>{escape(printable(words))}</text>"
 
 
 def _n(value: float) -> str:

@@ -53,21 +53,27 @@ class Drawing:
         self.width = width
         self.glyphs = ASCII if ascii_only else UNICODE
         self.ranks = [safe(name, self.glyphs) for name in picture.ranks]
+        self.chunks = [safe(name, self.glyphs) for name in picture.chunks]
         self._due = dict(picture.schedule.due_after())
         self._label = max(map(cell_len, self.ranks))
         self._symbols = _is_symbolic(picture)
+        self._news = picture.schedule.collective.idempotent  # no data, so no bytes
         self._failures = _failures_by_frame(picture)
         self.form = next(form for form in FORMS if self._fits(form))
         self._column = self._widest(self.form) + 2 if self.form in GRIDS else 0
 
     def title(self) -> Text:
-        """Say what is drawn."""
-        return Text(safe(self.picture.title, self.glyphs), style="bold")
+        """Say what is drawn, and in which phases it goes."""
+        title = Text(safe(self.picture.title, self.glyphs), style="bold")
+        if self.picture.story.plan:
+            title.append(f"\n{safe(self.picture.story.plan, self.glyphs)}", style="not bold")
+        return title
 
     def frame(self, number: int) -> RenderableType:
-        """Draw one frame: step, transfers, what each rank holds, and what went wrong."""
+        """Draw one frame: its story, transfers, what each rank holds, and what went wrong."""
         frame = self.picture.frames[number]
-        parts: list[RenderableType] = [self._heading(frame)]
+        words = safe(self.picture.story.words[number], self.glyphs)
+        parts: list[RenderableType] = [self._heading(frame), *([Text(words)] if words else [])]
         if frame.transfers:
             parts += [Text(""), *self._moves(frame)]
         parts += [self._held(frame), *map(self._failure, self._failures.get(number, []))]
@@ -82,12 +88,11 @@ class Drawing:
         price, dot = self.picture.price, self.glyphs.dot
         if price is None:
             return Text(_count(len(self.picture.schedule.steps), "step"), style="cyan")
-        facts = [
-            f"For {nbytes_text(price.nbytes)}: {_count(len(price.steps), 'step')}",
-            _count(price.messages, "message"),
-            f"a rank sends at most {nbytes_text(max(price.sent))}",
-        ]
-        if price.links:
+        facts = [_count(len(price.steps), "step"), _count(price.messages, "message")]
+        if not self._news:
+            facts[0] = f"For {nbytes_text(price.nbytes)}: {facts[0]}"
+            facts.append(f"a rank sends at most {nbytes_text(max(price.sent))}")
+        if price.links and not self._news:
             link, load = max(price.links.items(), key=lambda item: item[1])
             name = safe(f"{link.src}{self.glyphs.arrow}{link.dst}", self.glyphs)
             facts.append(f"busiest link {name}: {nbytes_text(load)}")
@@ -131,10 +136,10 @@ class Drawing:
             for cell, view in frame.cells.items()
             if cell in frame.changed or not frame.number
         )
-        return max(max(texts, default=0), *map(len, self.picture.chunks))
+        return max(max(texts, default=0), *map(cell_len, self.chunks))
 
     def _text(self, form: str, cell: Cell, view: CellView) -> str:
-        if form == "short":
+        if form == "short" and not self.picture.schedule.collective.named:
             name = self.picture.chunks[cell.chunk]
             return short_sum(name, sorted(view.ranks), self.glyphs)
         if form == "counts":
@@ -154,20 +159,24 @@ class Drawing:
         done = round(frame.number * bar / total)
         heading = Text(f"Step {frame.number} of {total}  ", style="bold")
         heading.append(glyphs.full * done + glyphs.empty * (bar - done), style="cyan")
+        place = safe(picture.story.places[frame.number], glyphs)
+        heading.append(f"  {place}" if place else "")
         if picture.price is not None:
             step = picture.price.steps[frame.number - 1]
-            facts = [_count(step.messages, "message"), nbytes_text(step.nbytes)]
+            facts = [_count(step.messages, "message")]
+            facts += [] if self._news else [nbytes_text(step.nbytes)]
             if step.seconds is not None:
                 facts.append(seconds_text(step.seconds, glyphs))
-            heading.append("  " + glyphs.dot.join(facts), style="not bold")
+            heading.append(
+                (glyphs.dot if place else "  ") + glyphs.dot.join(facts), style="not bold"
+            )
         if frame.number in self._failures:
-            # People count from 1, schedules and their failures from 0.
-            heading.append(f"  {glyphs.failed} step {frame.step} of the schedule", style="red")
+            heading.append(f"  {glyphs.failed} fails", style="red")
         return heading
 
     def _moves(self, frame: Frame) -> Iterator[RenderableType]:
         few = FEW_MOVES if self.form == "bars" else MOST_MOVES
-        told = moves(frame.transfers, self.ranks, self.picture.chunks, few=few, glyphs=self.glyphs)
+        told = moves(frame.transfers, self.ranks, self.chunks, few=few, glyphs=self.glyphs)
         more = len(told) - few
         yield Columns(told[:few], padding=(0, 3), equal=True)
         if more > 0:
@@ -183,10 +192,10 @@ class Drawing:
         table = Table(box=box.ASCII2 if self.glyphs is ASCII else box.ROUNDED, border_style="dim")
         table.add_column("", no_wrap=True)
         if self.form in GRIDS:
-            for name in self.picture.chunks:
+            for name in self.chunks:
                 table.add_column(f" {name}", min_width=self._column, no_wrap=True)
         else:
-            names = self.picture.chunks
+            names = self.chunks
             table.add_column(f"chunks {names[0]}{self.glyphs.to}{names[-1]}")
         for rank, name in enumerate(self.ranks):
             cells = [Cell(rank, chunk) for chunk in range(len(self.picture.chunks))]
@@ -210,7 +219,7 @@ class Drawing:
         changed = cell in frame.changed
         text = self._text(self.form, cell, view)
         if self.form == "list" and not self._symbols:
-            text = f"{self.picture.chunks[cell.chunk]}={text}"
+            text = f"{self.chunks[cell.chunk]}={text}"
         mark = self.glyphs.failed if failed else self.glyphs.done if view.done else " "
         style = "red" if failed else "green" if view.done else "yellow" if changed else ""
         lead = self.glyphs.changed if changed else " "

@@ -68,6 +68,9 @@ ASCII = Glyphs(
     micro="u",
 )
 
+#: Our own signs, where only ASCII is wanted.
+SPELLED = str.maketrans({"→": ASCII.arrow, "…": ASCII.to, "·": ",", "µ": ASCII.micro})
+
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -145,10 +148,10 @@ def runs_of(names: Sequence[str], indices: Iterable[int], glyphs: Glyphs = UNICO
 def safe(text: str, glyphs: Glyphs = UNICODE) -> str:
     r"""Make a stranger's text fit to print: no control codes, and only ASCII where asked.
 
-    >>> safe("a\x1b[2Jb"), safe("naïve", ASCII)
-    ('a?[2Jb', 'na\\xefve')
+    >>> safe("a\x1b[2Jb"), safe("naïve", ASCII), safe("2→5", ASCII)
+    ('a?[2Jb', 'na\\xefve', '2->5')
     """
     text = "".join(char if char.isprintable() else "?" for char in text)
     if glyphs is ASCII:
-        return text.encode("ascii", "backslashreplace").decode("ascii")
+        return text.translate(SPELLED).encode("ascii", "backslashreplace").decode("ascii")
     return text

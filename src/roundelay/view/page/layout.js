@@ -1,4 +1,4 @@
-// Where the ranks' cards go: around a closed curve, or many in rows, as large as the room allows.
+// Where the ranks' cards go when nothing else is known: around a closed curve, or in rows.
 
 const MARGIN = 14;
 
@@ -11,7 +11,7 @@ const TINY = 8;
 
 // A card is a name over a grid of cells.
 function cardShape(slots, cell, nameLength) {
-  const columns = slots <= 6 ? slots : Math.ceil(Math.sqrt(slots));
+  const columns = slots <= 6 ? slots : slots <= 8 ? 4 : Math.ceil(Math.sqrt(slots));
   const rows = Math.ceil(slots / columns);
   const gap = cell >= 10 ? 3 : 1;
   const font = Math.max(7, Math.min(13, Math.round(cell * 0.6)));
@@ -69,16 +69,17 @@ function place(count, card, width, height) {
   if (count === 1) return [{ x: width / 2, y: height / 2 }];
   const flat = count === 2 ? 0 : ry;
   const points = around(count, rx, flat);
-  if (!roomy(points, card, width < 600 ? 30 : 36)) return null;
+  // Arrows need room to be seen between cards, most of all on a small screen.
+  if (!roomy(points, card, width < 600 ? 52 : 60)) return null;
   return points.map(({ x, y }) => ({ x: x + width / 2, y: y + height / 2 }));
 }
 
 // Prefer large cells in a low picture, then smaller cells, and only then a taller picture.
-function arrange(count, slots, nameLength, width) {
+function ring(count, slots, nameLength, width) {
   if (count > CURVED) return snake(count, slots, nameLength, width);
   const largest = slots === 1 ? 44 : slots <= 3 ? 36 : 30;
-  const low = width < 600 ? 440 : 500;
-  const tall = width < 600 ? 700 : 650;
+  const low = width < 600 ? 480 : width < 900 ? 500 : 560;
+  const tall = width < 600 ? 860 : 650;
   const rounds = [[largest, 20, low], [20, 16, 1.1 * low], [20, 14, tall], [12, 6, 1.1 * tall]];
   for (const [from, to, tallest] of rounds) {
     for (let cell = Math.min(from, largest); cell >= to; cell -= 2) {
@@ -116,42 +117,3 @@ function snake(count, slots, nameLength, width) {
   }
 }
 
-// From border to border of two cards, bent to the left so that there and back lie apart; with a
-// center, bent towards that instead, away from the cards between the two.
-function arc(from, to, card, center) {
-  const dx = to.x - from.x, dy = to.y - from.y, far = Math.hypot(dx, dy) || 1;
-  const left = !center || dy * (center.x - from.x) - dx * (center.y - from.y) >= 0;
-  const bend = Math.min(0.14 * far, 46) * (left ? 1 : -1);
-  const via = { x: (from.x + to.x) / 2 + (dy / far) * bend, y: (from.y + to.y) / 2 - (dx / far) * bend };
-  const start = border(from, via, card, 3), end = border(to, via, card, 5);
-  return { start, via, end, d: `M${num(start.x)} ${num(start.y)}Q${num(via.x)} ${num(via.y)} ${num(end.x)} ${num(end.y)}` };
-}
-
-function border(center, toward, card, gap) {
-  const dx = toward.x - center.x, dy = toward.y - center.y;
-  const reach = Math.min(
-    (card.width / 2 + gap) / Math.max(Math.abs(dx), 1e-6),
-    (card.height / 2 + gap) / Math.max(Math.abs(dy), 1e-6),
-  );
-  return { x: center.x + dx * reach, y: center.y + dy * reach };
-}
-
-function along({ start, via, end }, t) {
-  const mix = (axis) => (1 - t) ** 2 * start[axis] + 2 * t * (1 - t) * via[axis] + t ** 2 * end[axis];
-  return { x: mix("x"), y: mix("y") };
-}
-
-// Where a label sits: on a long arrow, beside a short one; near the source where arrows cross.
-function beside(curve, near) {
-  const { start, via, end } = curve;
-  const far = Math.hypot(end.x - start.x, end.y - start.y);
-  const middle = along(curve, !near ? 0.27 : far < 60 ? 0.34 : 0.45);
-  if (far >= 60) return middle;
-  const dx = via.x - (start.x + end.x) / 2, dy = via.y - (start.y + end.y) / 2;
-  const away = 15 / (Math.hypot(dx, dy) || 1);
-  return { x: middle.x + dx * away, y: middle.y + dy * away };
-}
-
-function num(value) {
-  return Math.round(value * 10) / 10;
-}

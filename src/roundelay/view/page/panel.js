@@ -11,18 +11,20 @@ class Panel {
     this.table = new Table(this.story);
     this.hint = make("p", { class: "hint" });
     this.heading = make("h3", {});
+    this.words = make("p", { class: "words" });
     this.cost = make("p", { class: "step-cost" });
     this.problems = make("ul", { class: "problems" });
     this.list = make("ul", { class: "messages" });
     this.list.addEventListener("keydown", (event) => this.walk(event));
     this.frame = make("div", { class: "frame" }, this.stage.svg, this.hint);
-    this.aside = make("aside", {}, this.heading, this.cost, this.problems, this.list);
+    this.aside = make("aside", {}, this.cost, this.problems, this.list);
+    this.told = make("div", { class: "told" }, this.heading, this.words);
     this.element = make("section", { class: "panel", "data-picture": index, "aria-label": picture.title });
     if (titled) {
       this.element.append(make("h2", {}, picture.title), make("p", { class: "about" }, picture.about));
     }
     this.element.append(...this.verdict(jump));
-    this.element.append(make("div", { class: "view" }, this.frame, this.aside), this.costs());
+    this.element.append(this.told, make("div", { class: "view" }, this.frame, this.aside), this.costs());
     this.element.append(make("h3", {}, "What each rank holds"));
     // Thousands of cells take the browser a while: the picture need not wait for them.
     if (this.table.large) requestAnimationFrame(() => setTimeout(() => this.element.append(this.table.element)));
@@ -62,9 +64,27 @@ class Panel {
   // Lay out for the room there is, and return the height that takes.
   fit() {
     const width = Math.max(100, Math.floor(this.frame.clientWidth));
-    if (width !== this.width) this.stage.build(width);
+    if (width !== this.width) {
+      this.stage.build(width);
+      this.table.fit();
+      this.keepRoom();
+    }
     this.width = width;
     return this.stage.layout.height;
+  }
+
+  // Room for the longest sentence, so that nothing below moves when stepping.
+  keepRoom() {
+    const { words } = this.story.picture;
+    this.words.style.minHeight = "";
+    // The longest by letters is not always the highest, but one of the longest is.
+    const longest = [...new Set(words)].sort((one, other) => other.length - one.length).slice(0, 4);
+    const heights = longest.map((text) => {
+      this.words.textContent = text;
+      return this.words.offsetHeight;
+    });
+    this.words.style.minHeight = `${Math.max(0, ...heights)}px`;
+    this.words.textContent = words[this.number];
   }
 
   show(shared) {
@@ -82,7 +102,9 @@ class Panel {
     const messages = story.messages(number);
     const failed = story.failures.get(number) || [];
     this.element.classList.toggle("failing", failed.length > 0);
-    this.heading.textContent = number === 0 ? "Before the first step" : `In step ${number}`;
+    const place = story.picture.places[number];
+    this.heading.textContent = (number === 0 ? "Start" : `Step ${number} of ${this.last}`) + (place && ` · ${place}`);
+    this.words.textContent = story.picture.words[number];
     this.cost.textContent = number === 0 ? "Nothing has moved yet." : story.picture.frames[number].cost;
     const shown = failed.slice(0, LISTED).map(({ words }) => make("li", {}, words));
     if (failed.length > LISTED) shown.push(make("li", {}, `… and ${failed.length - LISTED} more`));

@@ -39,6 +39,9 @@ class Player {
     const heights = this.panels.map((panel) => panel.fit());
     const [one, other] = this.panels.map((panel) => panel.element.offsetTop);
     const abreast = one === other;
+    // The legend explains what is drawn: bars, one for all, or neither where nothing is added.
+    const kinds = new Set(this.panels.map(({ stage }) => stage.signs));
+    for (const kind of ["bars", "gauge"]) document.querySelector(`.legend .${kind}`).hidden = !kinds.has(kind);
     this.panels.forEach((panel, index) => {
       panel.stage.frame(panel.width, abreast ? Math.max(...heights) : heights[index]);
     });

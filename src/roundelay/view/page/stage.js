@@ -3,6 +3,9 @@
 // More arrows than this are drawn thin and unlabelled, and nothing moves along them.
 const MANY = 80;
 
+// More labels than this only hide the arrows; the list beside the picture says it all.
+const LABELLED = 40;
+
 class Stage {
   constructor(story, onEmphasis) {
     this.story = story;
@@ -13,16 +16,15 @@ class Stage {
 
   // Draw everything anew for a width; called when the window changes, not when stepping.
   build(width) {
-    const { picture, size } = this.story;
-    const most = Math.max(1, ...picture.slots.map((slots) => slots.length));
-    const longest = Math.max(...picture.ranks.map((name) => Math.min(name.length, 14)));
     this.width = width;
-    this.layout = arrange(size, most, longest, width);
+    this.layout = arrange(this.story, width);
     this.spots = new Map();
     this.lines = draw("g", { class: "lines" });
     this.labels = draw("g", { class: "labels" });
-    const cards = picture.ranks.map((name, rank) => this.card(name, rank));
-    this.svg.replaceChildren(this.lines, draw("g", { class: "cards" }, ...cards), this.labels);
+    const cards = this.layout.stations.map((station) => this.card(station));
+    this.svg.replaceChildren(
+      ...this.ground(), this.lines, draw("g", { class: "cards" }, ...cards), this.labels,
+    );
     for (const key of this.spots.keys()) this.paint(key, this.number);
     this.mark(this.number);
     this.arrows(this.number, false);
@@ -34,9 +36,22 @@ class Stage {
     this.svg.setAttribute("viewBox", `0 ${num(-over / 2)} ${width} ${num(this.layout.height + over)}`);
   }
 
-  card(name, rank) {
-    const { card, points } = this.layout;
-    const { x, y } = points[rank];
+  // What stands still behind it all: the boxes of hosts, the branches of trees.
+  *ground() {
+    const { boxes = [], edges = [] } = this.layout;
+    for (const { x, y, width, height, name } of boxes) {
+      yield draw("g", { class: "host" },
+        draw("rect", { x: num(x), y: num(y), width: num(width), height: num(height), rx: 12 }),
+        draw("text", { x: num(x + 12), y: num(y + 17) }, shorten(name, 24)));
+    }
+    for (const [from, to] of edges) {
+      yield draw("path", { class: "branch", d: `M${num(from.x)} ${num(from.y)}L${num(to.x)} ${num(to.y)}` });
+    }
+  }
+
+  card({ x, y, rank, slots }) {
+    const { card } = this.layout;
+    const name = this.story.picture.ranks[rank];
     const group = draw("g", {
       class: "card",
       transform: `translate(${num(x - card.width / 2)} ${num(y - card.height / 2)})`,
@@ -45,7 +60,7 @@ class Stage {
       draw("rect", { class: "sheet", width: num(card.width), height: num(card.height), rx: Math.min(10, card.pad + 2) }),
       draw("text", { x: num(card.width / 2), y: card.pad + card.font * 0.82, "font-size": card.font }, shorten(name, 14)),
     );
-    this.story.picture.slots[rank].forEach((chunk, slot) => group.append(this.spot(rank, chunk, slot)));
+    slots.forEach((chunk, slot) => group.append(this.spot(rank, chunk, slot)));
     return group;
   }
 
@@ -70,9 +85,11 @@ class Stage {
       draw("path", { class: "fill" }),
     );
     if (cell >= LETTER) {
-      const letter = shorten(this.story.picture.chunks[chunk], 3);
-      const font = Math.min(15, cell * (letter.length > 1 ? 0.4 : 0.5));
-      group.append(draw("text", { x: cell / 2, y: num(cell * 0.32), dy: "0.35em", "font-size": num(font) }, letter));
+      const { chunks, adds } = this.story.picture;
+      const letter = shorten(chunks[chunk], 7);
+      const font = Math.min(15, cell * 0.5, (cell - 3) / (0.62 * letter.length));
+      const y = num(cell * (adds ? 0.32 : 0.5));
+      if (font >= 5) group.append(draw("text", { x: cell / 2, y, dy: "0.35em", "font-size": num(font) }, letter));
     }
     return group;
   }
@@ -90,18 +107,29 @@ class Stage {
     }
   }
 
-  // One bar per contributing rank; where bars would be hairs, one block for the share.
+  // Bars thinner than this say nothing; one bar for the share then says more.
+  get gauges() {
+    return this.layout.card.cell / this.story.size < 4.5;
+  }
+
+  get signs() {
+    if (!this.story.picture.adds || this.layout.card.cell < TINY) return "";
+    return this.gauges ? "gauge" : "bars";
+  }
+
+  // One bar per contributing rank, or one for the share of all that are in.
   bars({ ranks, done }) {
+    if (!this.story.picture.adds && !done) return "";
     const { cell } = this.layout.card;
     const edge = cell >= LETTER ? 1.5 : 0;
     const inner = cell - 2 * edge, wide = inner / this.story.size;
     const present = new Set(ranks);
     if (done) return `M${edge} ${edge}h${inner}v${inner}h${-inner}z`;
     // Under the letter, where there is one.
-    const room = cell >= LETTER ? inner * 0.42 : inner;
-    if (wide < 1) {
-      const tall = num(Math.max(1, (room * present.size) / this.story.size));
-      return `M${edge} ${num(cell - edge - tall)}h${inner}v${tall}h${-inner}z`;
+    const room = cell >= LETTER ? inner * 0.45 : inner;
+    if (this.gauges) {
+      const share = num(Math.max(1.5, inner * present.size / this.story.size));
+      return `M${edge} ${num(cell - edge - room)}h${share}v${num(room)}h${-share}z`;
     }
     const thick = num(wide > 3 ? wide - 0.8 : wide), tall = num(room), y = num(cell - edge - room);
     return [...present].map((rank) => `M${num(edge + rank * wide)} ${y}h${thick}v${tall}h${-thick}z`).join("");
@@ -125,19 +153,37 @@ class Stage {
     const messages = this.story.messages(number);
     this.svg.classList.toggle("crowded", messages.length > MANY);
     this.pairs = new Set(messages.map(([src, dst]) => `${src}-${dst}`));
-    this.drawn = messages.map((message, index) => this.arrow(message, index, messages.length));
+    this.drawn = messages.flatMap(([src, dst, parts], index) =>
+      this.ways(src, dst, parts).map((way) => this.arrow([src, dst, way], index, messages.length)));
     this.lines.replaceChildren(...this.drawn.map(({ group }) => group));
     this.labels.replaceChildren(...this.drawn.flatMap(({ label }) => (label ? [label] : [])));
-    if (moving) this.travel(messages, number);
+    if (moving) this.travel(number);
+  }
+
+  // A message is one arrow, or one in each tree that its chunks travel along.
+  ways(src, dst, parts) {
+    const found = new Map();
+    for (const part of parts) {
+      const { tree } = this.station(src, part[0]);
+      if (!found.has(tree)) found.set(tree, []);
+      found.get(tree).push(part);
+    }
+    return [...found.values()];
+  }
+
+  station(rank, chunk) {
+    const { where } = this.layout;
+    return where.get(`${rank}-${chunk}`) || where.get(rank);
   }
 
   arrow([src, dst, parts], index, count) {
-    const { points, card } = this.layout;
+    const { card, edges } = this.layout;
+    const [from, to] = [src, dst].map((rank) => this.station(rank, parts[0][0]));
     const apart = Math.abs(src - dst);
-    const near = apart === 1 || apart === this.story.size - 1;
+    const near = Boolean(edges) || Boolean(from.grid) || apart === 1 || apart === this.story.size - 1;
     const bothWays = this.pairs.has(`${dst}-${src}`);
     const center = { x: this.width / 2, y: this.layout.height / 2 };
-    const curve = arc(points[src], points[dst], card, near || bothWays ? null : center);
+    const curve = arc(from, to, card, near || bothWays ? null : center);
     const op = opOf(parts);
     const group = draw("g", { class: `arrow ${op}`, "data-message": index });
     if (parts.length === 1) tint(group, this.story.picture.hues[parts[0][0]]).classList.add("tinted");
@@ -149,15 +195,19 @@ class Stage {
       draw("path", { class: "line", d: curve.d }),
       draw("path", { class: "head", d: head, transform: `translate(${num(end.x)} ${num(end.y)}) rotate(${num(turn)})` }),
     );
-    const label = count > MANY || card.cell < 10 ? null : this.label(parts, op, curve, index, near);
+    const label = count > LABELLED || card.cell < 10 ? null : this.label(parts, op, curve, index, near);
     this.listen(group, index);
     if (label) this.listen(label, index);
-    return { group, label, curve };
+    return { group, label, curve, parts };
   }
 
   label(parts, op, curve, index, near) {
     const { chunks, hues } = this.story.picture;
-    const names = parts.length <= 3 ? parts.map(([chunk]) => chunks[chunk]).join(" ") : `${parts.length} chunks`;
+    const { start, end } = curve;
+    const room = Math.hypot(end.x - start.x, end.y - start.y) - 40;
+    const spelled = parts.map(([chunk]) => chunks[chunk]).join(" ");
+    const counted = room < 76 ? `${parts.length}×` : `${parts.length} chunks`;
+    const names = parts.length <= 3 && (parts.length === 1 || spelled.length * 7 + 10 < room) ? spelled : counted;
     const text = op === "copy" ? names : `+${names}`;
     const { x, y } = beside(curve, near);
     const wide = text.length * 7 + 10;
@@ -177,11 +227,10 @@ class Stage {
   }
 
   // Decoration only: what is shown is already the state after the step.
-  travel(messages, number) {
+  travel(number) {
     const easing = { duration: 520, easing: "cubic-bezier(.3,.1,.2,1)" };
-    this.drawn.forEach(({ curve, group }, index) => {
+    this.drawn.forEach(({ curve, group, parts }) => {
       const packet = draw("circle", { class: "packet", r: 6 });
-      const [, , parts] = messages[index];
       if (parts.length === 1) tint(packet, this.story.picture.hues[parts[0][0]]).classList.add("tinted");
       packet.style.offsetPath = `path("${curve.d}")`;
       group.append(packet);

@@ -1,0 +1,117 @@
+"""Many ranks in few words: every rank, GPU4…GPU7, ranks 2 apart, the rank 1 above."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+from roundelay.view._graph import Groups
+
+__all__ = ["Crowd", "Road"]
+
+#: So many ranks are named one by one.
+FEW = 4
+
+
+class Road(NamedTuple):
+    """Who sends to whom, in words; without a `dst`, the sources exchange with one another."""
+
+    src: str
+    dst: str
+    many: bool  # the source is plural
+    to_many: bool = False  # so is the target
+
+
+class Crowd:
+    """Names sets of ranks, and the ways between them."""
+
+    def __init__(self, names: Sequence[str], hosts: Groups = (), host: str = "host") -> None:
+        self.names, self.hosts, self.host = names, hosts, host
+
+    def road(self, pairs: set[tuple[int, int]]) -> Road:
+        """Say who sends to whom, by the pattern that all pairs share.
+
+        >>> four = Crowd(["r0", "r1", "r2", "r3"])
+        >>> tuple(four.road({(0, 1), (1, 2), (2, 3), (3, 0)}))[:2]
+        ('every rank', 'the next rank')
+        >>> tuple(four.road({(0, 2), (2, 0), (1, 3), (3, 1)}))[:2]
+        ('pairs of ranks 2 apart', '')
+        >>> tuple(four.road({(2, 0), (3, 1)}))[:2]
+        ('r2 and r3', 'the rank 2 below')
+        """
+        sources, targets = {src for src, _ in pairs}, {dst for _, dst in pairs}
+        if len(pairs) == len(sources) == len(targets):
+            if all((dst, src) in pairs for src, dst in pairs):
+                return self._exchange(pairs, sources)
+            target = self._shift(pairs)
+        else:
+            target = self._crossing(pairs, sources | targets)
+        subject = self.ranks(sources)
+        many = len(sources) > 1 and not subject.startswith("every")
+        if target:
+            return Road(subject, target, many)
+        if len(targets) == 1 and len(sources) == len(self.names) - 1 and len(sources) > 1:
+            return Road("every other rank", self.ranks(targets), many=False)
+        if len(sources) == 1 and len(targets) == len(self.names) - 1 and len(targets) > 1:
+            return Road(subject, "every other rank", many)
+        return Road(subject, self.ranks(targets), many, to_many=1 < len(targets) < len(self.names))
+
+    def _exchange(self, pairs: set[tuple[int, int]], ranks: set[int]) -> Road:
+        apart = {abs(src - dst) for src, dst in pairs}
+        if len(ranks) < len(self.names) or len(apart) > 1:
+            return Road(f"in pairs, {self.ranks(ranks)}", "", many=True)
+        far = apart.pop()
+        subject = "the two ranks" if len(ranks) == 2 else f"pairs of ranks {far} apart"  # noqa: PLR2004
+        return Road(subject.replace("ranks 1 apart", "neighbours"), "", many=True)
+
+    def _shift(self, pairs: set[tuple[int, int]]) -> str:
+        """Name the target where everyone sends equally far, around the ring or along the line."""
+        size = len(self.names)
+        around = {(dst - src) % size for src, dst in pairs}
+        if len(pairs) == size and len(around) == 1:
+            return _around(around.pop(), size)
+        along = {dst - src for src, dst in pairs}
+        if len(pairs) == 1 or len(along) > 1:
+            return ""
+        by = along.pop()
+        return f"the rank {by} above" if by > 0 else f"the rank {-by} below"
+
+    def _crossing(self, pairs: set[tuple[int, int]], ranks: set[int]) -> str:
+        """Name the targets where everyone sends to all others: of all, of its host, or above it."""
+        among = {(a, b) for host in self.hosts for a in host for b in host if a != b}
+        if len(pairs) == len(self.names) * (len(self.names) - 1):
+            return "every other rank"
+        if among and pairs == among:
+            return f"every other rank of its {self.host}"
+        return "every rank above" if pairs == set(combinations(sorted(ranks), 2)) else ""
+
+    def holders(self, ranks: set[int]) -> str:
+        """Name those who hold something, in the singular."""
+        told = self.ranks(ranks)
+        return told if len(ranks) == 1 or told.startswith("every") else f"each of {told}"
+
+    def ranks(self, ranks: Iterable[int]) -> str:
+        """Name a set of ranks, in the plural unless it is one, or every rank (but one)."""
+        found = sorted(ranks)
+        names = [self.names[rank] for rank in found]
+        gaps = {high - low for low, high in pairwise(found)}
+        if len(found) == len(self.names) > 1:
+            return "every rank"
+        if len(found) == len(self.names) - 1 > FEW:
+            (left,) = set(range(len(self.names))).difference(found)
+            return f"every rank but {self.names[left]}"
+        if len(found) > 2 and gaps == {1}:  # noqa: PLR2004 - two have no run
+            return f"{names[0]}…{names[-1]}"
+        if len(found) <= FEW:
+            return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+        if len(gaps) == 1:
+            return f"{names[0]}, {names[1]} … {names[-1]}"
+        return f"{len(found)} ranks"
+
+
+def _around(by: int, size: int) -> str:
+    """Name the rank `by` further around a ring of `size`."""
+    if by in (1, size - 1):
+        return "the next rank" if by == 1 else "the rank before it"
+    return f"the rank {by} above" if 2 * by <= size else f"the rank {size - by} below"

@@ -1,0 +1,166 @@
+"""The story of a schedule: for every step a sentence that says what it does, why, and what for.
+
+All of it is read off the frames: who sends to whom, what they send (their own data, the sum just
+made, what just came in), and what everyone holds after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from roundelay.schedule import Cell, Schedule, Transfer
+from roundelay.view._amounts import Progress, Sent, counted, span
+from roundelay.view._crowd import Crowd
+from roundelay.view._graph import Shape
+from roundelay.view.phases import Phase, phases_of
+
+if TYPE_CHECKING:
+    from roundelay.view.picture import CellView, Frame
+
+__all__ = ["Story", "story_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is told: the plan in one line, and for every frame its place in it and a sentence."""
+
+    plan: str  # 'reduce-scatter (3 steps), then all-gather (3 steps)'; empty for a single phase
+    places: tuple[str, ...]  # by frame: 'reduce-scatter, 2 of 3', or empty
+    words: tuple[str, ...]  # by frame
+
+
+def story_of(
+    schedule: Schedule, frames: Sequence[Frame], ranks: Sequence[str], shape: Shape
+) -> Story:
+    """Tell a schedule whose frames, names of ranks and shape are given."""
+    who = Crowd(ranks, shape.hosts, shape.host)
+    phases = phases_of(schedule, frames, shape, who)
+    teller = _Teller(schedule, frames, who)
+    places, words = [""], [_promise(schedule)]
+    for phase in phases:
+        for number in range(phase.first, phase.last + 1):
+            at = f", {number - phase.first + 1} of {phase.steps}" if phase.steps > 1 else ""
+            places.append(phase.name and f"{phase.name}{at}")
+            aim = f"Aim of this phase: {phase.aim}. " if phase.name else ""
+            words.append((aim if number == phase.first else "") + teller.sentence(number))
+    return Story(_plan(phases), tuple(places), tuple(words))
+
+
+def _plan(phases: Sequence[Phase]) -> str:
+    if len(phases) <= 1:
+        return ""
+    return ", then ".join(
+        f"{phase.name} ({phase.steps} {'step' if phase.steps == 1 else 'steps'})"
+        for phase in phases
+    )
+
+
+def _promise(schedule: Schedule) -> str:
+    """Say what the collective promises, in the words of its own file."""
+    module = sys.modules.get(f"roundelay.collectives.{schedule.collective.name}")
+    return ((module and module.__doc__) or "").partition("\n")[0]
+
+
+def _sizes(due: Mapping[int, Collection[int]]) -> frozenset[int]:
+    return frozenset(map(len, due.values()))
+
+
+class _Teller:
+    """Tells the steps of one schedule."""
+
+    def __init__(self, schedule: Schedule, frames: Sequence[Frame], who: Crowd) -> None:
+        self.schedule, self.frames, self.who = schedule, frames, who
+        self.due: dict[int, dict[int, frozenset[int]]] = {}  # by rank, then chunk
+        self.whole: dict[int, int] = {}  # by chunk: the most contributions that any rank is due
+        for cell, due in schedule.due_after():
+            self.due.setdefault(cell.rank, {})[cell.chunk] = due
+            self.whole[cell.chunk] = max(self.whole.get(cell.chunk, 0), len(due))
+        self.news = schedule.collective.idempotent
+        self.adds = schedule.collective.reduces and not self.news
+        self.running = len(set(map(_sizes, self.due.values()))) > 1 and self.adds  # a scan
+        self.part = "block" if schedule.collective.named else "chunk"
+        self.progress = Progress(schedule, self.due, self.who, running=self.running)
+
+    def sentence(self, number: int) -> str:
+        """Say who sends what to whom in the step that leads to a frame, and what comes of it."""
+        told = []
+        for op in ("reduce", "copy"):
+            mine = [transfer for transfer in self.frames[number].transfers if transfer.op == op]
+            if mine:
+                told.append(self._clause(number, mine))
+        outcome = self._outcome(number)
+        sentence = "; ".join(told) + (f": {outcome}." if outcome else ".")
+        return sentence[0].upper() + sentence[1:]
+
+    def _clause(self, number: int, transfers: Sequence[Transfer]) -> str:
+        """Say who sends what to whom: `every rank passes the sum it has just made on to …`."""
+        road = self.who.road({(transfer.src, transfer.dst) for transfer in transfers})
+        s, reduces = "" if road.many else "s", transfers[0].op == "reduce"
+        if self.news:
+            news = "who has come so far" if reduces else "that all have come"
+            return f"{road.src} tell{s} {road.dst or 'each other'} {news}"
+        sent = self._sent(number, transfers)
+        what = sent.words(many=road.many)
+        if not road.dst:
+            return f"{road.src} exchange {what}{' and add what they get' * reduces}"
+        verb, on = (f"pass{'' if road.many else 'es'}", " on") if sent.fresh else (f"send{s}", "")
+        adds = f", which add{'' if road.to_many else 's'} {sent.pronoun}" if reduces else ""
+        return f"{road.src} {verb} {what}{on} to {road.dst}{adds}"
+
+    def _sent(self, number: int, transfers: Sequence[Transfer]) -> Sent:
+        before = self.frames[number - 1]
+        counts = set(Counter((transfer.src, transfer.dst) for transfer in transfers).values())
+        views = [before.cells.get(Cell(transfer.src, transfer.chunk)) for transfer in transfers]
+        found = [(view, t) for view, t in zip(views, transfers, strict=True) if view is not None]
+        held = Counter(cell.rank for cell in before.cells) if not self.adds else Counter()
+        return Sent(
+            part=self.part,
+            count=max(counts) if len(counts) == 1 else None,
+            chunks=self.schedule.chunks,
+            adds=self.adds,
+            missing=len(found) < len(views),
+            fresh=all(Cell(t.src, t.chunk) in before.changed for t in transfers),
+            made=any(t.op == "reduce" and t.dst == transfers[0].src for t in before.transfers),
+            own=all(set(view.ranks) == {t.src} for view, t in found),
+            finished=all(len(set(view.ranks)) == self.whole.get(t.chunk) for view, t in found),
+            everything=all({held[t.src]} == counts for t in transfers),
+        )
+
+    def _outcome(self, number: int) -> str:
+        """Say what has been reached after a step."""
+        frame = self.frames[number]
+        written = [(cell, frame.cells[cell]) for cell in sorted(frame.changed)]
+        summed = any(transfer.op == "reduce" for transfer in frame.transfers)
+        if not written:
+            return ""
+        holders = self.who.holders({cell.rank for cell, _ in written})
+        terms = {len(set(view.ranks)) for _, view in written}
+        if self.news and summed and terms != {self.schedule.size}:
+            return f"{holders} now knows of {span(terms)} of {self.schedule.size}"
+        if self.adds and summed and not self.running:
+            return self._terms(written)
+        return self.progress.after(frame)
+
+    def _terms(self, written: Sequence[tuple[Cell, CellView]]) -> str:
+        """Say how many contributions the sums have that a step has made."""
+        unfinished = [
+            (cell, view)
+            for cell, view in written
+            if len(set(view.ranks)) != self.whole.get(cell.chunk, self.schedule.size)
+        ]
+        told = unfinished or written
+        ranks = {cell.rank for cell, _ in told}
+        holders = self.who.holders(ranks)
+        count = None if len(told) % len(ranks) else len(told) // len(ranks)
+        if not unfinished:
+            if count == self.schedule.chunks:
+                return f"{holders} now holds the whole sum"
+            return f"{holders} now holds {counted(count, 'finished chunk')}"
+        terms = span({len(set(view.ranks)) for _, view in told})
+        due = span({self.whole.get(cell.chunk, self.schedule.size) for cell, _ in told})
+        of = "the sum" if self.schedule.chunks == 1 else counted(count, "chunk")
+        return f"{holders} now holds {terms} of {due} terms of {of}"
