@@ -8,7 +8,7 @@ import msgspec
 
 from roundelay.view.terminal_text import nbytes_text
 
-__all__ = ["all_reduce", "collectives", "many_ranks", "two_hosts", "two_ranks"]
+__all__ = ["all_reduce", "collectives", "many_ranks", "start_up", "two_hosts", "two_ranks"]
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 OURS = ("roundelay", "arena")
@@ -89,6 +89,56 @@ def _times(took: float | None, ours: float) -> str:
 def collectives(results: Path = RESULTS) -> str:
     """Return the tables of the other collectives."""
     return _sections(results, "collectives")
+
+
+class Seconds(msgspec.Struct, frozen=True):
+    """What a run took, by the clock and of all cores together."""
+
+    wall_seconds: float
+    cpu_seconds: float
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What it cost to start so many ranks."""
+
+    ranks: int
+    engine: str
+    nothing: Seconds
+    all_reduce: Seconds
+    mebibytes: float
+
+
+class Starts(msgspec.Struct, frozen=True):
+    """A file of such."""
+
+    command: str
+    python: str
+    cores: int
+    rows: list[Started]
+
+
+def start_up(results: Path = RESULTS) -> str:
+    """Return what it costs to start many ranks."""
+    path = results / "start_up.json"
+    if not path.exists():
+        return _missing("start_up")
+    measured = msgspec.json.decode(path.read_bytes(), type=Starts)
+    lines = [
+        "| ranks | as | start and end (s) | CPU (s) | and an all-reduce (s) | CPU (s) | MiB |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in measured.rows:
+        kind = "threads" if row.engine == "threads" else "processes"
+        took = [
+            f"{number:.2f}"
+            for each in (row.nothing, row.all_reduce)
+            for number in (each.wall_seconds, each.cpu_seconds)
+        ]
+        lines.append(f"| {row.ranks} | {kind} | {' | '.join(took)} | {row.mebibytes:.0f} |")
+    told = (
+        f"Measured on {measured.cores} cores, Python {measured.python}, with `{measured.command}`."
+    )
+    return "\n".join([*lines, "", told, ""])
 
 
 class Hosts(msgspec.Struct, frozen=True):

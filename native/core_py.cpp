@@ -13,6 +13,7 @@ void register_reduce(nb::module_& module);
 void register_world(nb::module_& module);
 void register_group(nb::module_& module);
 void register_mail(nb::module_& module);
+void register_shelf(nb::module_& module);
 #endif
 }  // namespace roundelay
 
@@ -31,5 +32,6 @@ NB_MODULE(_core, module) {
     roundelay::register_world(module);
     roundelay::register_group(module);
     roundelay::register_mail(module);
+    roundelay::register_shelf(module);
 #endif
 }

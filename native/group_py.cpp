@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -34,8 +35,9 @@ std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
     return hash;
 }
 
-// The program for messages of up to so many bytes: for private buffers, for those in the arena, the
-// number of its algorithm, and whether it rounds halves once; else it is not for them.
+// The program for messages of up to so many bytes: for private buffers, or none while nobody has
+// asked for it; for those in the arena; the number of its algorithm; and whether it rounds halves
+// once, else it is not for them.
 using Rung = std::tuple<std::size_t, Plan*, Plan*, int, bool>;
 
 // What plain calls of one collective look like on this rank.
@@ -143,7 +145,8 @@ class PyGroup {
         const bool half = some.dtype == DType::float16 || some.dtype == DType::bfloat16;
         for (const auto& [most, plan, reaching, algorithm, once] : known.rungs) {
             if (count * item * known.most_blocks > most) continue;
-            if (known.reduces && !once && (half || kind == Op::avg)) return false;
+            if (plan == nullptr || (known.reduces && !once && (half || kind == Op::avg)))
+                return false;
             try {
                 Request request = prepare(*plan, reaching, in ? &*in : nullptr, to, collective,
                                           algorithm, root, int(some.dtype), op, item, count, {});
@@ -237,42 +240,21 @@ class PyGroup {
     std::map<std::pair<int, int>, Taught> taught_;  // by collective and root
 };
 
-Plan* make_plan(int rank, int size, std::uint32_t posts, std::uint32_t slots, std::uint32_t blocks,
-                std::uint32_t parts, bool reaches_in, bool reaches_out, bool in_place,
-                std::vector<bool> posts_last, std::uint32_t name,
-                const std::vector<std::vector<std::uint32_t>>& lines,
-                const std::vector<std::vector<std::uint32_t>>& operands,
-                std::vector<std::vector<std::uint32_t>> in_blocks,
-                std::vector<std::vector<std::uint32_t>> out_blocks) {
-    auto plan = std::make_unique<Plan>();
-    plan->rank = rank;
-    plan->size = size;
-    plan->posts = posts;
-    plan->slots = slots;
-    plan->blocks = blocks;
-    plan->parts = parts;
-    plan->reaches_in = reaches_in;
-    plan->reaches_out = reaches_out;
-    plan->in_place = in_place;
-    plan->posts_last = std::move(posts_last);
-    plan->name = name;
-    for (const auto& raw : lines)
-        plan->lines.push_back({Kind(raw.at(0)), raw.at(1) != 0, std::uint16_t(raw.at(2)),
-                               std::uint16_t(raw.at(3)), std::uint16_t(raw.at(4)), raw.at(5),
-                               raw.at(6), raw.at(7), raw.at(8)});
-    for (const auto& raw : operands)
-        plan->operands.push_back({Space(raw.at(0)), std::uint16_t(raw.at(1)), raw.at(2), raw.at(3),
-                                  raw.at(4), raw.at(5)});
-    plan->in_blocks = std::move(in_blocks);
-    plan->out_blocks = std::move(out_blocks);
-    return plan.release();
+Plan* make_plan(nb::bytes data) {
+    std::vector<std::uint32_t> words(data.size() / sizeof(std::uint32_t));
+    std::memcpy(words.data(), data.c_str(), words.size() * sizeof(std::uint32_t));
+    return Plan::decode(words).release();
 }
 
 }  // namespace
 
 void register_group(nb::module_& module) {
     module.def("cut", &cut, nb::arg("count"), nb::arg("parts"), nb::arg("part"));
-    nb::class_<Plan>(module, "Plan").def(nb::new_(&make_plan), nb::rv_policy::take_ownership);
+    nb::class_<Plan>(module, "Plan")
+        .def(nb::new_(&make_plan), nb::rv_policy::take_ownership)
+        .def_ro("in_here", &Plan::in_here)
+        .def_ro("out_here", &Plan::out_here)
+        .def_ro("most", &Plan::most);
     // When it ran, in seconds of the monotonic clock; to be asked once it is done.
     nb::class_<Progress::Task>(module, "Task").def_prop_ro("times", [](const Progress::Task& task) {
         return nb::make_tuple(double(task.began_ns) / 1e9, double(task.ended_ns) / 1e9);

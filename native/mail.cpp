@@ -53,13 +53,26 @@ void Mailbox::stop() {
     thread_.join();
 }
 
-Mailbox::Ring& Mailbox::ring(int src, int dst) {
+std::atomic<std::uint64_t>& Mailbox::ring_at(int src, int dst) {
     const std::size_t pair = std::size_t(src) * std::size_t(world_->size()) + std::size_t(dst);
-    return *world_->at<Ring>(world_->header().mail_at + pair * world_->header().mail_bytes);
+    return world_->at<std::atomic<std::uint64_t>>(world_->header().mail_at)[pair];
+}
+
+Mailbox::Ring* Mailbox::ring(int src, int dst) {
+    const std::uint64_t at = ring_at(src, dst).load(std::memory_order_acquire);
+    return at == 0 ? nullptr : world_->at<Ring>(at);
+}
+
+void Mailbox::open_ring(int dst) {
+    const std::lock_guard guard(opening_);
+    std::atomic<std::uint64_t>& at = ring_at(rank_, dst);
+    if (at.load(std::memory_order_relaxed) == 0)
+        at.store(world_->allocate(world_->header().mail_bytes), std::memory_order_release);
 }
 
 void Mailbox::post(const std::shared_ptr<Letter>& letter) {
     kill_point();
+    if (letter->sends) open_ring(letter->other);
     const std::lock_guard guard(mutex_);
     if (letter->sends) {
         outgoing_[std::size_t(letter->other)].push_back(letter);
@@ -102,7 +115,7 @@ void Mailbox::hand_over(Parcel& parcel) {
 }
 
 bool Mailbox::push(Letter& letter) {
-    Ring& out = ring(rank_, letter.other);
+    Ring& out = *ring(rank_, letter.other);
     const std::uint64_t written = out.written.load(std::memory_order_relaxed);
     std::size_t room = capacity_ - std::size_t(written - out.read.load(std::memory_order_acquire));
     std::uint64_t at = written;
@@ -127,7 +140,9 @@ bool Mailbox::push(Letter& letter) {
 }
 
 bool Mailbox::pull(int src) {
-    Ring& in = ring(src, rank_);
+    Ring* from = ring(src, rank_);
+    if (from == nullptr) return false;
+    Ring& in = *from;
     const std::uint64_t read = in.read.load(std::memory_order_relaxed);
     std::size_t ready = std::size_t(in.written.load(std::memory_order_acquire) - read);
     std::uint64_t at = read;

@@ -69,7 +69,10 @@ class Mailbox {
         std::size_t moved = 0;
         bool whole() const { return moved == envelope.bytes; }
     };
-    Ring& ring(int src, int dst);
+    // Made by the first message from one to the other; null before.
+    Ring* ring(int src, int dst);
+    std::atomic<std::uint64_t>& ring_at(int src, int dst);
+    void open_ring(int dst);
     bool push(Letter& letter);
     bool pull(int src);
     bool matches(const Letter& letter, const Parcel& parcel) const;
@@ -79,6 +82,7 @@ class Mailbox {
     std::shared_ptr<World> world_;
     int rank_;
     std::size_t capacity_;
+    std::mutex opening_;
     std::mutex mutex_;
     std::vector<std::deque<std::shared_ptr<Letter>>> outgoing_;  // by dst
     std::list<std::shared_ptr<Letter>> wanted_;

@@ -1,6 +1,7 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace roundelay {
 
@@ -10,45 +11,139 @@ std::size_t length(std::size_t count, std::size_t parts, std::size_t part) {
     return cut(count, parts, part + 1) - cut(count, parts, part);
 }
 
+// Words taken from the front, and never more than there are.
+class Reader {
+   public:
+    explicit Reader(std::span<const std::uint32_t> words) : words_(words) {}
+    std::uint32_t next() {
+        if (words_.empty()) fail();
+        const std::uint32_t word = words_.front();
+        words_ = words_.subspan(1);
+        return word;
+    }
+    // How many of something come next that takes so many words each.
+    std::size_t many(std::size_t each) {
+        const std::size_t count = next();
+        if (count > words_.size() / each) fail();
+        return count;
+    }
+    bool flag() { return next() != 0; }
+    bool empty() const { return words_.empty(); }
+    [[noreturn]] static void fail() { throw std::runtime_error("these bytes are no program"); }
+
+   private:
+    std::span<const std::uint32_t> words_;
+};
+
+std::vector<std::vector<Run>> read_blocks(Reader& reader, int size) {
+    std::vector<std::vector<Run>> found(std::size_t(size), std::vector<Run>{});
+    for (auto& runs : found) {
+        runs.resize(reader.many(3));
+        for (Run& run : runs) {
+            run.first = reader.next();
+            run.step = reader.next();
+            run.count = reader.next();
+        }
+    }
+    return found;
+}
+
 }  // namespace
+
+std::unique_ptr<Plan> Plan::decode(std::span<const std::uint32_t> words) {
+    Reader reader(words);
+    auto plan = std::make_unique<Plan>();
+    plan->rank = int(reader.next());
+    plan->posts = reader.next();
+    plan->slots = reader.next();
+    plan->blocks = reader.next();
+    plan->parts = std::max<std::uint32_t>(reader.next(), 1);
+    plan->reaches_in = reader.flag();
+    plan->reaches_out = reader.flag();
+    plan->in_place = reader.flag();
+    plan->name = reader.next();
+    plan->in_here = reader.next();
+    plan->out_here = reader.next();
+    plan->most = reader.next();
+    plan->posts_last.resize(reader.many(1));
+    plan->size = int(plan->posts_last.size());
+    for (std::size_t other = 0; other < plan->posts_last.size(); ++other)
+        plan->posts_last[other] = reader.flag();
+    plan->lines.resize(reader.many(9));
+    for (Line& line : plan->lines) {
+        line.kind = Kind(reader.next());
+        line.complete = reader.flag();
+        line.dsts = std::uint16_t(reader.next());
+        line.srcs = std::uint16_t(reader.next());
+        line.rank = std::uint16_t(reader.next());
+        line.post = reader.next();
+        line.first = reader.next();
+        line.block = reader.next();
+        line.part = reader.next();
+    }
+    plan->operands.resize(reader.many(6));
+    for (Operand& operand : plan->operands) {
+        operand.space = Space(reader.next());
+        operand.rank = std::uint16_t(reader.next());
+        operand.at = reader.next();
+        operand.position = reader.next();
+        operand.block = reader.next();
+        operand.part = reader.next();
+    }
+    plan->in_blocks = read_blocks(reader, plan->size);
+    plan->out_blocks = read_blocks(reader, plan->size);
+    if (!reader.empty()) Reader::fail();
+    return plan;
+}
 
 const Geometry& Plan::even(std::size_t count) {
     for (const Kept& kept : kept_)
         if (kept.count == count) return kept.geometry;
     if (kept_.size() >= 64) kept_.clear();
-    const std::vector<std::size_t> counts(blocks, count);
-    kept_.push_back({count, uneven(counts)});
+    Geometry made = lay_out([&](std::uint32_t) { return count; },
+                            [&](const Operand& operand) { return operand.position * count; });
+    made.longest = length(count, parts, 0);
+    kept_.push_back({count, std::move(made)});
     return kept_.back().geometry;
 }
 
 Geometry Plan::uneven(std::span<const std::size_t> counts) const {
-    Geometry made;
-    // Where each block begins in each rank's buffers.
-    const auto starts = [&](const std::vector<std::vector<std::uint32_t>>& buffers) {
+    // Where each block begins in the buffers.
+    const auto starts = [&](const std::vector<std::vector<Run>>& buffers) {
         std::vector<std::vector<std::size_t>> found;
-        for (const auto& blocks_of : buffers) {
+        for (const auto& runs : buffers) {
             std::vector<std::size_t> at{0};
-            for (std::uint32_t block : blocks_of) at.push_back(at.back() + counts[block]);
+            for (const Run& run : runs)
+                for (std::size_t n = 0; n < run.count; ++n)
+                    at.push_back(at.back() + counts[run.first + n * run.step]);
             found.push_back(std::move(at));
         }
         return found;
     };
     const auto in = starts(in_blocks), out = starts(out_blocks);
-    for (const Operand& operand : operands) {
-        if (operand.space == Space::slot) {
-            made.operands.push_back(0);
-            continue;
-        }
-        const auto& at = operand.space == Space::in ? in : out;
-        made.operands.push_back(at[operand.rank][operand.position] +
-                                cut(counts[operand.block], parts, operand.part));
-    }
-    for (const Line& line : lines)
-        made.lengths.push_back(line.kind == Kind::apply
-                                   ? length(counts[line.block], parts, line.part)
-                                   : 0);
+    Geometry made = lay_out([&](std::uint32_t block) { return counts[block]; },
+                            [&](const Operand& operand) {
+                                const auto& at = operand.space == Space::in ? in : out;
+                                return at[operand.rank][operand.position];
+                            });
     // All ranks must agree on the number of slices, so the longest chunk of any counts.
     for (std::size_t count : counts) made.longest = std::max(made.longest, length(count, parts, 0));
+    return made;
+}
+
+template <class Count, class Start>
+Geometry Plan::lay_out(Count count_of, Start start_of) const {
+    Geometry made;
+    for (const Operand& operand : operands) {
+        if (operand.space == Space::slot)
+            made.operands.push_back(0);
+        else
+            made.operands.push_back(start_of(operand) +
+                                    cut(count_of(operand.block), parts, operand.part));
+    }
+    for (const Line& line : lines)
+        made.lengths.push_back(
+            line.kind == Kind::apply ? length(count_of(line.block), parts, line.part) : 0);
     look_ahead(made);
     return made;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -53,8 +54,16 @@ struct Geometry {
     std::vector<Ahead> ahead;
 };
 
+// Blocks in the order of a buffer: so many from the first, each so far from the one before.
+struct Run {
+    std::uint32_t first, step, count;
+};
+
 class Plan {
    public:
+    // From the words of engines/_plans.py; throws std::runtime_error where they are no plan.
+    static std::unique_ptr<Plan> decode(std::span<const std::uint32_t> words);
+
     int rank = 0;
     int size = 1;
     std::uint32_t posts = 0;
@@ -66,16 +75,19 @@ class Plan {
     bool in_place = false;     // every rank's input and output are one buffer
     std::vector<bool> posts_last;  // by rank: its program ends with a post, after all its reads
     std::uint32_t name = 0;    // hash of collective, algorithm and root
+    std::uint32_t in_here = 0, out_here = 0, most = 0;  // blocks of this rank's, and of any buffer
     std::vector<Line> lines;
     std::vector<Operand> operands;
-    // The blocks in the buffers of every rank, in order; needed for offsets with uneven counts.
-    std::vector<std::vector<std::uint32_t>> in_blocks, out_blocks;
+    // The blocks of each rank in whose buffers operands lie; needed for offsets with uneven counts.
+    std::vector<std::vector<Run>> in_blocks, out_blocks;
 
     // The geometry for `count` elements in every block, kept for the next call.
     const Geometry& even(std::size_t count);
     Geometry uneven(std::span<const std::size_t> counts) const;
 
    private:
+    template <class Count, class Start>
+    Geometry lay_out(Count count_of, Start start_of) const;
     void look_ahead(Geometry& made) const;
 
     struct Kept {

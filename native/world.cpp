@@ -17,6 +17,8 @@
 #include <set>
 
 #include "kill_point.hpp"
+#include "memory.hpp"
+#include "shelf.hpp"
 
 namespace roundelay {
 
@@ -26,6 +28,8 @@ constexpr std::uint64_t magic = 0x31796c65646e756f;  // "oundely1"
 constexpr std::uint32_t version = 1;
 constexpr int heartbeat_ms = 100;
 constexpr std::int64_t told_within_ns = 1'000'000'000;
+constexpr std::size_t set_aside = 32 * 1024 * 1024;
+constexpr std::size_t wards = 8;  // ranks whose end each rank watches for
 
 // Processes that fork while they are ranks: the child must not keep a rank's pipe open.
 std::mutex worlds_mutex;
@@ -68,10 +72,10 @@ World::Parts World::parts(int size, std::size_t group_bytes) {
     const auto ranks = std::size_t(size);
     Parts parts{};
     parts.ranks_at = round_up(sizeof(Header), page_bytes);
-    parts.sites_at = parts.ranks_at + round_up(sizeof(RankInfo) * ranks, page_bytes);
-    parts.mail_at = parts.sites_at + round_up(sizeof(Site) * site_count * ranks, page_bytes);
-    parts.ring = mail_ring_bytes(size) + 256;
-    parts.group_at = parts.mail_at + round_up(parts.ring * ranks * ranks, page_bytes);
+    parts.shelf_at = parts.ranks_at + round_up(sizeof(RankInfo) * ranks, page_bytes);
+    parts.mail_at = parts.shelf_at + round_up(sizeof(Shelf::Place) * Shelf::places, page_bytes);
+    parts.sites_at = parts.mail_at + round_up(sizeof(std::uint64_t) * ranks * ranks, page_bytes);
+    parts.group_at = parts.sites_at + round_up(sizeof(Site) * site_count * ranks, page_bytes);
     parts.bytes = parts.group_at + round_up(group_bytes, page_bytes);
     return parts;
 }
@@ -94,7 +98,10 @@ std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::siz
             base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
         if (arena < page_bytes) break;
     }
-    if (base == MAP_FAILED || !reserve(fd, 0, fixed)) {
+    // Few ranks have all of it from the start. Of the slots of many, most are never touched.
+    const bool room = fixed <= available_memory();
+    if (!room) errno = ENOMEM;
+    if (base == MAP_FAILED || !room || !reserve(fd, 0, std::min(fixed, set_aside))) {
         const std::string text = reason("no room for " + std::to_string(fixed) + " bytes");
         if (base != MAP_FAILED) munmap(base, bytes);
         ::close(fd);
@@ -112,9 +119,10 @@ std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::siz
         throw std::runtime_error(reason("getrandom"));
     header->top = fixed;
     header->ranks_at = parts.ranks_at;
-    header->sites_at = parts.sites_at;
+    header->shelf_at = parts.shelf_at;
     header->mail_at = parts.mail_at;
-    header->mail_bytes = parts.ring;
+    header->mail_bytes = round_up(mail_ring_bytes(size) + 256, page_bytes);
+    header->sites_at = parts.sites_at;
     header->group_at = parts.group_at;
     return std::shared_ptr<World>(new World(fd, static_cast<std::byte*>(base), bytes));
 }
@@ -189,6 +197,7 @@ void World::leave(int rank) {
 void World::watch(std::vector<int> pipes, int own_pipe) {
     pipes_ = std::move(pipes);
     own_pipe_ = own_pipe;
+    next_ = std::size_t(std::ranges::find(pipes_, -1) - pipes_.begin()) + 1;  // its own is none
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error(reason("pipe"));
     stop_read_ = ends[0];
@@ -201,12 +210,21 @@ void World::watch(std::vector<int> pipes, int own_pipe) {
 void World::run_watch() {
     pthread_setname_np(pthread_self(), "roundelay-watch");
     while (true) {
+        // The next few that have not ended: whoever goes has somebody before it who sees that, and
+        // one word in the header reaches all.
         std::vector<pollfd> waits{{stop_read_, POLLIN, 0}};
-        for (int fd : pipes_) waits.push_back({fd, POLLIN, 0});  // negative ones are passed over
+        std::vector<std::size_t> watched;
+        for (std::size_t turn = 0; turn < pipes_.size() && watched.size() < wards; ++turn) {
+            const std::size_t index = (next_ + turn) % pipes_.size();
+            if (pipes_[index] < 0) continue;
+            watched.push_back(index);
+            waits.push_back({pipes_[index], POLLIN, 0});
+        }
         poll(waits.data(), nfds_t(waits.size()), heartbeat_ms);
         if (waits[0].revents != 0) return;
-        for (std::size_t index = 0; index < pipes_.size(); ++index) {
-            if (waits[index + 1].revents == 0) continue;
+        for (std::size_t at = 0; at < watched.size(); ++at) {
+            const std::size_t index = watched[at];
+            if (waits[at + 1].revents == 0) continue;
             ::close(pipes_[index]);
             pipes_[index] = -1;
             // A rank that ends before it has begun is as lost as any other. Everybody who sees it

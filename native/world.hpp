@@ -67,18 +67,18 @@ struct alignas(64) Header {
     std::uint64_t top;
     std::uint64_t first_free;
 
-    std::uint64_t ranks_at, sites_at, mail_at, group_at;
-    std::uint64_t mail_bytes;  // of one ring
+    std::uint64_t ranks_at, shelf_at, mail_at, sites_at, group_at;
+    std::uint64_t mail_bytes;  // of one ring; where each lies is in a table by pair, once it is used
 };
 
 class World {
    public:
     // Where the parts of the memory of `size` ranks lie, before the arena, and how long all of it is.
     struct Parts {
-        std::size_t ranks_at, sites_at, mail_at, ring, group_at, bytes;
+        std::size_t ranks_at, shelf_at, mail_at, sites_at, group_at, bytes;
     };
     static Parts parts(int size, std::size_t group_bytes);
-    // Make the memory for `size` ranks: reserve the fixed part, leave `arena` bytes to be asked for.
+    // Make the memory for `size` ranks: the fixed part, and `arena` bytes to be asked for.
     static std::shared_ptr<World> create(int size, std::size_t group_bytes, std::size_t arena);
     // Map memory made by another process; refuses what is not ours.
     static std::shared_ptr<World> attach(int fd, std::span<const std::uint8_t> token);
@@ -146,6 +146,7 @@ class World {
     std::atomic<int> speaker_{-1};  // the first of them
     std::vector<std::pair<std::uint64_t, std::size_t>> given_back_;  // and not yet free for others
     std::vector<int> pipes_;
+    std::size_t next_ = 0;  // the rank after this one, whom it watches first
     int own_pipe_ = -1;
     int stop_read_ = -1, stop_write_ = -1;
     std::thread watcher_;

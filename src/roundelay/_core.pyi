@@ -63,24 +63,16 @@ class View:
 def cut(count: int, parts: int, part: int) -> int: ...
 
 class Plan:
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        posts: int,
-        slots: int,
-        blocks: int,
-        parts: int,
-        reaches_in: bool,
-        reaches_out: bool,
-        in_place: bool,
-        posts_last: list[bool],
-        name: int,
-        lines: list[list[int]],
-        operands: list[list[int]],
-        in_blocks: list[list[int]],
-        out_blocks: list[list[int]],
-    ) -> None: ...
+    in_here: int
+    out_here: int
+    most: int
+    def __init__(self, data: bytes) -> None: ...
+
+class Shelf:
+    def __init__(self, world: World, rank: int) -> None: ...
+    def take(self, key: int, part: int) -> bytes | bool: ...
+    def put(self, key: int, parts: list[bytes]) -> None: ...
+    def drop(self, key: int) -> None: ...
 
 class Task:
     times: tuple[float, float]
@@ -123,7 +115,7 @@ class Group:
         in_blocks: int,
         out_blocks: int,
         most_blocks: int,
-        ladder: list[tuple[int, Plan, Plan | None, int, bool]],
+        ladder: list[tuple[int, Plan | None, Plan | None, int, bool]],
     ) -> None: ...
     def quick(self, collective: int, given: Any, result: Any, op: int, root: int) -> bool: ...
     def record(self, rank: int, call: int) -> tuple[int, int, int, int, int, int, int, str]: ...

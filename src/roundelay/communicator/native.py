@@ -64,14 +64,14 @@ class NativeEnd(End):
         self._mail_group = _mail_group  # a number that no other group ever has
         self._whole = _parent is None
         self._block = _block  # the group's own memory, which goes back with the last rank
-        self._plans = Plans(rank, self.size, tuning or default_for(self.size))
+        shelf = _core.Shelf(world, self.ranks[rank])
+        self._plans = Plans(rank, self.size, tuning or default_for(self.size), shelf)
         self.told: CommunicationError | None = None  # what went wrong, once somebody has asked
         self.timeout = timeout
         self.quick = self.native.quick  # no Python between the caller and the native core
         self._mailed = [0] * self.size  # bytes, by rank
         self._pool: Pool = Pool(world) if _parent is None else _parent._pool
-        self._learned: set[tuple[str, int]] = set()
-        self._learn("all_reduce", 0)
+        self._learned: dict[tuple[str, int], int] = {}  # with so many programs made
 
     @property
     def timeout(self) -> float:
@@ -85,32 +85,27 @@ class NativeEnd(End):
 
     def run(self, job: Job, algorithm: str | None) -> None:
         """Walk the program of the job on this thread."""
-        if algorithm is None and (job.collective, job.root) not in self._learned:
-            self._learn(job.collective, job.root)
-        arguments = self._plans.arguments(job, algorithm)
         try:
+            arguments = self._plans.arguments(job, algorithm)
+            key = job.collective, job.root
+            if algorithm is None and self._learned.get(key) != self._plans.made:
+                self._learn(*key, arguments[0])
             self._open().call(*arguments)
         except _core.Broken:
             raise explain(self) from None
 
-    def _learn(self, collective: str, root: int) -> None:
+    def _learn(self, collective: str, root: int, plan: _core.Plan) -> None:
         """Give the native core the programs of plain calls, by size."""
-        self._learned.add((collective, root))
+        self._learned[collective, root] = self._plans.made
+        blocks = plan.in_here, plan.out_here, plan.most
+        reduces = collectives.load(collective).reduces
         ladder = self._plans.ladder(collective, root)
-        if ladder:
-            kind = collectives.load(collective)
-            ranks = range(self.size)
-            before = [len(list(kind.before(self.size, root, rank))) for rank in ranks]
-            after = [len(list(kind.after(self.size, root, rank))) for rank in ranks]
-            mine = before[self.rank], after[self.rank]
-            most = max(*before, *after)
-            number = COLLECTIVES[collective]
-            self._open().teach(number, root, kind.reduces, *mine, most, ladder)
+        self._open().teach(COLLECTIVES[collective], root, reduces, *blocks, ladder)
 
     def start(self, job: Job, algorithm: str | None) -> _Task:
         """Have the native progress thread walk the program."""
-        arguments = self._plans.arguments(job, algorithm)
         try:
+            arguments = self._plans.arguments(job, algorithm)
             return _Task(self, self._open().start(*arguments), arguments)
         except _core.Broken:
             raise explain(self) from None
@@ -135,6 +130,8 @@ class NativeEnd(End):
             letter = self._mailbox.post(
                 sends, rank, self._mail_group, number, view(data), CODES[dtype], background
             )
+        except _core.OutOfMemory:
+            raise NoRoomError(data.nbytes) from None
         except _core.Broken:
             raise explain(self) from None
         return _Letter(self, letter)

@@ -1,7 +1,14 @@
-"""The programs of one communicator: compiled when first needed, kept for the next call."""
+"""The programs of one communicator: made when first needed, kept for the next call.
+
+A few ranks compile each for itself. Of many, the first to need a program compiles it for all and
+puts it where all can read it, so that the work is done once.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -11,10 +18,10 @@ from roundelay.arguments import shown
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, view
 from roundelay.engines._end import Job, ScheduleFor
-from roundelay.engines._plans import native_plan
+from roundelay.engines._plans import encoded, idle
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.reductions import REDUCTIONS
-from roundelay.schedule import Programs, Reach, Schedule, compile_schedule
+from roundelay.schedule import Reach, Schedule, compile_schedule
 from roundelay.tuning import DEFAULT, Tuning, rounds_once
 
 __all__ = ["COLLECTIVES", "OPS", "Plans", "schedule_for"]
@@ -45,15 +52,25 @@ EVER = 1 << 62
 ALONE = {"gather": EVER, "reduce": 2, "broadcast": 2}
 ALONE_UP_TO = 4 * 1024 * 1024
 
-Rung = tuple[int, _core.Plan, _core.Plan | None, int, bool]
+#: Up to so many ranks, compiling costs each less than to wait for another.
+ALONE_RANKS = 8
+PATIENCE_S = 30.0  # for a rank that compiles for all; then others do it for themselves
+
+Rung = tuple[int, _core.Plan | None, _core.Plan | None, int, bool]
 
 
 class Plans:
     """Chooses the algorithm of a job and gives the native core what it needs to run it."""
 
-    def __init__(self, rank: int, size: int, tuning: Tuning) -> None:
+    def __init__(self, rank: int, size: int, tuning: Tuning, shelf: _core.Shelf) -> None:
         self.rank, self.size, self.tuning = rank, size, tuning
+        self._shelf = shelf
         self._known: dict[tuple[str, int, Reach], _core.Plan] = {}
+
+    @property
+    def made(self) -> int:
+        """Count the programs that are there."""
+        return len(self._known)
 
     def arguments(self, job: Job, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
@@ -79,27 +96,52 @@ class Plans:
         key = (name, root, reach)
         found = self._known.get(key)
         if found is None:
-            programs = compiled(name, self.size, root, reach)
-            found = self._known[key] = native_plan(programs, self.rank)
+            found = self._known[key] = _core.Plan(self._program(name, root, reach))
         return found
+
+    def _program(self, name: str, root: int, reach: Reach) -> bytes:
+        if self.size <= ALONE_RANKS:
+            return kept(name, self.size, root, reach)[self.rank]
+        text = f"{name} {self.size} {root} {reach}"
+        key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            while (found := self._shelf.take(key, self.rank)) is False:
+                if time.monotonic() > deadline:
+                    break
+        except _core.Broken:
+            return idle(self.rank)  # nothing runs any more, but the call still shows what it was
+        if isinstance(found, bytes):
+            return found
+        try:
+            parts = compiled(name, self.size, root, reach)
+            with contextlib.suppress(_core.OutOfMemory):  # the others make it too, then
+                self._shelf.put(key, parts)
+        finally:
+            self._shelf.drop(key)  # if it could not be made, another rank may try
+        return parts[self.rank]
 
     def reaching(self, collective: str, name: str, root: int) -> _core.Plan | None:
         """Return the program for buffers in the arena, where there is one."""
-        reach = IN_ARENA.get(collective)
-        return self.plan(name, root, reach) if reach is not None and self.size > 1 else None
+        reach = self._reach(collective)
+        return None if reach is None else self.plan(name, root, reach)
+
+    def _reach(self, collective: str) -> Reach | None:
+        return IN_ARENA.get(collective) if self.size > 1 else None
 
     def ladder(self, collective: str, root: int) -> list[Rung]:
-        """Return the programs of plain calls by size, so that these need no Python."""
+        """Return the programs of plain calls by size; those that were asked for need no Python."""
         found: list[Rung] = []
+        reach, limit = self._reach(collective), self._reach_up_to(collective)
         for choice in self.tuning.table[collective]:
             once = rounds_once(choice.algorithm, self.size)
-            plan = self.plan(choice.algorithm, root)
-            most, limit = int(min(choice.up_to, EVER)), self._reach_up_to(collective)
-            number = ALGORITHMS[choice.algorithm]
+            plan = self._known.get((choice.algorithm, root, PRIVATE))
+            most, number = int(min(choice.up_to, EVER)), ALGORITHMS[choice.algorithm]
             found.append((min(most, AGREE_FROM - 1), plan, None, number, once))
             if most >= AGREE_FROM:
-                reaching = self.reaching(collective, choice.algorithm, root)
-                found.append((min(most, limit), plan, reaching, number, once))
+                reaching = self._known.get((choice.algorithm, root, reach)) if reach else None
+                both = plan if reaching or not reach else None
+                found.append((min(most, limit), both, reaching, number, once))
             if most > limit:
                 found.append((most, plan, None, number, once))
         return found
@@ -109,10 +151,16 @@ class Plans:
         return ALONE_UP_TO if self.size <= ALONE.get(collective, 0) else EVER
 
 
+def compiled(name: str, size: int, root: int, reach: Reach) -> list[bytes]:
+    """Return every rank's program, for the native core."""
+    programs = compile_schedule(algorithms.load(name).schedule(size, root), reach)
+    return encoded(programs, range(size))
+
+
 @lru_cache(maxsize=128)
-def compiled(name: str, size: int, root: int, reach: Reach) -> Programs:
-    """Return every rank's program; kept for ranks that are threads, for groups, and for forks."""
-    return compile_schedule(algorithms.load(name).schedule(size, root), reach)
+def kept(name: str, size: int, root: int, reach: Reach) -> list[bytes]:
+    """Return the same once more for ranks that are threads, for groups, and for forks."""
+    return compiled(name, size, root, reach)
 
 
 def chosen(tuning: Tuning, job: Job, algorithm: str | None, size: int) -> str:

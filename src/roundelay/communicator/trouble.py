@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["explain", "say_slow"]
 
 
-PATIENCE = 0.3  # seconds
+PATIENCE = 1.0  # seconds, for ranks that are on their way, and perhaps still compile
 BEAT = 0.5  # seconds without a heartbeat that mean a stopped process
 LEFT = 2  # the native core's number for a rank that said goodbye
 

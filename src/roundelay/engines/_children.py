@@ -8,6 +8,7 @@ Python itself and of this package are safe.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -21,6 +22,7 @@ from typing import NoReturn, Self
 from roundelay import _core
 from roundelay.engines._channel import Channel
 from roundelay.engines._death import end_with_parent, exit_code, load_prctl
+from roundelay.engines._descriptors import allow_descriptors
 from roundelay.engines._native import make_world
 from roundelay.errors import MeetingError
 
@@ -29,6 +31,7 @@ __all__ = ["Children"]
 READY, GO = b"ready", b"go"
 GRACE_S = 5.0  # for what a signal asks politely
 UNKNOWN_EXIT = 255
+SPARE = 64  # descriptors, for what the ranks themselves open
 
 #: What a child does once it is a rank; it ends when this returns.
 Body = Callable[[_core.World, int, Channel], None]
@@ -51,6 +54,7 @@ class Children:
         for stream in (sys.stdout, sys.stderr):  # or the children would write it once more
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
+        allow_descriptors(4 * size + SPARE)  # a pipe, a channel and one that tells of its end
         pipes = [os.pipe() for _ in range(size)]
         try:
             for rank in range(size):
@@ -81,6 +85,7 @@ class Children:
         """Run in the child: nothing may get out of here into the parent's program."""
         code = 1
         try:
+            gc.freeze()  # what is inherited is not looked through, and so stays shared
             _forget_parents_signals()
             if tied:
                 end_with_parent(self._owner)

@@ -1,41 +1,36 @@
-"""From compiled programs to what the native interpreter walks."""
+"""From compiled programs to what the native interpreter walks: words of 32 bits, for each rank."""
 
 from __future__ import annotations
 
 import zlib
+from array import array
+from collections.abc import Sequence
 
 from roundelay import _core
 from roundelay.schedule import Apply, Operand, Programs, Schedule, Wait
 
-__all__ = ["native_plan"]
+__all__ = ["encoded", "idle", "native_plan"]
 
 SPACES = {"in": 0, "out": 1, "slot": 2}
 WAIT, APPLY, POST = range(3)
 
 
 def native_plan(programs: Programs, rank: int) -> _core.Plan:
-    """Return the program of `rank`, with the blocks of every rank's buffers for its offsets."""
+    """Return the program of `rank` as the native core has it."""
+    return _core.Plan(encoded(programs, [rank])[0])
+
+
+def encoded(programs: Programs, ranks: Sequence[int]) -> list[bytes]:
+    """Return the programs of these ranks as bytes, each with all that its rank must know."""
     schedule = programs.schedule
+    place = schedule.size, schedule.root
+    every = range(schedule.size)
     buffers = {
-        "in": [_before(schedule, other) for other in range(schedule.size)],
-        "out": [_after(schedule, other) for other in range(schedule.size)],
+        "in": [list(schedule.collective.before(*place, rank)) for rank in every],
+        "out": [sorted(schedule.collective.after(*place, rank)) for rank in every],
     }
-    lines: list[list[int]] = []
-    operands: list[list[int]] = []
-    for line in programs.ranks[rank].instructions:
-        if isinstance(line, Apply):
-            block, part = divmod(line.chunk, schedule.parts)
-            counts = [len(line.dsts), len(line.srcs)]
-            lines.append([APPLY, line.complete, *counts, 0, 0, len(operands), block, part])
-            operands += [_operand(schedule, buffers, one) for one in (*line.dsts, *line.srcs)]
-        elif isinstance(line, Wait):
-            lines.append([WAIT, 0, 0, 0, line.rank, line.post, 0, 0, 0])
-        else:
-            lines.append([POST, 0, 0, 0, 0, line.post, 0, 0, 0])
     name = f"{schedule.collective.name} {schedule.name} {schedule.root} {schedule.parts}"
-    return _core.Plan(
-        rank,
-        schedule.size,
+    head = [
         programs.posts,
         max(program.slots for program in programs.ranks),
         schedule.collective.blocks(schedule.size),
@@ -43,26 +38,80 @@ def native_plan(programs: Programs, rank: int) -> _core.Plan:
         programs.reach.input,
         programs.reach.output,
         programs.reach.in_place,
-        [program.posts_last for program in programs.ranks],
         zlib.crc32(name.encode()),
-        lines,
-        operands,
-        buffers["in"],
-        buffers["out"],
-    )
+    ]
+    most = max(len(blocks) for lists in buffers.values() for blocks in lists)
+    last = [program.posts_last for program in programs.ranks]
+    found = []
+    for rank in ranks:
+        here = [len(buffers["in"][rank]), len(buffers["out"][rank]), most]
+        words = array("I", [rank, *head, *here, len(last), *last])
+        _add_code(words, schedule, buffers, programs, rank)
+        found.append(words.tobytes())
+    return found
 
 
-def _operand(schedule: Schedule, buffers: dict[str, list[list[int]]], one: Operand) -> list[int]:
+def idle(rank: int) -> bytes:
+    """Return a program that does nothing."""
+    return array("I", [rank, *[0] * 14]).tobytes()
+
+
+def _add_code(
+    words: array[int],
+    schedule: Schedule,
+    buffers: dict[str, list[list[int]]],
+    programs: Programs,
+    rank: int,
+) -> None:
+    """Add the instructions, their operands, and the blocks of the buffers in which these lie."""
+    lines: list[int] = []
+    operands: list[int] = []
+    visited: set[tuple[str, int]] = set()
+    for line in programs.ranks[rank].instructions:
+        if isinstance(line, Apply):
+            block, part = divmod(line.chunk, schedule.parts)
+            counts = (len(line.dsts), len(line.srcs))
+            lines += (APPLY, line.complete, *counts, 0, 0, len(operands) // 6, block, part)
+            for one in (*line.dsts, *line.srcs):
+                operands += _operand(schedule, buffers, one)
+                visited.add((one.space, one.rank))
+        elif isinstance(line, Wait):
+            lines += (WAIT, 0, 0, 0, line.rank, line.post, 0, 0, 0)
+        else:
+            lines += (POST, 0, 0, 0, 0, line.post, 0, 0, 0)
+    for group, each in ((lines, 9), (operands, 6)):
+        words.append(len(group) // each)
+        words.extend(group)
+    for space in ("in", "out"):
+        for other in range(schedule.size):
+            runs = _runs(buffers[space][other]) if (space, other) in visited else []
+            words.append(len(runs))
+            words.extend(number for run in runs for number in run)
+
+
+def _operand(
+    schedule: Schedule, buffers: dict[str, list[list[int]]], one: Operand
+) -> tuple[int, ...]:
     if one.space == "slot":
-        return [SPACES["slot"], one.rank, one.at, 0, 0, 0]
+        return SPACES["slot"], one.rank, one.at, 0, 0, 0
     block, part = divmod(one.at, schedule.parts)
     position = buffers[one.space][one.rank].index(block)
-    return [SPACES[one.space], one.rank, 0, position, block, part]
+    return SPACES[one.space], one.rank, 0, position, block, part
 
 
-def _before(schedule: Schedule, rank: int) -> list[int]:
-    return list(schedule.collective.before(schedule.size, schedule.root, rank))
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return numbers as runs of even steps: the first, the step, and how many.
 
-
-def _after(schedule: Schedule, rank: int) -> list[int]:
-    return sorted(schedule.collective.after(schedule.size, schedule.root, rank))
+    >>> _runs([3, 7, 11, 12])
+    [(3, 4, 3), (12, 1, 1)]
+    """
+    found: list[tuple[int, int, int]] = []
+    at = 0
+    while at < len(blocks):
+        step = blocks[at + 1] - blocks[at] if at + 1 < len(blocks) else 1
+        count = 1
+        while at + count < len(blocks) and blocks[at + count] - blocks[at + count - 1] == step:
+            count += 1
+        found.append((blocks[at], step, count))
+        at += count
+    return found

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from roundelay import _core
 from roundelay.engines import _meeting_messages as messages
+from roundelay.engines._descriptors import allow_descriptors
 from roundelay.engines._meeting_place import Place
 from roundelay.engines._meeting_server import Server
 from roundelay.engines._native import make_world
@@ -24,6 +25,7 @@ from roundelay.errors import MeetingError
 __all__ = ["Job", "forget", "meet"]
 
 FIRST_RETRY_S, MOST_RETRY_S = 0.001, 0.05
+SPARE = 64  # descriptors, for what the program itself opens
 LATER_S = 0.5  # so that all give up for the reason that rank 0 gives
 
 
@@ -45,6 +47,7 @@ class Job:
 def meet(job: Job, rank: int, *, timeout: float) -> _core.World:
     """Return the world of the job, entered as `rank` and watched, once all ranks are in it."""
     deadline = time.monotonic() + timeout
+    allow_descriptors(3 * job.size + SPARE)
     reader, writer = os.pipe()
     kept = [reader, writer]
     try:

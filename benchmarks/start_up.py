@@ -1,0 +1,149 @@
+"""What does it cost to start many ranks? Seconds, CPU-seconds and memory, as processes and threads.
+
+Once with a function that does nothing, and once with a small all-reduce, the first call. Memory is
+that of all processes together, with what is reserved for them, beyond as many bare forks of the
+same Python. Writes results/start_up.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import roundelay as rd
+from roundelay import _core
+from roundelay.communicator import Communicator
+
+RESULTS = Path(__file__).parent / "results"
+RANKS = "2,8,16,32,64,128,256,512"
+ENGINES = ("shared_memory", "threads")
+ROUNDS = 3
+MIB = 1 << 20
+
+
+def nothing(comm: Communicator) -> None:
+    """Do nothing."""
+
+
+def all_reduce(comm: Communicator) -> None:
+    """Make a first call."""
+    comm.all_reduce(np.ones(4))
+
+
+def cpu_seconds() -> float:
+    """Return what this process and the children that it has reaped have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def timed(work: Callable[[Communicator], None], ranks: int, engine: str) -> tuple[float, float]:
+    """Return wall and CPU-seconds of a run, the least of a few."""
+    found = []
+    for _ in range(ROUNDS):
+        wall, cpu = time.perf_counter(), cpu_seconds()
+        rd.run(work, ranks, engine)
+        found.append((time.perf_counter() - wall, cpu_seconds() - cpu))
+    return min(wall for wall, _ in found), min(cpu for _, cpu in found)
+
+
+def resident(folder: Path, rank: int, ranks: int) -> int:
+    """Return this process's share of memory while all are there, but for the shared world."""
+    meet(folder / "there", rank, ranks)
+    found = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, number, *_ = line.split()
+        found[name] = int(number) * 1024
+    meet(folder / "seen", rank, ranks)
+    return found["Pss:"] - found["Pss_Shmem:"]
+
+
+def meet(folder: Path, rank: int, ranks: int) -> None:
+    """Wait until all ranks have come, without a call of ours."""
+    folder.mkdir(exist_ok=True)
+    (folder / str(rank)).touch()
+    while len(os.listdir(folder)) < ranks:  # noqa: PTH208 - of names, many times
+        time.sleep(0.05)
+
+
+def bare_forks(folder: Path, ranks: int) -> int:
+    """Return the memory of as many processes that do the same, and know nothing of one another."""
+    ends = []
+    for rank in range(ranks):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.write(writer, str(resident(folder, rank, ranks)).encode())
+            os._exit(0)
+        os.close(writer)
+        ends.append(reader)
+    shares = []
+    for reader in ends:
+        shares.append(int(os.read(reader, 32)))
+        os.close(reader)
+        os.wait()
+    return sum(shares)
+
+
+def memory(ranks: int, engine: str) -> float:
+    """Return MiB of all ranks while they are there, beyond what Python takes by itself."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "ours").mkdir()
+        (folder / "bare").mkdir()
+
+        def work(comm: Communicator) -> int:
+            share = resident(folder / "ours", comm.rank, ranks)
+            world = os.fstat(comm._end.world.fd).st_blocks * 512  # type: ignore[attr-defined] # noqa: SLF001
+            if engine == "threads":
+                return share + world if comm.rank == 0 else 0
+            return share + world // ranks
+
+        if engine == "threads":
+            (folder / "alone").mkdir()
+            bare = resident(folder / "alone", 0, 1)
+        else:
+            bare = bare_forks(folder / "bare", ranks)
+        return (sum(rd.run(work, ranks, engine)) - bare) / MIB
+
+
+def measure(ranks: int, engine: str) -> dict[str, object]:
+    """Return one row of the table."""
+    row: dict[str, object] = {"ranks": ranks, "engine": engine}
+    for work in (nothing, all_reduce):
+        wall, cpu = timed(work, ranks, engine)
+        row[work.__name__] = {"wall_seconds": round(wall, 3), "cpu_seconds": round(cpu, 3)}
+    row["mebibytes"] = round(memory(ranks, engine), 1)
+    return row
+
+
+def main() -> None:
+    """Measure, write the result and say it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", default=RANKS, help=f"numbers of ranks ({RANKS})")
+    options = parser.parse_args()
+    rows = []
+    for ranks in map(int, options.ranks.split(",")):
+        for engine in ENGINES:
+            rows.append(measure(ranks, engine))
+            print(rows[-1], flush=True)
+    command = "python benchmarks/start_up.py"
+    result = {
+        "command": command if options.ranks == RANKS else f"{command} --ranks {options.ranks}",
+        "python": platform.python_version(),
+        "cores": _core.available_cores(),
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "start_up.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
