@@ -9,12 +9,10 @@ namespace nb = nanobind;
 
 namespace roundelay {
 void register_reduce(nb::module_& module);
-#ifdef ROUNDELAY_ENGINE
 void register_world(nb::module_& module);
 void register_group(nb::module_& module);
 void register_mail(nb::module_& module);
 void register_shelf(nb::module_& module);
-#endif
 }  // namespace roundelay
 
 NB_MODULE(_core, module) {
@@ -27,11 +25,13 @@ NB_MODULE(_core, module) {
     module.def("instruction_sets", &roundelay::instruction_sets,
                "Name the instruction sets of this CPU that kernels are built for.");
     module.def("compiler", &roundelay::compiler, "Name the compiler that built this library.");
+    const std::string problem = roundelay::limit_problem();
+    if (!problem.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, problem.c_str(), 1) < 0) {
+        nb::raise_python_error();
+    }
     roundelay::register_reduce(module);
-#ifdef ROUNDELAY_ENGINE
     roundelay::register_world(module);
     roundelay::register_group(module);
     roundelay::register_mail(module);
     roundelay::register_shelf(module);
-#endif
 }

@@ -1,6 +1,28 @@
 #include "host.hpp"
 
+#include <algorithm>
+#include <cstdlib>
+
 namespace roundelay {
+
+namespace {
+
+const char* const limit_name = "ROUNDELAY_MAX_ISA";
+
+std::string_view limit() {
+    const char* given = std::getenv(limit_name);
+    return given == nullptr ? "" : given;
+}
+
+}  // namespace
+
+std::string limit_problem() {
+    const std::string_view known[] = {"", "sse2", "neon", "portable", "avx2", "avx512"};
+    if (std::find(std::begin(known), std::end(known), limit()) != std::end(known)) return "";
+    return std::string(limit_name) + "=" + std::string(limit().substr(0, 60)) +
+           " is no instruction set that kernels are built for, so it limits nothing; "
+           "take sse2, avx2 or avx512.";
+}
 
 std::vector<std::string> instruction_sets() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -18,6 +40,8 @@ std::vector<std::string> instruction_sets() {
         found.push_back("avx512");
     }
 #endif
+    const auto last = std::find(found.begin(), found.end(), limit());
+    if (last != found.end()) found.erase(last + 1, found.end());
     return found;
 }
 

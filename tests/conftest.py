@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import gc
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +10,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
+
+from roundelay.engines._amx import keep_off_amx
 
 #: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
 TORCH = (
@@ -21,6 +26,10 @@ TORCH = (
 ON_TORCH = ("gloo", "nccl")
 BOTH = ("test_every_engine.py", "conftest.py")
 FEW = 50  # descriptors: of pools and worlds that other files use too
+
+# Where AMX traps, PyTorch's bf16 would take workers down; they and their ranks inherit this.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    keep_off_amx(os.environ)
 
 # Tests judge results; how quick the machine is today is not one of them.
 settings.register_profile("roundelay", deadline=None)
@@ -54,6 +63,41 @@ def _own_temporary_folder() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let tests that need torch in their own process be run apart from those that don't."""
     parser.addoption("--torch", choices=("with", "without"), help="run only tests with, or without")
+
+
+class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
+    """As xdist's, but a test that takes its worker down fails, and the rest of its group goes on.
+
+    xdist gives the whole group to the next worker, which dies of the same test, until no more
+    workers are started; and a worker that got a single test waits for a second one.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Return the test that the worker ran; all others that it had wait for another worker."""
+        workload = self.assigned_work.pop(node)
+        left = [name for unit in workload.values() for name, done in unit.items() if not done]
+        for scope, unit in workload.items():
+            waiting = {name: False for name in unit if name in left[1:]}
+            if waiting:
+                self.workqueue[scope] = waiting
+        return left[0] if left else None
+
+    def schedule(self) -> None:
+        """Hand out work; when there is no more, every worker may end with what it has."""
+        super().schedule()
+        if not self.workqueue:
+            for node in self.nodes:
+                node.shutdown()
+
+    @property
+    def tests_finished(self) -> bool:
+        """Tell whether nothing is left, also of what a worker left behind."""
+        return not self.workqueue and super().tests_finished
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
+    """Hand out tests by groups, if asked to (make test does)."""
+    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -4,7 +4,7 @@ from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
-from roundelay.errors import MissingPackageError, RoundelayError
+from roundelay.errors import MissingPackageError, NoEngineError, RoundelayError
 
 if TYPE_CHECKING:
     from roundelay.communicator import ANY, Communicator
@@ -92,6 +92,8 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "_core":  # whoever needs ranks imports it from here
+        return _native_core()
     if name not in _WHERE:
         raise AttributeError(f"module 'roundelay' has no attribute {name!r}")
     try:
@@ -99,6 +101,15 @@ def __getattr__(name: str) -> object:
     except MissingPackageError as error:
         raise MissingPackageError(f"rd.{name}", error.name or "torch") from None
     return getattr(module, name)
+
+
+def _native_core() -> object:
+    try:
+        return _import_module("roundelay._core")
+    except ModuleNotFoundError as error:
+        if error.name != "roundelay._core":
+            raise
+        raise NoEngineError from None
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ children into exit code 2 (wrong use) and every other one into exit code 1 (the 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ __all__ = [
     "MeetingError",
     "MissingPackageError",
     "NetworkError",
+    "NoEngineError",
     "NoRoomError",
     "NotFiniteError",
     "PeerLost",
@@ -39,6 +41,11 @@ __all__ = [
 
 
 SHOWN = 60  # characters of a name that a message repeats
+
+
+def rank_count(size: int) -> str:
+    """Say how many ranks: 1 rank, 4 ranks."""
+    return "1 rank" if size == 1 else f"{size} ranks"
 
 
 class RoundelayError(Exception):
@@ -71,7 +78,7 @@ class UnsupportedSizeError(InvalidArgumentError):
 
     def __init__(self, algorithm: str, size: int, takes: str) -> None:
         self.algorithm, self.size, self.takes = algorithm, size, takes
-        super().__init__(f"{algorithm} does not run on {size} ranks; it takes {takes}.")
+        super().__init__(f"{algorithm} does not run on {rank_count(size)}; it takes {takes}.")
 
 
 class UnsupportedReductionError(InvalidArgumentError, TypeError):
@@ -129,6 +136,24 @@ class MissingPackageError(InvalidArgumentError, ModuleNotFoundError):
 
 class UnsendableError(InvalidArgumentError, TypeError):
     """A value that can't go from one process to another without pickle, which nobody asked for."""
+
+
+class NoEngineError(RoundelayError, ImportError):
+    """Ranks can't run here: Roundelay has no native core on this system, or it was not built."""
+
+    def __init__(self) -> None:
+        if sys.platform.startswith("linux"):
+            why = (
+                f"was not built for this Python ({sys.implementation.cache_tag} on {sys.platform})"
+            )
+            cure = "Install Roundelay again, with a C++20 compiler at hand: python -m pip install ."
+        else:
+            why = f"needs Linux, and this is {sys.platform}"
+            cure = "Run ranks on Linux: in a container, a virtual machine or WSL."
+        super().__init__(
+            f"Ranks run on Roundelay's native core, which {why}. {cure} Without it you can list, "
+            f"prove, price and draw algorithms, and run them on the engine reference."
+        )
 
 
 class NoRoomError(RoundelayError, MemoryError):

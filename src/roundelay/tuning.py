@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -241,6 +242,8 @@ def rounds_once(algorithm: str, size: int) -> bool:
 
 
 def _read(path: Path) -> _File:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise FormatError(str(path), "is not an ordinary file")  # a FIFO has no end to wait for
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from roundelay.cli import _doctor_host, _host
-from roundelay.cli._doctor_host import Finding
+from roundelay.cli._finding import Finding
 
 Run = Callable[..., Result]
 NAME = f"roundelay-{os.geteuid()}-{'0123abcd' * 3}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +58,23 @@ def test_every_way_out_gives_the_screen_back(terminal: Start, key: str, code: in
     assert LEAVE_SCREEN in screen.text
     assert "\x1b[?25h" in screen.text  # the cursor is back
     assert "Traceback" not in screen.text
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_every_signal_gives_the_screen_back_and_still_ends_it(terminal: Start, name: str) -> None:
+    number = getattr(signal, name)
+    screen = terminal("explain", "all_reduce")
+    screen.wait_for("q quit")
+    screen.text = ""
+    if name == "SIGQUIT":
+        screen.send("\x1c")  # Ctrl-\\
+    else:
+        os.kill(screen.pid, number)
+    assert screen.exit_code() == -number
+    assert LEAVE_SCREEN in screen.text
+    assert "\x1b[?25h" in screen.text
+    assert "Traceback" not in screen.text
+    assert termios.tcgetattr(screen.master)[3] & termios.ECHO
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(20, 5), (40, 12), (80, 24), (200, 60)])

@@ -5,6 +5,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; the entry point of `roundelay`."""
-    from roundelay.cli._group import roundelay  # noqa: PLC0415 - importing the package stays cheap
+    # Importing the package stays cheap.
+    from roundelay.cli._group import roundelay  # noqa: PLC0415
+    from roundelay.cli._standard_output import open_standard_streams  # noqa: PLC0415
 
+    open_standard_streams()
     roundelay(prog_name="roundelay")

@@ -1,22 +1,21 @@
-"""Checks of what stands around: other libraries, launchers, tables, leftovers of dead jobs."""
+"""Checks of what stands around: Python, other libraries, launchers, tables, leftovers."""
 
 from __future__ import annotations
 
-import fcntl
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from roundelay.cli._doctor_host import Finding
+from roundelay.cli._finding import Finding
 from roundelay.cli._leftovers import meeting_places
-from roundelay.engines._meeting_place import Place
 from roundelay.errors import FormatError
 from roundelay.tuning import Tuning, tuning_path
 
-__all__ = ["around_findings"]
+__all__ = ["around_findings", "python_finding"]
 
 #: What is shown of the environment: names that launchers set, none that could hold a secret.
 LAUNCHERS = {
@@ -35,6 +34,15 @@ LIBRARIES = {
     "NCCL": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
 }
 SHOWN = 60
+OLDEST = (3, 11)
+
+
+def python_finding() -> Finding:
+    """Look at the interpreter and the system."""
+    said = f"{platform.python_implementation()} {platform.python_version()} on {sys.platform}"
+    if sys.version_info < OLDEST:
+        return Finding("failed", "python", said, "Install Python 3.11 or newer.")
+    return Finding("ok", "python", said)
 
 
 def around_findings(environment: Mapping[str, str], *, size: int, clean: bool) -> Iterator[Finding]:
@@ -49,7 +57,8 @@ def around_findings(environment: Mapping[str, str], *, size: int, clean: bool) -
         yield Finding("ok", "mpirun", found)
     yield _launchers(environment)
     yield _tuning(environment, size)
-    yield _leftovers(environment, clean=clean)
+    if os.name == "posix":
+        yield _leftovers(environment, clean=clean)
 
 
 def _library(name: str, packages: tuple[str, ...]) -> Finding:
@@ -91,6 +100,8 @@ def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
     if not dead:
         return Finding("ok", "leftovers", "none")
     if clean:
+        from roundelay.engines._meeting_place import Place  # noqa: PLC0415 - of ranks, on Linux
+
         for place in dead:
             Place(place).sweep()
         left = [place for place in dead if place.exists()]
@@ -105,6 +116,8 @@ def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
 
 def _is_dead(place: Path) -> bool:
     """Tell whether nobody holds a meeting place; a live job's rank 0 has it locked."""
+    import fcntl  # noqa: PLC0415 - Unix only
+
     try:
         directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import platform
 import resource
 import shutil
 import socket
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
-import msgspec
 import numpy as np
 
 from roundelay import _core
 from roundelay.cli import _host as host
+from roundelay.cli._finding import Finding
 from roundelay.cli._leftovers import meeting_folders
 from roundelay.communicator import Communicator
-from roundelay.errors import RoundelayError
+from roundelay.engines._amx import CURE, amx_traps, announces_amx
+from roundelay.errors import RoundelayError, rank_count
 from roundelay.launch import run
 from roundelay.view.terminal_text import nbytes_text
 
-__all__ = ["Finding", "host_findings"]
+__all__ = ["host_findings"]
 
 GIB = 1 << 30
 FEW_FILES, FEW_PROCESSES = 256, 256
 SMALL_SHM = 64 << 20
 SHM = "/dev/shm"  # noqa: S108 - looked at, never written
-OLDEST = (3, 11)
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing looked at: fine, not there and not needed, to be known, or in the way."""
-
-    mark: Literal["ok", "absent", "warning", "failed"]
-    name: str
-    said: str
-    cure: str = ""
 
 
 def host_findings(size: int) -> Iterator[Finding]:
     """Look at everything that `size` ranks need on this host."""
-    yield _python()
     yield _native()
+    yield _amx()
     yield _cores(size)
     yield _memory()
     yield _shm()
@@ -57,22 +46,27 @@ def host_findings(size: int) -> Iterator[Finding]:
     yield _ranks(size)
 
 
-def _python() -> Finding:
-    said = f"{platform.python_implementation()} {platform.python_version()} on {sys.platform}"
-    if sys.version_info < OLDEST:
-        return Finding("failed", "python", said, "Install Python 3.11 or newer.")
-    if not sys.platform.startswith("linux"):
-        return Finding("failed", "python", said, "Ranks run on Linux; explain and prove run here.")
-    return Finding("ok", "python", said)
-
-
 def _native() -> Finding:
     sets = _core.instruction_sets()
     used = _core.instruction_set()
     said = f"{_core.version}, {_core.compiler()}, uses {used} of {' '.join(sets)}"
+    if limit := os.environ.get("ROUNDELAY_MAX_ISA"):
+        cure = "Unset it to have the quickest kernels of this CPU."
+        return Finding("warning", "native core", f"{said}, by ROUNDELAY_MAX_ISA={limit[:60]}", cure)
     if used != sets[-1]:
         return Finding("warning", "native core", said, f"This CPU could do {sets[-1]}.")
     return Finding("ok", "native core", said)
+
+
+def _amx() -> Finding:
+    if not announces_amx():
+        return Finding("absent", "AMX", "not announced by this CPU; not needed")
+    if importlib.util.find_spec("torch") is None:
+        return Finding("ok", "AMX", "announced; only PyTorch would use it, which is not there")
+    if amx_traps():
+        said = "announced, but it traps: PyTorch's bf16 layers die of SIGILL"
+        return Finding("warning", "AMX", said, f"{CURE[:1].upper()}{CURE[1:]}.")
+    return Finding("ok", "AMX", "announced, and PyTorch's bf16 layers run")
 
 
 def _cores(size: int) -> Finding:
@@ -83,11 +77,11 @@ def _cores(size: int) -> Finding:
         return Finding(
             "warning",
             "cores",
-            f"{said}, for {size} ranks",
+            f"{said}, for {rank_count(size)}",
             f"Ranks will take turns: correct, but slower. Give the job {size} cores "
             f"(docker --cpus={size}, taskset, --cpus-per-task), or start fewer ranks.",
         )
-    return Finding("ok", "cores", f"{said}, for {size} ranks")
+    return Finding("ok", "cores", f"{said}, for {rank_count(size)}")
 
 
 def _memory() -> Finding:
@@ -132,7 +126,9 @@ def _memfd(size: int) -> Finding:
         if soft != resource.RLIM_INFINITY:
             cure = f"The address space is limited to {nbytes_text(soft)}: ulimit -v unlimited."
         return Finding("failed", "shared memory", str(error), cure)
-    return Finding("ok", "shared memory", f"memfd works; {size} ranks take {world.used >> 10} KiB")
+    return Finding(
+        "ok", "shared memory", f"memfd works; {rank_count(size)} take {world.used >> 10} KiB"
+    )
 
 
 def _limits(size: int) -> Iterator[Finding]:

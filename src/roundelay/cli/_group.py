@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from roundelay.errors import InvalidArgumentError, RoundelayError
+from roundelay.cli._standard_output import output_kept
+from roundelay.errors import InvalidArgumentError, NoEngineError, RoundelayError
 from roundelay.registry import Family
 from roundelay.view.terminal_text import safe
 
@@ -22,12 +23,11 @@ EXAMPLES = """\b
 Examples:
   roundelay list                                     all algorithms with their costs
   roundelay explain all_reduce -n 5                  step through a ring all-reduce
-  roundelay explain all_reduce --values "1,1 2,2 3,3 4,4"
-  roundelay explain all_reduce --diff ring,tree      two side by side
   roundelay explain all_reduce --out ring.html       a page to step through
   roundelay prove                                    prove every algorithm
   roundelay demo                                     four ranks on this host, checked
   roundelay run -n 4 train.py                        your script on four ranks
+  roundelay verify train.py:job --strategy zero2     does it train as one device does?
   roundelay bench all_reduce -n 2 --against gloo     how fast, beside others
   roundelay doctor                                   what this host can do
 """
@@ -43,9 +43,12 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load the file of a command."""
-        if cmd_name in self.list_commands(ctx):
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        try:
             return COMMANDS.load(cmd_name)
-        return None
+        except NoEngineError as error:
+            return _without_engine(cmd_name, error)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -58,10 +61,22 @@ class Commands(click.Group):
             ctx.fail(f"there is no command '{safe(name)}'.{hint} Known: {', '.join(known)}.")
         return super().resolve_command(ctx, args)
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # what click hands over
+    ) -> click.Context:
+        """Read the words; help and version are written here."""
+        with output_kept():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:  # whatever a command returns
         """Run the command; wrong use exits with 2, failed work with 1, Ctrl-C with 130."""
         try:
-            return super().invoke(ctx)
+            with output_kept():
+                return super().invoke(ctx)
         except RoundelayError as error:
             wrong_use = isinstance(error, InvalidArgumentError)
             for number, line in enumerate(str(error).splitlines()):
@@ -75,11 +90,33 @@ class Commands(click.Group):
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 - click
     if not wanted or ctx.resilient_parsing:
         return
-    from roundelay import __version__, _core  # noqa: PLC0415 - only here is it needed
+    from roundelay import __version__  # noqa: PLC0415 - only here is it needed
 
-    sets = " ".join(_core.instruction_sets())
-    click.echo(f"roundelay {__version__} (native core: {_core.compiler()}, {sets})")
+    try:
+        from roundelay import _core  # noqa: PLC0415 - likewise
+    except NoEngineError:
+        built = "no native core"
+    else:
+        built = f"native core: {_core.compiler()}, {' '.join(_core.instruction_sets())}"
+    click.echo(f"roundelay {__version__} ({built})")
     ctx.exit()
+
+
+def _without_engine(name: str, error: NoEngineError) -> click.Command:
+    """Stand in for a command that starts ranks, where none can be: it says so when it is used."""
+
+    def refuse(words: object) -> None:
+        del words
+        raise error
+
+    return click.Command(
+        name,
+        help=f"Not here. {error}",
+        short_help="Not here: it needs the native core.",
+        params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        callback=refuse,
+    )
 
 
 @click.group(
@@ -98,6 +135,9 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:  # n
 )
 @click.pass_context
 def roundelay(ctx: click.Context) -> None:
-    """Look at collective algorithms: listed, priced, drawn step by step, and proved."""
+    """Look at collective algorithms, run ranks on them, and check and measure both.
+
+    To look: list, explain, prove. To run: demo, run, doctor. To check and measure: verify, bench.
+    """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

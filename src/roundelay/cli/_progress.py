@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -9,7 +10,12 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from roundelay.cli._types import terminal_width
+from roundelay.signals import before_ending
+
 __all__ = ["watched"]
+
+SHOW_CURSOR = b"\r\x1b[K\x1b[?25h"
 
 Item = TypeVar("Item")
 
@@ -20,5 +26,9 @@ def watched(items: Sequence[Item], label: str) -> Iterator[Item]:
         yield from items
         return
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True, width=terminal_width())
+    with (
+        before_ending(lambda: os.write(sys.stderr.fileno(), SHOW_CURSOR)),
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
         yield from progress.track(items, description=label)

@@ -7,8 +7,8 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -16,14 +16,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from roundelay.cli._types import console_for
-from roundelay.launch._signals import signals_to_wait_on
+from roundelay.cli._types import console_for, terminal_width
+from roundelay.signals import before_ending, signals_to_wait_on
 from roundelay.view import Picture
 from roundelay.view.terminal import FORMS, Drawing
 
 __all__ = ["Stage", "is_interactive", "show"]
 
 GAP = 4
+TAKE_SCREEN, GIVE_SCREEN_BACK = b"\x1b[?1049h\x1b[H\x1b[?25l", b"\x1b[?25h\x1b[?1049l"
 
 NEXT, BACK, FIRST, LAST, UP, DOWN, QUIT = "next", "back", "first", "last", "up", "down", "quit"
 KEYS = {
@@ -130,9 +131,9 @@ def _print_ending(stage: Stage, console: Console) -> None:
 def _step_through(stage: Stage, console: Console) -> None:
     """Redraw in place as keys arrive; the screen is given back as it was."""
     number, scroll = stage.first_to_show(), 0
-    with _screen(console), _resizes() as resized, _keys(resized) as keys:
+    with _resizes() as resized, _screen(console):
         scroll = _draw(stage, console, number, scroll)
-        for key in keys:
+        for key in _keys(resized):
             action = KEYS.get(key)
             if action == QUIT:
                 break
@@ -153,6 +154,7 @@ def _moved(number: int, action: str | None, last: int) -> int:
 
 def _draw(stage: Stage, console: Console, number: int, scroll: int) -> int:
     """Fill the screen with one frame and return how far it is scrolled."""
+    console.width = terminal_width()  # the window may have been resized
     width, height = console.size
     parts = [stage.frame(number, width), Text("")]
     if number == stage.last and stage.ending is not None:
@@ -182,13 +184,44 @@ def _draw(stage: Stage, console: Console, number: int, scroll: int) -> int:
 
 @contextmanager
 def _screen(console: Console) -> Iterator[None]:
-    console.set_alt_screen()
-    console.show_cursor(show=False)
+    """Take the whole terminal, which neither echoes nor waits for Return; give it back always."""
+    key_by_key, line_by_line = _key_modes()
+    where = console.file.fileno()
+
+    def enter() -> None:
+        key_by_key()
+        os.write(where, TAKE_SCREEN)
+
+    def leave() -> None:
+        os.write(where, GIVE_SCREEN_BACK)
+        line_by_line()
+
+    console.file.flush()
+    with before_ending(leave, enter):
+        enter()
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the terminal may have gone
+                leave()
+
+
+def _key_modes() -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return what lets keys come one by one without an echo, and what undoes that."""
     try:
-        yield
-    finally:
-        console.show_cursor()
-        console.set_alt_screen(enable=False)
+        import termios  # noqa: PLC0415 - Unix only
+        import tty  # noqa: PLC0415
+    except ImportError:
+        return lambda: None, lambda: None
+    source = sys.stdin.fileno()
+    before = termios.tcgetattr(source)
+
+    def undo() -> None:
+        with suppress(termios.error):  # the terminal may have gone
+            termios.tcsetattr(source, termios.TCSANOW, before)
+
+    # click.getchar drops what is typed between two calls; holding an arrow key would stutter.
+    return lambda: tty.setcbreak(source, termios.TCSANOW), undo
 
 
 def _resizes() -> AbstractContextManager[int | None]:
@@ -198,35 +231,22 @@ def _resizes() -> AbstractContextManager[int | None]:
     return signals_to_wait_on([signal.SIGWINCH])
 
 
-@contextmanager
-def _keys(resized: int | None) -> Iterator[Iterator[str]]:
-    """Give the keys as they are pressed; the terminal neither echoes nor waits for Return."""
-    try:
-        import termios  # noqa: PLC0415 - Unix only
-        import tty  # noqa: PLC0415
-    except ImportError:
-        yield iter(click.getchar, "")
+def _keys(resized: int | None) -> Iterator[str]:
+    """Give keys until there are no more, and one that does not exist for every new size."""
+    if resized is None:
+        yield from iter(click.getchar, "")
         return
     source = sys.stdin.fileno()
-    before = termios.tcgetattr(source)
-    # click.getchar drops what is typed between two calls; holding an arrow key would stutter.
-    tty.setcbreak(source, termios.TCSANOW)
-    try:
-        yield _read_keys(source, resized)
-    finally:
-        termios.tcsetattr(source, termios.TCSANOW, before)
-
-
-def _read_keys(source: int, resized: int | None) -> Iterator[str]:
-    """Give keys until there are no more, and one that does not exist for every new size."""
-    sources = [source] if resized is None else [source, resized]
     while True:
-        ready, _, _ = select.select(sources, [], [])
+        ready, _, _ = select.select([source, resized], [], [])
         if resized in ready:
             os.read(resized, 4096)
             yield ""
         if source in ready:
-            typed = os.read(source, 1024)
+            try:
+                typed = os.read(source, 1024)
+            except OSError:  # how Linux says that the terminal has gone
+                return
             if not typed:
                 return
             yield from split_keys(typed.decode("utf-8", "replace"))

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from roundelay.cli._types import MOST_WIDTH
 from roundelay.schedule import Price
 from roundelay.view import Picture
-from roundelay.view.terminal_text import ASCII, UNICODE, nbytes_text, safe, seconds_text
+from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text, safe, seconds_text
 
-__all__ = ["compare", "outputs", "sent_text", "table"]
+__all__ = ["compare", "outputs", "print_table", "sent_text", "table"]
 
 
 def table(*, ascii_only: bool) -> Table:
@@ -20,6 +24,22 @@ def table(*, ascii_only: bool) -> Table:
     return Table(
         box=box.ASCII2 if ascii_only else box.ROUNDED, border_style="dim", header_style="bold"
     )
+
+
+def print_table(console: Console, made: Table, *, glyphs: Glyphs) -> None:
+    """Print a table; where it has no room, every row as a name and what is known of it."""
+    room = Measurement.get(console, console.options.update(width=MOST_WIDTH), made)
+    rigid = all(column.no_wrap for column in made.columns)
+    if console.width >= (room.maximum if rigid else room.minimum):
+        console.print(made)
+        return
+    named = next(number for number, column in enumerate(made.columns) if column.header)
+    for row in zip(*(column.cells for column in made.columns), strict=True):
+        facts = zip(made.columns[named + 1 :], row[named + 1 :], strict=True)
+        known = [f"{column.header} {cell}" for column, cell in facts if str(cell) not in ("", "-")]
+        console.print(Text(" ".join(map(str, row[: named + 1])), style="bold"))
+        if known:
+            console.print(Padding(Text(glyphs.dot.join(known)), (0, 0, 0, 4)))
 
 
 def sent_text(price: Price) -> str:

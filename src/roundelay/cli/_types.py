@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from typing import Any
 
@@ -11,7 +12,16 @@ import click
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
-__all__ = ["NBYTES", "SIZES", "bytes_option", "console_for", "network_option", "wants_ascii"]
+__all__ = [
+    "MOST_WIDTH",
+    "NBYTES",
+    "SIZES",
+    "bytes_option",
+    "console_for",
+    "network_option",
+    "terminal_width",
+    "wants_ascii",
+]
 
 UNITS = {
     "": 1,
@@ -105,10 +115,28 @@ def console_for(*, fit: RenderableType | None = None) -> Console:
 
     What must `fit` gets the room it needs when piped, so that a line stays a line for grep.
     """
-    width = None
-    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdigit():
+    width = terminal_width()
+    if not sys.stdout.isatty() and not _asked_width():
         width = PIPED_WIDTH
         if fit is not None:
             wide = Console(file=sys.stdout, width=MOST_WIDTH)
             width = Measurement.get(wide, wide.options, fit).maximum
-    return Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+    return _Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+
+
+class _Console(Console):
+    """A console that leaves it to the command line what to do when nobody reads on."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def terminal_width() -> int:
+    """Return how many columns to write in: what COLUMNS says if that can be, or the terminal."""
+    return min(_asked_width() or shutil.get_terminal_size().columns, MOST_WIDTH)
+
+
+def _asked_width() -> int:
+    """Return what COLUMNS asks for; 0 where it says nothing that can be."""
+    asked = os.environ.get("COLUMNS", "")
+    return int(asked[:9]) if asked.isascii() and asked.isdigit() else 0

@@ -21,16 +21,15 @@ from roundelay.bench.work import check_reduction
 from roundelay.cli import _choose as choose
 from roundelay.cli._bench_plot import plot
 from roundelay.cli._bench_run import run_all, tune
-from roundelay.cli._tables import table
-from roundelay.cli._types import NBYTES, console_for, wants_ascii
+from roundelay.cli._tables import print_table, table
+from roundelay.cli._types import MOST_WIDTH, NBYTES, console_for, wants_ascii
 from roundelay.communicator.buffers import DTYPES
-from roundelay.errors import InvalidArgumentError, UnknownNameError
+from roundelay.errors import InvalidArgumentError, UnknownNameError, rank_count
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs
 
 __all__ = ["command"]
 
 MOST_RANKS = 256
-UNBOUNDED = 1000  # columns
 PLAIN_DTYPES = [name for name in DTYPES if name != "bfloat16"]  # which numpy lacks
 
 
@@ -104,7 +103,7 @@ def command(
     )
     rows, versions = run_all([spec], "Measuring")
     if drawing is not None:
-        _draw(drawing, rows, f"{name} on {size} ranks, {dtype}")
+        _draw(drawing, rows, f"{name} on {rank_count(size)}, {dtype}")
     if as_json:
         click.echo(json.dumps({**_machine(), **document(spec, rows, versions)}, indent=1))
     else:
@@ -179,14 +178,14 @@ def _draw(path: Path, rows: list[Row], title: str) -> None:
 def _print(spec: Spec, rows: list[Row], versions: dict[str, str], glyphs: Glyphs) -> None:
     made = _table(spec, rows, glyphs, brief=False)
     console = console_for(fit=made)
-    room = console.options.update(width=UNBOUNDED)
+    room = console.options.update(width=MOST_WIDTH)
     if console.width < Measurement.get(console, room, made).maximum:
         made = _table(spec, rows, glyphs, brief=True)
-    console.print(made)
+    print_table(console, made, glyphs=glyphs)
     where = f"{spec.engine}, arena" if spec.contenders[0] == ARENA else spec.engine
     beside = "".join(f", {name}: {version}" for name, version in versions.items())
     console.print(
-        f"{spec.cases[0].collective} on {spec.size} ranks ({where}), {spec.dtype}, "
+        f"{spec.cases[0].collective} on {rank_count(spec.size)} ({where}), {spec.dtype}, "
         f"{_core.available_cores()} cores{beside}. algbw and busbw in GB/s; floor: the share of "
         f"what memory allows; ratio: how many times longer the peer takes."
     )

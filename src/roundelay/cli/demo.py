@@ -16,7 +16,7 @@ from roundelay.cli._bench_run import run_all
 from roundelay.cli._faults import Broken, break_run
 from roundelay.cli._leftovers import Traces
 from roundelay.cli._small_host import Shown
-from roundelay.cli._tables import table
+from roundelay.cli._tables import print_table, table
 from roundelay.cli._types import console_for, wants_ascii
 from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text, safe, seconds_text
@@ -104,7 +104,7 @@ def _show(rows: Sequence[Row], glyphs: Glyphs) -> None:
         )
     console = console_for(fit=made)
     console.print(f"{RANKS} processes on this host, float32:")
-    console.print(made)
+    print_table(console, made, glyphs=glyphs)
 
 
 def _row_as_json(row: Row) -> dict[str, object]:

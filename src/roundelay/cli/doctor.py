@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import click
-import msgspec
 from rich.text import Text
 
 from roundelay import __version__
-from roundelay.cli._doctor_around import around_findings
-from roundelay.cli._doctor_host import Finding, host_findings
+from roundelay.cli._doctor_around import around_findings, python_finding
+from roundelay.cli._finding import Finding
 from roundelay.cli._tables import table
 from roundelay.cli._types import console_for, wants_ascii
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, NoEngineError
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, safe
 
 __all__ = ["command"]
@@ -38,11 +38,11 @@ def command(*, size: int, clean: bool, paste: bool, ascii_only: bool, as_json: b
     """
     if not 1 <= size <= MOST_RANKS:
         raise InvalidArgumentError(f"-n {size}: take 1 to {MOST_RANKS} ranks.")
-    findings = [*host_findings(size), *around_findings(os.environ, size=size, clean=clean)]
+    findings = list(_findings(size, clean=clean))
     usable = all(finding.mark != "failed" for finding in findings)
     glyphs = ASCII if wants_ascii(asked=ascii_only) else UNICODE
     if as_json:
-        found = [msgspec.to_builtins(finding) for finding in findings]
+        found = [asdict(finding) for finding in findings]
         click.echo(json.dumps({"usable": usable, "findings": found}, indent=1))
     elif paste:
         _paste(findings)
@@ -51,6 +51,18 @@ def command(*, size: int, clean: bool, paste: bool, ascii_only: bool, as_json: b
         click.echo(_verdict(findings, usable=usable))
     if not usable:
         raise click.exceptions.Exit(1)
+
+
+def _findings(size: int, *, clean: bool) -> Iterator[Finding]:
+    yield python_finding()
+    try:
+        from roundelay import _core  # noqa: F401, PLC0415 - before what Linux alone has
+        from roundelay.cli._doctor_host import host_findings  # noqa: PLC0415
+    except NoEngineError as error:
+        yield Finding("failed", "native core", "not there", str(error))
+    else:
+        yield from host_findings(size)
+    yield from around_findings(os.environ, size=size, clean=clean)
 
 
 def _print(findings: Sequence[Finding], glyphs: Glyphs) -> None:

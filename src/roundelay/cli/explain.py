@@ -16,7 +16,7 @@ from roundelay.cli._program import print_program
 from roundelay.cli._stage import Stage, show
 from roundelay.cli._types import bytes_option, network_option, wants_ascii
 from roundelay.cli._write import check_out, write
-from roundelay.errors import InvalidArgumentError, ProofError
+from roundelay.errors import InvalidArgumentError, ProofError, rank_count
 from roundelay.networks import Graph
 from roundelay.schedule import Schedule, load, prove
 from roundelay.view import Picture, picture
@@ -200,21 +200,24 @@ def _numbers(request: Request, schedule: Schedule) -> numbers.Numbers | None:
     frames = len(schedule.steps) + 1
     if len(cells) * frames > MOST_CELLS:
         raise InvalidArgumentError(
-            f"{schedule.name} on {schedule.size} ranks has {len(cells)} cells in {frames} frames: "
-            f"too much to draw. Use fewer ranks; `roundelay list -n {schedule.size}` prices it."
+            f"{schedule.name} on {rank_count(schedule.size)} has {len(cells)} cells in {frames} "
+            f"frames: too much to draw. Use fewer ranks; `roundelay list -n {schedule.size}` "
+            f"prices it."
         )
     if request.values is None:
         if request.op != "sum":
             raise InvalidArgumentError("--op says how --values are reduced. Give both.")
         return None
-    return numbers.run(schedule, request.values, op=request.op, counts=request.counts)
+    from roundelay.cli._numbers_run import run  # noqa: PLC0415 - numpy, for real numbers only
+
+    return run(schedule, request.values, op=request.op, counts=request.counts)
 
 
 def _picture(request: Request, schedule: Schedule, run: numbers.Numbers | None) -> Picture:
     network = choose.network_called(request.network, schedule.size)
     root = f", root {schedule.root}" if schedule.collective.rooted else ""
     op = f", {request.op}" if run is not None and schedule.collective.reduces else ""
-    ranks = "1 rank" if schedule.size == 1 else f"{schedule.size} ranks"
+    ranks = rank_count(schedule.size)
     return picture(
         schedule,
         values=run.frames if run is not None else None,

@@ -14,9 +14,9 @@ from rich.text import Text
 from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli import _choose as choose
 from roundelay.cli._progress import watched
-from roundelay.cli._tables import sent_text, table
+from roundelay.cli._tables import print_table, sent_text, table
 from roundelay.cli._types import bytes_option, console_for, network_option, wants_ascii
-from roundelay.errors import InvalidArgumentError, ProofError, UnsupportedSizeError
+from roundelay.errors import InvalidArgumentError, ProofError, UnsupportedSizeError, rank_count
 from roundelay.schedule import Network, Price, prove
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text, safe, seconds_text
 
@@ -63,8 +63,7 @@ def command(
     if as_json:
         click.echo(json.dumps([_as_json(row, size, nbytes, on) for row in rows], indent=1))
     else:
-        ranks = "1 rank" if size == 1 else f"{size} ranks"
-        caption = f"On {ranks}, for S = {nbytes_text(nbytes)}, on the network {on.name}."
+        caption = f"On {rank_count(size)}, for S = {nbytes_text(nbytes)}, on the network {on.name}."
         _print(rows, caption, ASCII if wants_ascii(asked=ascii_only) else UNICODE)
 
 
@@ -110,7 +109,7 @@ def _print(rows: list[Row], caption: str, glyphs: Glyphs) -> None:
         caption = "\n".join(
             [caption, *(f"{row.algorithm.name} {row.problem}." for row in rows if row.problem)]
         )
-    console.print(made)
+    print_table(console, made, glyphs=glyphs)
     console.print(*(Text(safe(line, glyphs)) for line in caption.splitlines()), sep="\n")
 
 
@@ -139,13 +138,13 @@ def _wide(rows: list[Row], glyphs: Glyphs) -> Table:
 def _narrow(rows: list[Row], glyphs: Glyphs) -> Table:
     """Leave out what 80 columns have no room for."""
     made = table(ascii_only=glyphs is ASCII)
-    made.add_column("algorithm", overflow="fold")
+    made.add_column("algorithm", no_wrap=True)
     for name in ("steps", "messages", "sent"):
-        made.add_column(name, justify="right", overflow="fold")
-    made.add_column("order", overflow="fold")
-    made.add_column("time", justify="right", overflow="fold")
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("order", no_wrap=True)
+    made.add_column("time", justify="right", no_wrap=True)
     for name, group in groupby(rows, key=lambda row: row.algorithm.collective.name):
-        made.add_row(Text(name, style="bold"))
+        made.add_row(Text(name, style="bold"), *[""] * 5)
         for row in group:
             sent = f"{max(row.price.sent) / row.price.nbytes:.3g} S" if row.price else "-"
             steps, messages, order, time = _cells(row, glyphs)

@@ -15,7 +15,7 @@ from rich.text import Text
 from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli import _choose as choose
 from roundelay.cli._progress import watched
-from roundelay.cli._tables import table
+from roundelay.cli._tables import print_table, table
 from roundelay.cli._types import SIZES, console_for, wants_ascii
 from roundelay.errors import (
     InvalidArgumentError,
@@ -23,6 +23,7 @@ from roundelay.errors import (
     RoundelayError,
     UnknownNameError,
     UnsupportedSizeError,
+    rank_count,
 )
 from roundelay.schedule import Order, Schedule, compile_schedule, load, prove, prove_program
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, safe
@@ -54,7 +55,7 @@ class Verdict:
             order = prove(schedule).order
             prove_program(compile_schedule(schedule))
         except ProofError as error:
-            where = f"{schedule.size} ranks, root {schedule.root}"
+            where = f"{rank_count(schedule.size)}, root {schedule.root}"
             self.failures.append(f"{self.name} on {where}: {error}")
         else:
             self.proved += 1
@@ -127,7 +128,7 @@ def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[Verdic
         except UnsupportedSizeError:
             verdict.skipped.append(size)
         except RoundelayError as error:
-            verdict.failures.append(f"{algorithm.name} on {size} ranks: {error}")
+            verdict.failures.append(f"{algorithm.name} on {rank_count(size)}: {error}")
     return list(verdicts.values())
 
 
@@ -168,7 +169,7 @@ def _print(verdicts: Sequence[Verdict], glyphs: Glyphs) -> None:
             verdict.order or "-",
             "; ".join(remarks),
         )
-    console_for(fit=made).print(made)
+    print_table(console_for(fit=made), made, glyphs=glyphs)
 
 
 def _report(verdicts: Sequence[Verdict]) -> None:

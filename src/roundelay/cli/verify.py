@@ -20,7 +20,17 @@ __all__ = ["command"]
 NEEDED = ("make_model", "make_optimizer", "batches")
 
 
-@click.command("verify")
+EXAMPLE = """\b
+Example, in train.py:
+  def job():
+      return {"make_model": Model, "make_optimizer": lambda p: torch.optim.Adam(p),
+              "batches": [(x, y)], "loss": lambda model, x, y: ((model(x) - y) ** 2).mean()}
+and then:
+  roundelay verify train.py:job --strategy zero2 --ranks 4
+"""
+
+
+@click.command("verify", epilog=EXAMPLE)
 @click.argument("place", metavar="SCRIPT.py:FUNCTION")
 @click.option("--strategy", "-s", multiple=True, default=("ddp",), help="May be repeated.")
 @click.option("--ranks", "-n", default=2, show_default=True, type=click.IntRange(1, 64))
@@ -38,15 +48,10 @@ def command(
     tolerance: float | None,
     as_json: bool,
 ) -> None:
-    r"""Check that ranks under a strategy train as one device does.
+    """Check that ranks under a strategy train as one device does.
 
     FUNCTION returns the arguments of rd.verify as a dict: make_model, make_optimizer, batches and,
     where the model's output is not the loss itself, loss.
-
-    \b
-    def job():
-        return {"make_model": Model, "make_optimizer": lambda p: torch.optim.Adam(p),
-                "batches": [(x, y)], "loss": lambda model, x, y: ((model(x) - y) ** 2).mean()}
     """
     from roundelay.launch.verify import verify  # noqa: PLC0415 - torch, only for this command
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from roundelay.arguments import index_of, shown
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, rank_count
 
 __all__ = ["Collective", "letter"]
 
@@ -63,7 +63,7 @@ class Collective:
             raise InvalidArgumentError(f"{self.name} needs at least 1 rank, not {shown(size)}.")
         if chosen is None or not 0 <= chosen < ranks:
             raise InvalidArgumentError(
-                f"{self.name} on {ranks} ranks has no root {shown(root)}; roots go from 0 to "
+                f"{self.name} on {rank_count(ranks)} has no root {shown(root)}; roots go from 0 to "
                 f"{ranks - 1}."
             )
         return ranks, chosen

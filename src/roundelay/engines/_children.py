@@ -21,7 +21,7 @@ from typing import NoReturn, Self
 
 from roundelay import _core
 from roundelay.engines._channel import Channel
-from roundelay.engines._death import end_with_parent, exit_code, load_prctl
+from roundelay.engines._death import end_with_parent, exit_code, killed_by, load_prctl
 from roundelay.engines._descriptors import allow_descriptors
 from roundelay.engines._native import make_world
 from roundelay.errors import MeetingError
@@ -181,7 +181,7 @@ class Children:
         """Say how a rank ended, waiting for it."""
         self._reap(rank)
         code = self._exits[rank]
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"killed by {killed_by(-code)}" if code < 0 else f"exit code {code}"
 
     def end(self, *, grace: float = 0.0) -> None:
         """End whoever still runs: wait `grace` seconds, then ask, then kill; all are reaped."""

@@ -9,9 +9,17 @@ import signal
 from collections.abc import Callable
 
 from roundelay import _core
+from roundelay.engines._amx import why_illegal
 from roundelay.errors import PeerLost, RoundelayError
 
-__all__ = ["ServerFinished", "end_with_parent", "exit_code", "is_consequence", "load_prctl"]
+__all__ = [
+    "ServerFinished",
+    "end_with_parent",
+    "exit_code",
+    "is_consequence",
+    "killed_by",
+    "load_prctl",
+]
 
 PR_SET_PDEATHSIG = 1
 
@@ -43,6 +51,20 @@ def exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def killed_by(number: int) -> str:
+    """Name the signal that ended a process; of an illegal instruction, say why and what to do.
+
+    >>> killed_by(signal.SIGKILL), killed_by(50)
+    ('SIGKILL', 'signal 50')
+    """
+    if number == signal.SIGILL:
+        return f"SIGILL: {why_illegal()}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the many that have no name
+        return f"signal {number}"
 
 
 def is_consequence(world: _core.World, rank: int, error: BaseException) -> bool:

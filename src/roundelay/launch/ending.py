@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roundelay.engines._death import killed_by
 from roundelay.engines._meeting_server import ranks_text
 
 __all__ = ["Ending", "RankEnd"]
@@ -29,7 +30,7 @@ class RankEnd:
     def how(self) -> str:
         """Say it in a few words."""
         if self.code < 0:
-            return f"was killed by {signal.Signals(-self.code).name}"
+            return f"was killed by {killed_by(-self.code)}"
         return f"raised {self.error}" if self.error else f"ended with exit code {self.code}"
 
 

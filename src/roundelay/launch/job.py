@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from roundelay.launch._output import screens
 from roundelay.launch._rank_process import RankProcess
-from roundelay.launch._signals import signals_to_wait_on
 from roundelay.launch.ending import Ending, RankEnd
+from roundelay.signals import signals_to_wait_on
 
 __all__ = ["run_job"]
 
