@@ -24,7 +24,7 @@ class Row(msgspec.Struct, frozen=True):
     floor_percent_arena: float | None = None
 
     def ratio(self, ours: str) -> str:
-        """Say how many times longer the best peer takes than one of ours; a dash if none does."""
+        """Say the speed-up of one of ours over the best peer; a dash without peers."""
         peers = [took for name, took in self.microseconds.items() if name not in OURS]
         own = self.microseconds.get(ours)
         return "-" if own is None or not peers else f"{min(peers) / own:.1f}x"
@@ -199,8 +199,8 @@ def _table(rows: list[Row]) -> str:
     floors = any(row.floor_percent_roundelay is not None for row in rows)
     head = [*(["collective"] if several else []), "buffer", *(f"{name} (µs)" for name in names)]
     ours = [name for name in OURS if name in names]
-    head += ["best peer takes", "arena: it takes"][: len(ours)]
-    head += ["of the floor", "arena of the floor"] if floors else []
+    head += ["speed-up over the best peer", "arena: speed-up"][: len(ours)]
+    head += ["of the memory-bandwidth limit", "arena: of the limit"] if floors else []
     lines = [
         f"| {' | '.join(head)} |",
         f"|{'---|' if several else ''}{'---:|' * (len(head) - several)}",

@@ -31,7 +31,9 @@ def measure(comm: rd.Communicator, model: GPT, data: Text) -> str:
         optimizer.step()
     seen = optimizer.run.sharing.timeline()
     lanes = [Lane(span.nbytes, span.full, span.began, span.ended) for span in seen.spans]
-    title = f"One backward pass on 2 ranks: {seen.hidden:.0%} of the way is hidden"
+    title = (
+        f"One backward pass on 2 ranks: {seen.hidden:.0%} of communication overlaps with backward"
+    )
     return timeline(lanes, began=seen.began, ended=seen.ended, title=title)
 
 

@@ -13,7 +13,7 @@ Run = Callable[..., Result]
 LEFT_NOTHING: dict[str, list[str]] = {
     "segments in /dev/shm": [],
     "processes": [],
-    "sockets to meet at": [],
+    "rendezvous sockets": [],
     "open descriptors": [],
 }
 

@@ -84,7 +84,7 @@ def test_a_folder_that_can_not_be_written_is_named(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / "gone"))
     result = run("doctor", "--json")
     assert result.exit_code == 1
-    found = findings(result)["meeting place"]
+    found = findings(result)["rendezvous"]
     assert found.mark == "failed"
     assert "gone" in found.said
     assert "XDG_RUNTIME_DIR" in found.cure
@@ -148,7 +148,7 @@ def test_a_bad_tuning_table_is_named(run: Run, runtime: Path) -> None:
 
 @pytest.fixture
 def dead_and_alive(runtime: Path) -> Iterator[dict[str, Path]]:
-    """Two meeting places, one of which somebody holds, and what is not ours."""
+    """Two rendezvous directories, one of which somebody holds, and what is not ours."""
     made = {
         "dead": runtime / NAME,
         "alive": runtime / f"{NAME[:-1]}f",

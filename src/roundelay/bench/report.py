@@ -1,4 +1,4 @@
-"""What was measured as numbers that people compare: bandwidths, ratios, share of the floor."""
+"""What was measured as numbers that people compare: bandwidths, ratios, shares."""
 
 from __future__ import annotations
 

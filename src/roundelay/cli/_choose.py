@@ -47,10 +47,10 @@ DEFAULTS = {
 ORDERS: Mapping[Order, str] = {
     "rank_order": "rank order (0, 1, 2, ...)",
     "contiguous": "rank order, in groups of neighbours",
-    "any": "any order",
+    "any": "a fixed order that is not rank order",
 }
 
-#: More ranks than this can be priced by a program, but hardly waited for at a prompt.
+#: More ranks than this can be estimated by a program, but hardly waited for at a prompt.
 MOST_RANKS = 1024
 #: No option of an algorithm (segments, ranks per group) makes sense beyond this.
 MOST_OPTION = 65_536

@@ -105,7 +105,7 @@ def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
         for place in dead:
             Place(place).sweep()
         left = [place for place in dead if place.exists()]
-        said = f"removed {len(dead) - len(left)} meeting places of dead jobs"
+        said = f"removed {len(dead) - len(left)} rendezvous directories of dead jobs"
         if not left:
             return Finding("ok", "leftovers", said)
         names = ", ".join(map(str, left))
@@ -115,7 +115,7 @@ def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
 
 
 def _is_dead(place: Path) -> bool:
-    """Tell whether nobody holds a meeting place; a live job's rank 0 has it locked."""
+    """Tell whether nobody holds a rendezvous directory; a live job's rank 0 has it locked."""
     import fcntl  # noqa: PLC0415 - Unix only
 
     try:

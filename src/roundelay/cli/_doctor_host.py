@@ -160,11 +160,11 @@ def _meeting() -> Finding:
     except OSError as error:
         return Finding(
             "failed",
-            "meeting place",
+            "rendezvous",
             f"{folder}: {error.strerror}",
             "Set XDG_RUNTIME_DIR or TMPDIR to a folder that you can write, on a local disk.",
         )
-    return Finding("ok", "meeting place", f"{folder} takes sockets")
+    return Finding("ok", "rendezvous", f"{folder} takes sockets")
 
 
 def _ptrace() -> Finding:

@@ -16,7 +16,7 @@ MEETING = re.compile(r"roundelay-(\d+)-[0-9a-f]{24}")
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """Names in /dev/shm, meeting places, child processes and open descriptors at one moment."""
+    """Names in /dev/shm, rendezvous folders, children and open descriptors at one moment."""
 
     shared_memory: frozenset[str]
     places: frozenset[str]
@@ -38,20 +38,20 @@ class Traces:
         pairs: dict[str, tuple[frozenset[str], frozenset[str]]] = {
             "segments in /dev/shm": (self.shared_memory, before.shared_memory),
             "processes": (_texts(self.processes), _texts(before.processes)),
-            "sockets to meet at": (self.places, before.places),
+            "rendezvous sockets": (self.places, before.places),
             "open descriptors": (self.descriptors, before.descriptors),
         }
         return {kind: sorted(after - earlier) for kind, (after, earlier) in pairs.items()}
 
 
 def meeting_folders(environment: Mapping[str, str]) -> list[Path]:
-    """Return the folders in which ranks of this user may meet."""
+    """Return the folders in which ranks of this user may have their rendezvous."""
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     return [*([Path(runtime)] if runtime else []), Path(tempfile.gettempdir())]
 
 
 def meeting_places(environment: Mapping[str, str]) -> list[Path]:
-    """Return this user's meeting places: of jobs that start this moment, or died starting."""
+    """Return this user's rendezvous folders: of jobs that start this moment, or died starting."""
     found = []
     for folder in meeting_folders(environment):
         for name in _names(folder):

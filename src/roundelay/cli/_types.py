@@ -100,7 +100,7 @@ network_option = click.option(
     default="switch",
     show_default=True,
     metavar="NETWORK",
-    help="What to price on: a name, with options (hosts:per_host=4), or a JSON file.",
+    help="Network to estimate costs on: a name, with options (hosts:per_host=4), or a JSON file.",
 )
 
 

@@ -187,7 +187,7 @@ def _print(spec: Spec, rows: list[Row], versions: dict[str, str], glyphs: Glyphs
     console.print(
         f"{spec.cases[0].collective} on {rank_count(spec.size)} ({where}), {spec.dtype}, "
         f"{_core.available_cores()} cores{beside}. algbw and busbw in GB/s; floor: the share of "
-        f"what memory allows; ratio: how many times longer the peer takes."
+        f"the memory-bandwidth limit; ratio: our speed-up over the peer."
     )
 
 

@@ -202,7 +202,7 @@ def _numbers(request: Request, schedule: Schedule) -> numbers.Numbers | None:
         raise InvalidArgumentError(
             f"{schedule.name} on {rank_count(schedule.size)} has {len(cells)} cells in {frames} "
             f"frames: too much to draw. Use fewer ranks; `roundelay list -n {schedule.size}` "
-            f"prices it."
+            f"shows its cost."
         )
     if request.values is None:
         if request.op != "sum":

@@ -1,4 +1,4 @@
-"""`roundelay list`: every algorithm of every collective, counted and priced."""
+"""`roundelay list`: every algorithm of every collective, with its estimated cost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(
     if size < 1:
         raise InvalidArgumentError(f"-n {size}: there must be at least 1 rank.")
     on = choose.network_called(network, size)
-    rows = [_row(each, size, nbytes, on) for each in watched(found, "Pricing")]
+    rows = [_row(each, size, nbytes, on) for each in watched(found, "Estimating")]
     if as_json:
         click.echo(json.dumps([_as_json(row, size, nbytes, on) for row in rows], indent=1))
     else:

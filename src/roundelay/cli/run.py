@@ -83,10 +83,12 @@ def _for_torchrun(*names: str, metavar: str, text: str) -> Callable[[Command], C
 @_for_torchrun("--node-rank", "--node_rank", metavar="N", text="Which host this is, from 0.")
 @_for_torchrun("--master-addr", "--master_addr", metavar="HOST", text="The host of rank 0.")
 @_for_torchrun("--master-port", "--master_port", metavar="PORT", text="A free port there.")
-@_for_torchrun("--rdzv-backend", "--rdzv_backend", metavar="NAME", text="How hosts meet: c10d.")
+@_for_torchrun(
+    "--rdzv-backend", "--rdzv_backend", metavar="NAME", text="The rendezvous of hosts: c10d."
+)
 @_for_torchrun("--rdzv-endpoint", "--rdzv_endpoint", metavar="HOST:PORT", text="Where they do.")
 @_for_torchrun("--rdzv-id", "--rdzv_id", metavar="NAME", text="The name of the job.")
-@_for_torchrun("--rdzv-conf", "--rdzv_conf", metavar="K=V,…", text="More about the meeting.")
+@_for_torchrun("--rdzv-conf", "--rdzv_conf", metavar="K=V,…", text="More about the rendezvous.")
 @_for_torchrun("--max-restarts", "--max_restarts", metavar="N", text="How often to start again.")
 @click.option("--mpi", "by_mpi", is_flag=True, help="Let mpirun start the ranks, -n in all.")
 @click.option("--hostfile", metavar="FILE", help="The hosts for mpirun.")

@@ -45,9 +45,9 @@ def _check_meaning(schedule: Schedule, made: Reduction) -> None:
         )
     if not made.commutative and schedule.collective.reduces and prove(schedule).order == "any":
         raise UnsupportedReductionError(
-            f"{schedule.name} on {schedule.size} ranks adds in any order, but {made.name} is not "
-            f"commutative. Choose an algorithm that `roundelay list` shows as rank_order or "
-            f"contiguous."
+            f"{schedule.name} on {schedule.size} ranks adds in a fixed order that is not rank "
+            f"order, but {made.name} is not commutative. Choose an algorithm that `roundelay list` "
+            f"shows as rank_order or contiguous."
         )
 
 

@@ -88,7 +88,9 @@ class MpiRanks:
                     rank, channel = key.data, self.channels[key.data]
                     message = channel.receive()
                     if message is None:
-                        raise RankFailed(rank, ended=f"ended without a word. {self._last_words()}")
+                        raise RankFailed(
+                            rank, ended=f"ended with no Python error. {self._last_words()}"
+                        )
                     if message[:1] == FOLD:
                         channel.send(serve(message[1:]))
                     elif message[:1] == DONE:

@@ -29,7 +29,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     consequence: bool  # it only says that another rank is in trouble
     at: int  # nanoseconds, on the clock that all processes of a host share
     rank: int
-    kind: str = ""  # of nothing: it ended without a word
+    kind: str = ""  # of nothing: it ended with no Python error
     message: str = ""
     traceback: str = ""
 
@@ -97,8 +97,23 @@ def _told_by_user(error: BaseException) -> str:
 
 def _rank_failed(first: Failure, children: Children) -> RankFailed:
     if not first.kind:
-        return RankFailed(first.rank, ended=f"ended without a word: {children.ending(first.rank)}.")
+        return RankFailed(first.rank, ended=_ended(children.ending(first.rank)))
     return RankFailed(first.rank, first.kind, first.message, traceback=first.traceback)
+
+
+def _ended(how: str) -> str:
+    """Say how a process ended that raised nothing.
+
+    >>> _ended("killed by SIGKILL")
+    'was killed by SIGKILL with no Python error (out of memory?).'
+    >>> _ended("exit code 3")
+    'ended with exit code 3 and no Python error.'
+    """
+    if how == "killed by SIGKILL":
+        return f"was {how} with no Python error (out of memory?)."
+    if how.startswith("killed"):
+        return f"was {how}, with no Python error."
+    return f"ended with {how} and no Python error."
 
 
 def as_raised(error: RankFailed) -> RoundelayError:
