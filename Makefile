@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench docs browser sanitize clean
+.PHONY: demo test test-old-cpu lint bench docs browser sanitize clean
 
 demo: $(READY)
 	$(BIN)/roundelay demo
@@ -17,10 +17,20 @@ demo: $(READY)
 
 # A worker per core; what a group of tests starts is started once. What needs torch in its own process
 # runs apart, since that makes every fork slow (tests/conftest.py). `pytest` alone runs all.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 100
 test: $(READY) browser
 	failed=0; $(PYTEST) --torch without tests || failed=1; \
 	$(PYTEST) --torch with tests src/roundelay || failed=1; exit $$failed
+
+# What depends on the CPU, as on one without AVX-512 and as on one without AVX2.
+AVX2_CPU := ROUNDELAY_MAX_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+  NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR"
+SSE_CPU := ROUNDELAY_MAX_ISA=sse2 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
+  NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR"
+OLD_CPU := tests/native tests/engines tests/communicator tests/training/test_precision.py
+test-old-cpu: $(READY)
+	failed=0; $(AVX2_CPU) $(PYTEST) $(OLD_CPU) || failed=1; \
+	$(SSE_CPU) $(PYTEST) $(OLD_CPU) || failed=1; exit $$failed
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,7 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from roundelay import errors
+import roundelay
+from roundelay import _core, errors
 from roundelay.algorithms import algorithms
 from roundelay.cli._group import COMMANDS
 from roundelay.collectives import collectives
@@ -222,3 +223,16 @@ def test_a_written_page_shows_what_its_commands_print(
     page: Path, refreshing: dict[Path, Callable[[], str]]
 ) -> None:
     assert text_of(page) == refreshing[page](), "run `make docs`"
+
+
+def test_there_is_one_version() -> None:
+    (version,) = re.findall(r'^version = "(.+)"$', text_of(ROOT / "pyproject.toml"), re.MULTILINE)
+    assert roundelay.__version__ == _core.version == version
+
+
+@every_page
+def test_no_page_tells_another_version(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # which tells all that there were
+        return
+    told = re.findall(r"(?i)(?:status: |roundelay |version )v?(\d+\.\d+(?:\.\d+)?)", text_of(page))
+    assert {*told} <= {roundelay.__version__}

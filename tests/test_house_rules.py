@@ -231,3 +231,15 @@ sys.exit(f"imported {sorted(foreign)}" if foreign else 0)
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_page_has_every_layer_and_what_is_in_it() -> None:
+    page = (PACKAGE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = page.split("```text\n", 1)[1].split("```", 1)[0]
+    layer, found = -1, {}
+    for line in drawn.splitlines():
+        layer = int(line[:2]) if line[:2].strip() else layer
+        for name in re.findall(r"(\w+)(?:/|\.py)", line[4:31]):
+            found[name] = layer
+    there = {top(file) for file in FILES} - {"__init__", "__main__"}
+    assert found == {name: LAYERS[name] for name in there}
