@@ -73,7 +73,8 @@ def generated() -> dict[str, Callable[[], str]]:
 
 def written() -> list[Path]:
     """List the pages that people write."""
-    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    folders = (ROOT, ROOT / "examples", ROOT / "native")
+    pages = [*DOCS.rglob("*.md"), *(page for each in folders for page in each.glob("*.md"))]
     return sorted(page for page in pages if str(page.relative_to(ROOT)) not in generated())
 
 

@@ -51,7 +51,7 @@ def native_table() -> str:
     # A header speaks for the file that goes with it.
     for path in sorted(NATIVE.iterdir(), key=lambda path: (path.stem, path.suffix != ".hpp")):
         words = path.read_text(encoding="utf-8").partition("\n")[0]
-        files, _ = said.setdefault(path.stem, ([], words.removeprefix("// ")))
+        files, _ = said.setdefault(path.stem, ([], words.lstrip("/# ")))
         files.append(path.name)
     lines += [f"| `{'`, `'.join(files)}` | {words} |" for files, words in said.values()]
     return "".join(f"{line}\n" for line in lines)

@@ -118,6 +118,21 @@ void World::release(std::uint64_t offset, std::size_t bytes) {
     take_back();
 }
 
+std::uint64_t Block::reserve(World& world, std::size_t bytes, std::uint32_t ranks) {
+    const std::uint64_t at = world.allocate(bytes + page_bytes);
+    world.at<std::atomic<std::uint32_t>>(at)->store(ranks);
+    return at;
+}
+
+Block::Block(std::shared_ptr<World> world, std::uint64_t at, std::size_t bytes)
+    : world_(std::move(world)), at_(at), bytes_(bytes) {}
+
+Block::~Block() {
+    if (world_->foreign()) return;
+    if (world_->at<std::atomic<std::uint32_t>>(at_)->fetch_sub(1) == 1)
+        world_->release(at_, bytes_ + page_bytes);
+}
+
 // Under the lock: what ranks of this process have given back is free for all.
 void World::take_back() {
     const std::lock_guard own(mutex_);

@@ -31,23 +31,51 @@ std::size_t Group::bytes_for(int size, std::size_t slot_bytes) {
            std::size_t(size) * 2 * slot_bytes;
 }
 
-Group::Group(std::shared_ptr<World> world, std::uint64_t at, int rank,
+Group::Group(std::shared_ptr<World> world, std::shared_ptr<Block> block, int rank,
              std::vector<int> world_ranks, std::size_t slot_bytes)
     : world_(std::move(world)),
-      at_(at),
+      block_(std::move(block)),
+      at_(block_ == nullptr ? world_->header().group_at : block_->at()),
       rank_(rank),
       size_(int(world_ranks.size())),
       world_ranks_(std::move(world_ranks)),
       slot_bytes_(slot_bytes),
-      areas_(world_->at<RankArea>(at)),
+      areas_(world_->at<RankArea>(at_)),
       mine_(areas_ + rank),
-      slots_(world_->at<std::byte>(at) + round_up(sizeof(RankArea) * std::size_t(size_), 4096)),
+      slots_(world_->at<std::byte>(at_) + round_up(sizeof(RankArea) * std::size_t(size_), 4096)),
       known_(std::size_t(size_), 0),
       compared_(std::size_t(size_), 0),
       pulled_(std::size_t(size_)),
       pushed_(std::size_t(size_)),
       // Spinning pays only while every rank has a core to itself.
-      spin_ns_(world_->size() <= available_cores() ? spin_ns : 0) {}
+      spin_ns_(world_->size() <= available_cores() ? spin_ns : 0) {
+    mine_->stage = Stage::in;
+}
+
+void Group::tell(Stage stage) {
+    if (world_->foreign()) return;  // a child's end is not the rank's
+    mine_->stage = stage;
+    futex_wake(mine_->line.flag.value);
+    for (int member : world_ranks_) world_->rank(member).bell.ring();
+}
+
+bool Group::gone(int world_rank) const {
+    return world_->rank(world_rank).life.load() == Life::left || told(world_rank, Stage::left);
+}
+
+const char* Group::going(int world_rank) const {
+    const bool job = world_->rank(world_rank).life.load() == Life::left || block_ == nullptr;
+    return job ? "left" : "closed";
+}
+
+bool Group::holds(int world_rank) const {
+    return std::ranges::find(world_ranks_, world_rank) != world_ranks_.end();
+}
+
+bool Group::told(int world_rank, Stage stage) const {
+    const auto found = std::ranges::find(world_ranks_, world_rank);
+    return found == world_ranks_.end() || areas_[found - world_ranks_.begin()].stage.load() >= stage;
+}
 
 Record Group::record(int rank, std::uint64_t call) const {
     const auto& records = areas_[rank].records;
@@ -62,11 +90,6 @@ Record Group::record(int rank, std::uint64_t call) const {
 
 void Group::run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
                 std::size_t count, Waiter& waiter) {
-    std::unique_lock turn(turn_, std::try_to_lock);
-    if (!turn.owns_lock()) {
-        waiter.blocks();
-        turn.lock();
-    }
     begin(call);
     if (size_ > 1) {
         // Nobody gets more than two slices ahead: two sets of slots and hashes are enough.
@@ -287,14 +310,16 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
             world_->fail(Trouble::mismatch, world_rank(rank), world_rank(rank_), at_, calls_, "");
             throw Broken{};
         }
-        if (theirs.call < calls_ &&
-            world_->rank(world_rank(rank)).life.load() == Life::left && !arrived()) {
-            world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_, "left");
+        if (theirs.call < calls_ && gone(world_rank(rank)) && !arrived()) {
+            world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_,
+                         going(world_rank(rank)));
             throw Broken{};
         }
         flag.sleep(known, nap_ns);
         const std::int64_t waited = now_ns() - start;
-        if (!waiter.goes_on(rank, waited)) {
+        const bool on = waiter.goes_on(rank, waited);
+        if (world_->foreign()) throw Broken{};  // forked by a signal handler: it is no rank
+        if (!on) {
             world_->fail(Trouble::interrupted, world_rank(rank_), world_rank(rank_), at_, calls_, "");
             throw Broken{};
         }

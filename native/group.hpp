@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -73,10 +72,14 @@ class SharedRecord {
 
 constexpr std::size_t record_count = 4;  // nobody is ever more than two calls ahead
 
+// How far a rank is on its way out of a group: all that it will ever send has been sent; it is gone.
+enum class Stage : std::uint32_t { in, quiet, left };
+
 struct alignas(64) RankArea {
     FlagLine line;
     std::array<SharedRecord, record_count> records;
     std::atomic<std::int32_t> core;  // that the rank was last seen on
+    std::atomic<Stage> stage;
 };
 
 // What a caller asks for.
@@ -101,8 +104,11 @@ struct Waiter {
 class Group {
    public:
     static std::size_t bytes_for(int size, std::size_t slot_bytes);
-    Group(std::shared_ptr<World> world, std::uint64_t at, int rank, std::vector<int> world_ranks,
-          std::size_t slot_bytes);
+    // The group of all ranks lies in the world's fixed part, others in a block that they keep.
+    Group(std::shared_ptr<World> world, std::shared_ptr<Block> block, int rank,
+          std::vector<int> world_ranks, std::size_t slot_bytes);
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
 
     int rank() const { return rank_; }
     int size() const { return size_; }
@@ -117,7 +123,17 @@ class Group {
     void set_timeout(std::int64_t ns) { timeout_ns_ = ns; }
     void set_spin(std::int64_t ns) { spin_ns_ = ns; }
 
-    // Run a program; with `reaching`, that one if the buffers of all ranks lie in shared memory.
+    // Tell the others how far this rank is on its way out.
+    void tell(Stage stage);
+    // What one does who goes: closes the group, or with that of all ranks leaves the job.
+    const char* going(int world_rank) const;
+    bool holds(int world_rank) const;
+    bool gone(int world_rank) const;
+    // Whether a rank of the world has come as far, or was never in.
+    bool told(int world_rank, Stage stage) const;
+
+    // Run a program; with `reaching`, that one if the buffers of all ranks lie in shared memory. One
+    // call at a time, whichever thread of this rank makes it: callers take turns.
     void run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
              std::size_t count, Waiter& waiter);
 
@@ -148,6 +164,7 @@ class Group {
     }
 
     std::shared_ptr<World> world_;
+    std::shared_ptr<Block> block_;
     std::uint64_t at_;
     int rank_, size_;
     std::vector<int> world_ranks_;
@@ -155,7 +172,6 @@ class Group {
     RankArea* areas_;
     RankArea* mine_;
     std::byte* slots_;
-    std::mutex turn_;  // one call at a time, whichever thread of this rank makes it
 
     std::uint64_t calls_ = 0;
     std::uint32_t base_ = 0;           // flag value at which this slice began
@@ -167,8 +183,8 @@ class Group {
     std::vector<std::uint32_t> known_;   // flags as last seen
     std::vector<std::uint64_t> compared_;  // call in which a rank's hash was last compared
     std::vector<std::atomic<std::uint64_t>> pulled_, pushed_;  // by rank
-    std::int64_t timeout_ns_ = 60'000'000'000;
-    std::int64_t spin_ns_;
+    std::atomic<std::int64_t> timeout_ns_ = 60'000'000'000;  // Python may set both at any time
+    std::atomic<std::int64_t> spin_ns_;
     int core_ = -1;  // that this rank was on when it last looked
 };
 

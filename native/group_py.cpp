@@ -13,6 +13,9 @@
 #include <utility>
 
 #include "group.hpp"
+#include "group_py.hpp"
+#include "inside_py.hpp"
+#include "kept_py.hpp"
 #include "progress.hpp"
 #include "sites_py.hpp"
 #include "view_py.hpp"
@@ -21,6 +24,11 @@
 namespace roundelay {
 
 namespace {
+
+// No more calls: the communicator is closed.
+struct Closed : std::exception {
+    const char* what() const noexcept override { return "the group is closed"; }
+};
 
 struct Request {
     Call call;
@@ -47,27 +55,65 @@ struct Taught {
     std::vector<Rung> rungs;
 };
 
-// One communicator as Python holds it.
-class PyGroup {
-   public:
-    PyGroup(std::shared_ptr<World> world, std::uint64_t at, int rank, std::vector<int> ranks,
-            std::size_t slot_bytes, nb::object on_slow, nb::object on_broken, PyGroup* parent)
-        : group_(world, at == 0 ? world->header().group_at : at, rank, ranks, slot_bytes),
-          sites_(parent == nullptr ? std::make_shared<Sites>(world, ranks[std::size_t(rank)])
-                                   : parent->sites_),
-          on_slow_(std::move(on_slow)),
-          on_broken_(std::move(on_broken)) {}
+// What the groups of one rank share.
+struct Shared {
+    Sites sites;
+    std::vector<std::weak_ptr<Progress>> lines;  // of all of them
+};
 
-    ~PyGroup() {
-        if (group_.world().foreign()) {
-            (void)progress_.release();  // its thread did not come along into the child
-            return;
-        }
-        const nb::gil_scoped_release unlocked;
-        progress_.reset();
+// A call in the background. It needs nobody: neither the group's Python object nor the interpreter.
+struct PyTask : Progress::Task {
+    std::shared_ptr<Progress> line;
+    std::shared_ptr<World> world;
+    std::uint64_t number = 0;  // of the call, as its group counts
+
+    bool is_done() const {
+        if (world->foreign()) throw Broken{};
+        return done;
     }
 
-    Group& group() { return group_; }
+    void wait(nb::handle on_slow) {
+        if (!is_done()) {
+            Inside::refuse_behind(line.get(), number, {-1, "wait", ""});
+            with_waiter(on_slow, [&](PyWaiter& waiter) {
+                waiter.blocks();
+                while (!line->wait(*this))
+                    if (!waiter.goes_on(*line, *world)) throw Broken{};
+            });
+        }
+        if (error != nullptr) std::rethrow_exception(error);
+    }
+};
+
+// One communicator as Python holds it. Calls in the background outlive it.
+class PyGroup {
+   public:
+    PyGroup(std::shared_ptr<World> world, std::shared_ptr<Block> block, int rank,
+            std::vector<int> ranks, std::size_t slot_bytes, nb::object on_slow,
+            nb::object on_broken, PyGroup* parent)
+        : group_(std::make_shared<Group>(world, std::move(block), rank, ranks, slot_bytes)),
+          line_(std::make_shared<Progress>()),
+          shared_(parent != nullptr
+                      ? parent->shared_
+                      : std::make_shared<Shared>(Sites(world, ranks[std::size_t(rank)]))),
+          on_slow_(std::move(on_slow)),
+          on_broken_(std::move(on_broken)) {
+        std::erase_if(shared_->lines, [](const auto& line) { return line.expired(); });
+        shared_->lines.push_back(line_);
+    }
+
+    ~PyGroup() {
+        if (!world().foreign()) {
+            line_->forget();
+            return;
+        }
+        // Locks that threads held stay locked in a forked child: it touches none.
+        new std::shared_ptr<Progress>(std::move(line_));
+        new std::shared_ptr<Group>(std::move(group_));
+    }
+
+    Group& group() { return *group_; }
+    bool failed() const { return line_->failed(); }
 
     void call(Plan& plan, Plan* reaching, View* in, View* out, int collective, int algorithm,
               int root, int dtype, int op, std::size_t item, std::size_t count,
@@ -77,38 +123,48 @@ class PyGroup {
         run(request);
     }
 
-    std::shared_ptr<Progress::Task> start(Plan& plan, Plan* reaching, View* in, View* out,
-                                          int collective, int algorithm, int root, int dtype,
-                                          int op, std::size_t item, std::size_t count,
-                                          const std::vector<std::size_t>& counts) {
+    std::shared_ptr<PyTask> start(Plan& plan, Plan* reaching, View* in, View* out, int collective,
+                                  int algorithm, int root, int dtype, int op, std::size_t item,
+                                  std::size_t count, const std::vector<std::size_t>& counts) {
         auto request = std::make_shared<Request>(prepare(plan, reaching, in, out, collective,
                                                          algorithm, root, dtype, op, item, count,
                                                          counts));
-        auto task = progress().submit([this, request] {
-            BackgroundWaiter waiter(on_slow_, progress_->wanted());
-            group_.run(request->call, *request->plan, request->reaching, request->counts,
+        auto task = std::make_shared<PyTask>();
+        task->line = line_;
+        task->world = group_->world().shared_from_this();
+        task->number = ++made_;
+        task->work = [request, group = group_, line = line_.get()] {
+            BackgroundWaiter waiter(*line);
+            group->run(request->call, *request->plan, request->reaching, request->counts,
                        request->count, waiter);
-        });
+        };
+        line_->submit(task);
         // The buffers stay while the call is under way, even if nobody keeps its handle.
-        std::erase_if(under_way_, [&](const auto& old) { return progress().done(*old.first); });
-        under_way_.emplace_back(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(plan)));
+        kept_.keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(plan),
+                                        nb::find(reaching)));
         return task;
     }
 
-    bool done(Progress::Task& task) { return progress().done(task); }
+    // From now on nothing can be begun.
+    void close() {
+        if (Inside::anything()) Inside::refuse_within(world(), {-1, "close", here()});
+        closed_ = true;
+    }
 
-    void wait(Progress::Task& task) {
-        if (group_.world().foreign()) throw Broken{};
-        while (true) {
-            bool done = false;
-            {
-                const nb::gil_scoped_release unlocked;
-                done = progress().wait(task, std::chrono::milliseconds(50));
+    // The last call: when it returns, nothing is under way in this group, or in any of this rank's.
+    void drain(bool every) {
+        std::vector<std::shared_ptr<Progress>> lines{line_};
+        for (const auto& line : shared_->lines)
+            if (auto other = line.lock(); every && other != nullptr) lines.push_back(other);
+        with_waiter(on_slow_, [&](PyWaiter& waiter) {
+            for (const auto& line : lines) {
+                if (!line->enter([&] { return waiter.goes_on(*line, world()); })) {
+                    world().fail(Trouble::interrupted, me(), me(), 0, 0, "");
+                    throw Broken{};
+                }
+                line->leave();
             }
-            if (done) break;
-            if (PyErr_CheckSignals() != 0) throw nb::python_error();
-        }
-        if (task.error != nullptr) std::rethrow_exception(task.error);
+        });
     }
 
     // Programs of one collective by size, so that plain calls of it need no Python.
@@ -152,6 +208,7 @@ class PyGroup {
                                           algorithm, root, int(some.dtype), op, item, count, {});
                 run(request);
             } catch (const Broken&) {
+                const Stay here;
                 on_broken_();  // raises what the caller is to see
             }
             return true;
@@ -160,14 +217,13 @@ class PyGroup {
     }
 
     std::string site(int rank, std::uint32_t number) {
-        return group_.world().site(group_.world_rank(rank), number).data();
+        return world().site(group_->world_rank(rank), number).data();
     }
 
    private:
-    Progress& progress() {
-        if (progress_ == nullptr) progress_ = std::make_unique<Progress>();
-        return *progress_;
-    }
+    World& world() const { return group_->world(); }
+    int me() const { return group_->world_rank(group_->rank()); }
+    std::string here() { return site(group_->rank(), shared_->sites.here()); }
 
     static bool look(std::optional<View>& view, nb::handle object) {
         if (PyObject_CheckBuffer(object.ptr()) == 0) return false;
@@ -181,7 +237,7 @@ class PyGroup {
 
     // Whether one is this rank's own block of the other: nobody else's is written over it.
     bool own_block(const Taught& known, const View& in, const View& out) const {
-        const auto rank = std::size_t(group_.rank());
+        const auto rank = std::size_t(group_->rank());
         if (known.in_blocks == 1 && known.out_blocks > 1)
             return in.data == out.data + rank * in.bytes();
         if (known.out_blocks == 1 && known.in_blocks > 1)
@@ -192,7 +248,8 @@ class PyGroup {
     Request prepare(Plan& plan, Plan* reaching, const View* in, const View* out, int collective,
                     int algorithm, int root, int dtype, int op, std::size_t item,
                     std::size_t count, const std::vector<std::size_t>& counts) {
-        if (group_.world().foreign()) throw Broken{};
+        if (world().foreign()) throw Broken{};
+        if (closed_) throw Closed{};
         Request request{{}, &plan, reaching, counts, count};
         Call& call = request.call;
         call.in = in == nullptr ? nullptr : in->data;
@@ -206,7 +263,7 @@ class PyGroup {
         hash = mix(hash, count);
         for (std::size_t length : counts) hash = mix(hash, length);
         call.record.hash = hash;
-        call.record.site = sites_->here();
+        call.record.site = shared_->sites.here();
         call.record.count = count;
         call.record.root = root;
         call.record.collective = std::uint8_t(collective);
@@ -217,26 +274,35 @@ class PyGroup {
     }
 
     void run(Request& request) {
+        const Record& record = request.call.record;
+        const std::uint64_t number = ++made_;
+        if (Inside::anything())
+            Inside::refuse_behind(line_.get(), number,
+                                  {record.collective, nullptr, site(group_->rank(), record.site)});
+        const Inside inside(world(), line_.get(), number, record.collective, record.site, me());
         with_waiter(on_slow_, [&](PyWaiter& waiter) {
             // Work that takes long anyway is done without the lock from the start.
             if (request.count * request.call.item > 64 * 1024 || !request.counts.empty())
                 waiter.blocks();
-            const auto work = [&] {
-                group_.run(request.call, *request.plan, request.reaching, request.counts,
-                           request.count, waiter);
-            };
-            if (progress_ == nullptr)
-                work();
-            else if (!progress_->run_now(work, [&] { return waiter.lets_signals_in(); }))
-                throw Broken{};
+            if (!line_->enter([&] { return waiter.goes_on(*line_, world()); })) throw Broken{};
+            struct Turn {
+                PyGroup& self;
+                ~Turn() {
+                    if (!self.world().foreign()) self.line_->leave();
+                }
+            } const turn{*this};
+            group_->run(request.call, *request.plan, request.reaching, request.counts,
+                        request.count, waiter);
         });
     }
 
-    Group group_;
-    std::shared_ptr<Sites> sites_;  // one table for all groups of a rank
-    std::vector<std::pair<std::shared_ptr<Progress::Task>, nb::object>> under_way_;
+    std::shared_ptr<Group> group_;
+    std::shared_ptr<Progress> line_;
+    std::shared_ptr<Shared> shared_;
+    KeptAlive kept_;
     nb::object on_slow_, on_broken_;
-    std::unique_ptr<Progress> progress_;
+    std::uint64_t made_ = 0;  // calls, in the background or not
+    bool closed_ = false;
     std::map<std::pair<int, int>, Taught> taught_;  // by collective and root
 };
 
@@ -248,6 +314,8 @@ Plan* make_plan(nb::bytes data) {
 
 }  // namespace
 
+Group& group_of(nb::handle object) { return nb::cast<PyGroup&>(object).group(); }
+
 void register_group(nb::module_& module) {
     module.def("cut", &cut, nb::arg("count"), nb::arg("parts"), nb::arg("part"));
     nb::class_<Plan>(module, "Plan")
@@ -256,14 +324,18 @@ void register_group(nb::module_& module) {
         .def_ro("out_here", &Plan::out_here)
         .def_ro("most", &Plan::most);
     // When it ran, in seconds of the monotonic clock; to be asked once it is done.
-    nb::class_<Progress::Task>(module, "Task").def_prop_ro("times", [](const Progress::Task& task) {
-        return nb::make_tuple(double(task.began_ns) / 1e9, double(task.ended_ns) / 1e9);
-    });
+    nb::class_<PyTask>(module, "Task")
+        .def_prop_ro("done", &PyTask::is_done)
+        .def("wait", &PyTask::wait, nb::arg("on_slow"))
+        .def_prop_ro("times", [](const PyTask& task) {
+            return nb::make_tuple(double(task.began_ns) / 1e9, double(task.ended_ns) / 1e9);
+        });
+    nb::exception<Closed>(module, "Closed");
 
     nb::class_<PyGroup>(module, "Group")
-        .def(nb::init<std::shared_ptr<World>, std::uint64_t, int, std::vector<int>, std::size_t,
-                      nb::object, nb::object, PyGroup*>(),
-             nb::arg("world"), nb::arg("at"), nb::arg("rank"), nb::arg("world_ranks"),
+        .def(nb::init<std::shared_ptr<World>, std::shared_ptr<Block>, int, std::vector<int>,
+                      std::size_t, nb::object, nb::object, PyGroup*>(),
+             nb::arg("world"), nb::arg("block").none(), nb::arg("rank"), nb::arg("world_ranks"),
              nb::arg("slot_bytes") = default_slot_bytes, nb::arg("on_slow"),
              nb::arg("on_broken").none() = nb::none(), nb::arg("parent").none() = nb::none())
         .def_static("bytes_for", &Group::bytes_for, nb::arg("size"),
@@ -290,8 +362,10 @@ void register_group(nb::module_& module) {
              nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
-        .def("done", &PyGroup::done)
-        .def("wait", &PyGroup::wait)
+        .def("close", &PyGroup::close)
+        .def("drain", &PyGroup::drain, nb::arg("every"))
+        .def_prop_ro("failed", &PyGroup::failed)
+        .def("leave", [](PyGroup& self) { self.group().tell(Stage::left); })
         .def("teach", &PyGroup::teach)
         .def("quick", &PyGroup::quick, nb::arg("collective"), nb::arg("given").none(),
              nb::arg("result").none(), nb::arg("op"), nb::arg("root"))

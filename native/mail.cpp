@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "kill_point.hpp"
 
@@ -39,19 +40,6 @@ Mailbox::Mailbox(std::shared_ptr<World> world, int rank)
       capacity_(world_->header().mail_bytes - 256),
       outgoing_(std::size_t(world_->size())),
       arriving_(std::size_t(world_->size())) {}
-
-Mailbox::~Mailbox() { stop(); }
-
-void Mailbox::stop() {
-    stop_ = true;
-    if (!thread_.joinable()) return;
-    if (world_->foreign()) {
-        abandon(thread_);
-        return;
-    }
-    world_->rank(rank_).bell.ring();
-    thread_.join();
-}
 
 std::atomic<std::uint64_t>& Mailbox::ring_at(int src, int dst) {
     const std::size_t pair = std::size_t(src) * std::size_t(world_->size()) + std::size_t(dst);
@@ -205,19 +193,28 @@ bool Mailbox::pump() {
 }
 
 // The rank without which this letter will never be done; for any rank, the last of all others.
-int Mailbox::gone(const Letter& letter) const {
-    const auto left = [&](int rank) { return world_->rank(rank).life.load() == Life::left; };
-    if (letter.other != any_rank) return left(letter.other) ? letter.other.load() : -1;
+int Mailbox::gone(const Letter& letter, const Group& group) const {
+    if (letter.other != any_rank) return group.gone(letter.other) ? letter.other.load() : -1;
     int found = -1;
     for (int rank = 0; rank < world_->size(); ++rank) {
-        if (rank == rank_) continue;
-        if (!left(rank)) return -1;
+        if (rank == rank_ || !group.holds(rank)) continue;
+        if (!group.gone(rank)) return -1;
         found = rank;
     }
     return found;
 }
 
-void Mailbox::wait(Letter& letter, std::int64_t timeout_ns, Waiter& waiter) {
+bool Mailbox::settled(Letter& letter, const Group& group) {
+    return letter.done || world_->troubled() ||
+           (gone(letter, group) >= 0 && (!pump() || letter.done));
+}
+
+void Mailbox::fail(Trouble kind, int culprit, const char* text) {
+    world_->fail(kind, culprit, rank_, 0, 0, text);
+    throw Broken{};
+}
+
+void Mailbox::wait(Letter& letter, const Group& group, std::int64_t timeout_ns, Waiter& waiter) {
     RankInfo& mine = world_->rank(rank_);
     std::int64_t start = 0;
     for (int idle = 0; !letter.done.load(std::memory_order_acquire); ++idle) {
@@ -238,38 +235,99 @@ void Mailbox::wait(Letter& letter, std::int64_t timeout_ns, Waiter& waiter) {
             continue;
         }
         kill_point();
-        const int missing = gone(letter);
-        if (missing >= 0 && !pump() && !letter.done) {
-            world_->fail(Trouble::lost, missing, rank_, 0, 0, "left");
-            throw Broken{};
-        }
+        const bool closing = !letter.sends && group.told(rank_, Stage::quiet);
+        if (closing && cancel_if_nobody(letter, group)) return;
+        const int missing = closing ? -1 : gone(letter, group);
+        if (missing >= 0 && !pump() && !letter.done)
+            fail(Trouble::lost, missing, group.going(missing));
         mine.bell.sleep(seen, nap_ns);
         const std::int64_t waited = now_ns() - start;
-        if (!waiter.goes_on(letter.other, waited)) {
-            world_->fail(Trouble::interrupted, rank_, rank_, 0, 0, "");
-            throw Broken{};
-        }
+        const bool on = waiter.goes_on(letter.other, waited);
+        if (world_->foreign()) throw Broken{};  // forked by a signal handler: it is no rank
+        if (!on) fail(Trouble::interrupted, rank_, "");
         if (waited > timeout_ns && !letter.done) {
+            if (closing && cancel(letter, Fate::late)) return;
             // From any rank: nobody in particular is late.
             const int culprit = letter.other == any_rank ? rank_ : letter.other.load();
-            world_->fail(Trouble::timeout, culprit, rank_, 0, 0, letter.sends ? "send" : "recv");
-            throw Broken{};
+            fail(Trouble::timeout, culprit, letter.sends ? "send" : "recv");
         }
     }
 }
 
+std::shared_ptr<Letter> Mailbox::under_way(bool sends, std::uint64_t number) {
+    const auto of_it = [&](const std::shared_ptr<Letter>& letter) {
+        return letter != nullptr && (number == every || letter->envelope.group == number);
+    };
+    const std::lock_guard guard(mutex_);
+    if (sends) {
+        for (const auto& letters : outgoing_)
+            for (const auto& letter : letters)
+                if (of_it(letter)) return letter;
+        return nullptr;
+    }
+    for (const auto& letter : wanted_)
+        if (of_it(letter)) return letter;
+    for (const auto& parcel : arriving_)
+        if (parcel != nullptr && of_it(parcel->letter)) return parcel->letter;
+    return nullptr;
+}
+
+void Mailbox::drain(Group& group, std::uint64_t number, std::int64_t timeout_ns, Waiter& waiter) {
+    while (const auto letter = under_way(true, number)) wait(*letter, group, timeout_ns, waiter);
+    group.tell(Stage::quiet);
+    while (const auto letter = under_way(false, number)) wait(*letter, group, timeout_ns, waiter);
+}
+
+// A receipt that no message has come for; false if one has.
+bool Mailbox::cancel(Letter& letter, Fate fate) {
+    const std::lock_guard guard(mutex_);
+    const auto same = [&](const auto& wish) { return wish.get() == &letter; };
+    const auto found = std::ranges::find_if(wanted_, same);
+    if (found == wanted_.end()) return false;
+    const auto kept = *found;
+    wanted_.erase(found);
+    letter.fate = fate;
+    letter.done = true;
+    world_->rank(rank_).bell.ring();  // another thread may wait for it
+    return true;
+}
+
+// Who is quiet has nothing more to send: what did come lies in the rings by now.
+bool Mailbox::cancel_if_nobody(Letter& letter, const Group& group) {
+    const auto quiet = [&](int rank) {
+        return world_->rank(rank).life.load() == Life::left || group.told(rank, Stage::quiet);
+    };
+    for (int rank = 0; rank < world_->size(); ++rank)
+        if ((letter.other == any_rank || letter.other == rank) && !quiet(rank)) return false;
+    return !pump() && cancel(letter, Fate::nobody);
+}
+
+void Mailbox::forget() {
+    const std::lock_guard guard(mutex_);
+    forgotten_ = true;
+    world_->rank(rank_).bell.ring();
+}
+
 void Mailbox::run_in_background() {
     const std::lock_guard guard(mutex_);
-    if (thread_.joinable()) return;
-    thread_ = std::thread([this] {
+    if (running_) return;
+    const auto see_to_it = [self = shared_from_this()] {
         pthread_setname_np(pthread_self(), "roundelay-mail");
-        RankInfo& mine = world_->rank(rank_);
-        while (!stop_ && !world_->troubled()) {
+        Mailbox& box = *self;
+        RankInfo& mine = box.world_->rank(box.rank_);
+        const auto needed = [&] {
+            if (box.under_way(true, every) || box.under_way(false, every)) return true;
+            const std::lock_guard guarded(box.mutex_);
+            return !box.forgotten_;
+        };
+        while (!box.world_->troubled() && needed()) {
             const std::uint32_t seen = mine.bell.value.load();
             kill_point();
-            if (!pump()) mine.bell.sleep(seen, nap_ns);
+            if (!box.pump()) mine.bell.sleep(seen, nap_ns);
         }
-    });
+    };
+    std::thread(see_to_it).detach();
+    running_ = true;
 }
 
 }  // namespace roundelay

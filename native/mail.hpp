@@ -8,7 +8,6 @@
 #include <list>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "group.hpp"
@@ -26,6 +25,10 @@ struct Envelope {
     std::uint64_t dtype;
 };
 
+// Why a letter is done though nothing has come: its group was closed, and whoever could have sent it
+// had left, or did not in time.
+enum class Fate : std::uint32_t { open, nobody, late };
+
 // One send or receive under way. Ranks are world ranks.
 struct Letter {
     bool sends = false;
@@ -35,21 +38,29 @@ struct Letter {
     std::size_t moved = 0;
     bool opened = false;            // the envelope has been sent
     std::atomic<bool> done{false};
+    std::atomic<Fate> fate{Fate::open};
     Envelope found{};               // receive: what really came
 };
 
-class Mailbox {
+// Its thread holds on to it: forgotten by everybody, it ends with the last letter.
+class Mailbox : public std::enable_shared_from_this<Mailbox> {
    public:
+    static constexpr std::uint64_t every = ~std::uint64_t{0};  // group
+
     Mailbox(std::shared_ptr<World> world, int rank);
-    ~Mailbox();
 
     void post(const std::shared_ptr<Letter>& letter);
     // Move what can be moved; true if anything did.
     bool pump();
-    // Until the letter is done; throws Broken.
-    void wait(Letter& letter, std::int64_t timeout_ns, Waiter& waiter);
-    // No letter moves in the background any more.
-    void stop();
+    // Until the letter is done; throws Broken. The group tells who of it has left.
+    void wait(Letter& letter, const Group& group, std::int64_t timeout_ns, Waiter& waiter);
+    // Whether waiting for the letter would end at once.
+    bool settled(Letter& letter, const Group& group);
+    // The group closes: until no letter of it is under way (`number` is that of its mail, or all).
+    // Sends are waited for, then receipts, and those that nobody will ever send are cancelled.
+    void drain(Group& group, std::uint64_t number, std::int64_t timeout_ns, Waiter& waiter);
+    // Nobody will post any more: the thread ends with what is under way.
+    void forget();
     // From now on letters move without anybody waiting for them.
     void run_in_background();
     int rank() const { return rank_; }
@@ -77,7 +88,11 @@ class Mailbox {
     bool pull(int src);
     bool matches(const Letter& letter, const Parcel& parcel) const;
     void hand_over(Parcel& parcel);
-    int gone(const Letter& letter) const;
+    int gone(const Letter& letter, const Group& group) const;
+    std::shared_ptr<Letter> under_way(bool sends, std::uint64_t number);
+    bool cancel(Letter& letter, Fate fate);
+    bool cancel_if_nobody(Letter& letter, const Group& group);
+    [[noreturn]] void fail(Trouble kind, int culprit, const char* text);
 
     std::shared_ptr<World> world_;
     int rank_;
@@ -88,8 +103,7 @@ class Mailbox {
     std::list<std::shared_ptr<Letter>> wanted_;
     std::vector<std::unique_ptr<Parcel>> arriving_;  // by src
     std::list<std::unique_ptr<Parcel>> waiting_;     // whole, and nobody wants them yet
-    std::thread thread_;
-    std::atomic<bool> stop_{false};
+    bool running_ = false, forgotten_ = false;  // the thread
 };
 
 }  // namespace roundelay

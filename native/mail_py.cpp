@@ -3,8 +3,10 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
-#include <iterator>
 
+#include "group_py.hpp"
+#include "inside_py.hpp"
+#include "kept_py.hpp"
 #include "mail.hpp"
 #include "view_py.hpp"
 #include "waiter_py.hpp"
@@ -13,38 +15,60 @@ namespace roundelay {
 
 namespace {
 
-// Keeps the buffers of letters under way, even if nobody keeps the letters.
-class PyMailbox : public Mailbox {
-    using Kept = std::vector<std::pair<std::shared_ptr<Letter>, nb::object>>;
+std::int64_t nanoseconds(double seconds) { return std::int64_t(std::min(seconds, 1e9) * 1e9); }
 
+class PyMailbox {
    public:
-    using Mailbox::Mailbox;
-    ~PyMailbox() { stop(); }
+    PyMailbox(std::shared_ptr<World> world, int rank)
+        : box_(std::make_shared<Mailbox>(std::move(world), rank)) {}
+    ~PyMailbox() { forget(); }
 
-    std::shared_ptr<Letter> send_or_receive(bool sends, int other, std::uint64_t group,
-                                            std::int64_t tag, View& view, int dtype, bool background) {
-        if (world().troubled() || world().foreign()) throw Broken{};
+    std::shared_ptr<Letter> post(bool sends, int other, std::uint64_t group, std::int64_t tag,
+                                 View& view, int dtype, bool background) {
+        if (box_->world().troubled() || box_->world().foreign()) throw Broken{};
         auto letter = std::make_shared<Letter>();
         letter->sends = sends;
         letter->other = other;
         letter->envelope = {group, tag, view.bytes(), std::uint64_t(dtype)};
         letter->data = view.data;
-        // Letting go of a buffer may run Python, and so another thread of this rank in here: what
-        // is done leaves the list first.
-        const auto done = std::stable_partition(under_way_.begin(), under_way_.end(),
-                                                [](const auto& old) { return !old.first->done; });
-        const Kept finished(std::make_move_iterator(done),
-                            std::make_move_iterator(under_way_.end()));
-        under_way_.erase(done, under_way_.end());
-        under_way_.emplace_back(letter, nb::find(view));
-        post(letter);
-        pump();
-        if (background && !letter->done) run_in_background();
+        kept_.keep(letter, nb::find(view));
+        box_->post(letter);
+        box_->pump();
+        if (background && !letter->done) box_->run_in_background();
         return letter;
     }
 
+    bool settled(Letter& letter, nb::handle group) {
+        if (box_->world().foreign()) throw Broken{};
+        return box_->settled(letter, group_of(group));
+    }
+
+    void wait(Letter& letter, nb::handle group, double seconds, nb::handle on_slow) {
+        if (box_->world().foreign()) throw Broken{};
+        if (letter.done) return;
+        const Inside inside(box_->world(), nullptr, 0, -1, 0, 0, letter.sends ? "send" : "recv");
+        with_waiter(on_slow, [&](PyWaiter& waiter) {
+            box_->wait(letter, group_of(group), nanoseconds(seconds), waiter);
+        });
+    }
+
+    // Nothing of the group, or of all groups, is under way when it returns.
+    void drain(nb::handle group, nb::handle number, double seconds, nb::handle on_slow) {
+        const std::uint64_t mail = number.is_none() ? Mailbox::every : nb::cast<std::uint64_t>(number);
+        with_waiter(on_slow, [&](PyWaiter& waiter) {
+            box_->drain(group_of(group), mail, nanoseconds(seconds), waiter);
+        });
+    }
+
+    void forget() {
+        if (!box_->world().foreign()) return box_->forget();
+        // Locks that threads held stay locked in a forked child: it touches none.
+        new std::shared_ptr<Mailbox>(std::move(box_));
+    }
+
    private:
-    Kept under_way_;
+    std::shared_ptr<Mailbox> box_;
+    KeptAlive kept_;
 };
 
 }  // namespace
@@ -55,6 +79,7 @@ void register_mail(nb::module_& module) {
 
     nb::class_<Letter>(module, "Letter")
         .def_prop_ro("done", [](const Letter& letter) { return letter.done.load(); })
+        .def_prop_ro("fate", [](const Letter& letter) { return int(letter.fate.load()); })
         .def_prop_ro("found", [](const Letter& letter) {
             return nb::make_tuple(letter.other.load(), letter.found.tag, letter.found.bytes,
                                   letter.found.dtype);
@@ -62,13 +87,12 @@ void register_mail(nb::module_& module) {
 
     nb::class_<PyMailbox>(module, "Mailbox")
         .def(nb::init<std::shared_ptr<World>, int>())
-        .def("post", &PyMailbox::send_or_receive)
-        .def("wait", [](PyMailbox& self, Letter& letter, double seconds, nb::object on_slow) {
-            if (self.world().foreign()) throw Broken{};
-            with_waiter(on_slow, [&](PyWaiter& waiter) {
-                self.wait(letter, std::int64_t(std::min(seconds, 1e9) * 1e9), waiter);
-            });
-        });
+        .def("post", &PyMailbox::post)
+        .def("settled", &PyMailbox::settled)
+        .def("wait", &PyMailbox::wait)
+        .def("drain", &PyMailbox::drain, nb::arg("group"), nb::arg("number").none(),
+             nb::arg("seconds"), nb::arg("on_slow"))
+        .def("forget", &PyMailbox::forget);
 }
 
 }  // namespace roundelay

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,133 +13,159 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "wait.hpp"
 
 namespace roundelay {
 
-class Progress {
+// A line of calls. Whoever has the turn runs; who comes later stands behind, be it a thread that
+// waits or a task that nobody waits for. The thread that runs tasks holds on to the line itself:
+// forgotten by everybody, it ends with the last task.
+class Progress : public std::enable_shared_from_this<Progress> {
    public:
     struct Task {
-        std::function<void()> work;
+        std::function<void()> work;  // none: a thread that waits for its turn
         std::exception_ptr error;
-        bool done = false;
+        std::atomic<bool> done = false;
         std::int64_t began_ns = 0, ended_ns = 0;  // by the monotonic clock
     };
+    static constexpr auto nap = std::chrono::milliseconds(50);
 
-    ~Progress() {
+    // In the background, after everything that came before.
+    void submit(const std::shared_ptr<Task>& task) {
         {
             const std::lock_guard guard(mutex_);
-            stop_ = true;
+            if (!running_) std::thread([self = shared_from_this()] { self->run(); }).detach();
+            running_ = true;
+            push(task);
         }
         changed_.notify_all();
-        if (thread_.joinable()) thread_.join();
     }
 
-    // In the background, after everything submitted before.
-    std::shared_ptr<Task> submit(std::function<void()> work) {
-        auto task = std::make_shared<Task>();
-        task->work = std::move(work);
-        {
-            const std::lock_guard guard(mutex_);
-            queue_.push_back(task);
-            if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-        }
-        changed_.notify_all();
-        return task;
-    }
-
-    bool done(const Task& task) {
-        const std::lock_guard guard(mutex_);
-        return task.done;
-    }
-
-    // Until the task is done or `limit` has passed; tells whether it is.
-    template <class Duration>
-    bool wait(const Task& task, Duration limit) {
+    // Until the task is done or a nap has passed; tells whether it is.
+    bool wait(const Task& task) {
         std::unique_lock guard(mutex_);
-        ++wanted_;
-        const bool done = changed_.wait_for(guard, limit, [&] { return task.done; });
-        --wanted_;
-        return done;
+        const Wanted here(wanted_);
+        return changed_.wait_for(guard, nap, [&] { return task.done.load(); });
+    }
+
+    // Take the turn on this thread, after everything that came before. While that takes waiting,
+    // `goes_on` is asked from time to time; false gives up, and tells so.
+    template <class GoesOn>
+    bool enter(GoesOn goes_on) {
+        std::uint32_t free = 0;
+        if (state_.compare_exchange_strong(free, busy)) return true;
+        const auto turn = std::make_shared<Task>();
+        std::unique_lock guard(mutex_);
+        push(turn);
+        const Wanted here(wanted_);
+        while (!ready() || queue_.front() != turn) {
+            guard.unlock();
+            const bool on = goes_on();  // may run Python, and throw
+            guard.lock();
+            if (!on) {
+                std::erase(queue_, turn);
+                if (queue_.empty()) state_.fetch_and(~queued);
+                changed_.notify_all();  // who stood behind may be the first now
+                return false;
+            }
+            changed_.wait_for(guard, nap, [&] { return ready() && queue_.front() == turn; });
+        }
+        take();
+        return true;
+    }
+
+    // Give the turn to the next.
+    void leave() {
+        if ((state_.fetch_and(~busy) & queued) == 0) return;  // waking nobody costs no core
+        { const std::lock_guard guard(mutex_); }
+        changed_.notify_all();
+    }
+
+    // Nothing more will be submitted: the thread ends with what it has.
+    void forget() {
+        {
+            const std::lock_guard guard(mutex_);
+            forgotten_ = true;
+        }
+        changed_.notify_all();
     }
 
     // How many threads stand still until something here is done.
     const std::atomic<int>& wanted() const { return wanted_; }
+    // Whether a task has failed so far.
+    bool failed() const { return failed_; }
 
-    // On this thread, after everything submitted before. While that takes waiting, `goes_on` is
-    // asked from time to time; false gives up, and tells so.
-    template <class Work, class GoesOn>
-    bool run_now(Work work, GoesOn goes_on) {
-        const auto free = [&] { return !busy_ && queue_.empty(); };
-        {
-            std::unique_lock guard(mutex_);
-            while (!free()) {
-                guard.unlock();
-                if (!goes_on()) return false;
-                guard.lock();
-                ++waiting_;
-                ++wanted_;
-                changed_.wait_for(guard, std::chrono::milliseconds(50), free);
-                --wanted_;
-                --waiting_;
-            }
-            busy_ = true;
-        }
-        struct Done {
-            Progress& self;
-            ~Done() { self.finish(); }
-        } const done{*this};
-        work();
-        return true;
+    // A task has waited so long for a rank; whoever waits for the task next may tell.
+    void note_slow(int rank, std::int64_t ns) {
+        slow_rank_ = rank;
+        slow_ns_ = ns;
+    }
+    std::pair<int, std::int64_t> take_slow() {
+        const std::int64_t ns = slow_ns_.load() == 0 ? 0 : slow_ns_.exchange(0);
+        return {slow_rank_, ns};
     }
 
    private:
-    void finish() {
-        bool others = false;
-        {
-            const std::lock_guard guard(mutex_);
-            busy_ = false;
-            others = waiting_ > 0 || !queue_.empty();  // waking who has no turn costs its core
-        }
-        if (others) changed_.notify_all();
+    static constexpr std::uint32_t busy = 1, queued = 2;
+
+    struct Wanted {
+        explicit Wanted(std::atomic<int>& count) : count_(count) { ++count_; }
+        ~Wanted() { --count_; }
+        std::atomic<int>& count_;
+    };
+
+    // Under the mutex. While anybody is queued, only those who hold it take the turn.
+    void push(const std::shared_ptr<Task>& task) {
+        queue_.push_back(task);
+        state_.fetch_or(queued);
+    }
+    bool ready() const { return !queue_.empty() && (state_ & busy) == 0; }
+    std::shared_ptr<Task> take() {
+        auto first = queue_.front();
+        queue_.pop_front();
+        state_ = queue_.empty() ? busy : busy | queued;
+        return first;
+    }
+
+    std::shared_ptr<Task> next() {
+        std::unique_lock guard(mutex_);
+        const auto mine = [&] { return ready() && queue_.front()->work != nullptr; };
+        changed_.wait(guard, [&] { return mine() || (forgotten_ && queue_.empty()); });
+        return mine() ? take() : nullptr;
     }
 
     void run() {
         pthread_setname_np(pthread_self(), "roundelay-calls");
-        while (true) {
-            std::shared_ptr<Task> task;
-            {
-                std::unique_lock guard(mutex_);
-                changed_.wait(guard, [&] { return stop_ || (!queue_.empty() && !busy_); });
-                if (queue_.empty() && stop_) return;
-                task = queue_.front();
-                busy_ = true;
-            }
+        while (const auto task = next()) {
             task->began_ns = now_ns();
             try {
                 task->work();
             } catch (...) {
                 task->error = std::current_exception();
+                failed_ = true;
             }
             task->ended_ns = now_ns();
+            task->work = nullptr;  // and with it all that only the call kept
+            slow_ns_ = 0;
             {
                 const std::lock_guard guard(mutex_);
-                queue_.pop_front();
                 task->done = true;
-                busy_ = false;
+                state_.fetch_and(~busy);
             }
             changed_.notify_all();
         }
     }
 
+    std::atomic<std::uint32_t> state_ = 0;
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::shared_ptr<Task>> queue_;
-    bool busy_ = false, stop_ = false;
-    int waiting_ = 0;  // calls of other threads for their turn
-    std::atomic<int> wanted_ = 0;
-    std::thread thread_;
+    bool running_ = false, forgotten_ = false;
+    std::atomic<bool> failed_ = false;
+    std::atomic<int> wanted_ = 0, slow_rank_ = -1;
+    std::atomic<std::int64_t> slow_ns_ = 0;
 };
 
 }  // namespace roundelay

@@ -3,10 +3,11 @@
 
 #include <nanobind/nanobind.h>
 
-#include <atomic>
 #include <cstdint>
 
 #include "group.hpp"
+#include "lock_py.hpp"
+#include "progress.hpp"
 
 namespace roundelay {
 
@@ -19,22 +20,14 @@ class PyWaiter : public Waiter {
    public:
     explicit PyWaiter(nb::handle on_slow) : on_slow_(on_slow) {}
     ~PyWaiter() override {
-        if (saved_ != nullptr) PyEval_RestoreThread(saved_);
+        if (saved_ != nullptr) const Stay back(saved_);
     }
     void blocks() override {
         if (saved_ == nullptr) saved_ = PyEval_SaveThread();
     }
-    // False when one raised: the exception waits in the interpreter.
-    bool lets_signals_in() {
-        if (saved_ != nullptr) PyEval_RestoreThread(saved_);
-        saved_ = nullptr;
-        if (PyErr_CheckSignals() != 0) return false;
-        saved_ = PyEval_SaveThread();
-        return true;
-    }
     bool goes_on(int rank, std::int64_t waited) override {
-        PyEval_RestoreThread(saved_);
-        saved_ = nullptr;
+        blocks();
+        const Stay here(saved_);
         if (PyErr_CheckSignals() != 0) return false;  // the exception waits in the interpreter
         if (waited > slow_ns && !told_) {
             told_ = true;
@@ -45,8 +38,15 @@ class PyWaiter : public Waiter {
                 return false;
             }
         }
-        saved_ = PyEval_SaveThread();
+        blocks();
         return true;
+    }
+    // The same while others have their turn in a line; a forked child throws.
+    bool goes_on(Progress& line, const World& world) {
+        const auto [rank, waited] = line.take_slow();
+        const bool on = goes_on(rank, waited);
+        if (world.foreign()) throw Broken{};
+        return on;
     }
 
    private:
@@ -55,30 +55,23 @@ class PyWaiter : public Waiter {
     bool told_ = false;
 };
 
-// For threads that hold no interpreter lock, and work while their rank computes: they spin only once
-// somebody waits for what they do.
+// For the thread of a line, which knows nothing of Python and works while its rank computes: it spins
+// only once somebody waits for what it does, and leaves it to them to say that it takes long.
 class BackgroundWaiter : public Waiter {
    public:
-    BackgroundWaiter(nb::handle on_slow, const std::atomic<int>& wanted)
-        : on_slow_(on_slow), wanted_(wanted) {}
-    bool may_spin() override { return wanted_.load(std::memory_order_relaxed) > 0; }
+    explicit BackgroundWaiter(Progress& line) : line_(line) {}
+    bool may_spin() override { return line_.wanted().load(std::memory_order_relaxed) > 0; }
     bool goes_on(int rank, std::int64_t waited) override {
-        if (waited > slow_ns && !told_ && Py_IsInitialized() != 0) {
-            told_ = true;
-            const nb::gil_scoped_acquire lock;
-            try {
-                on_slow_(rank, double(waited) / 1e9);
-            } catch (nb::python_error& error) {
-                error.discard_as_unraisable("roundelay");
-            }
+        if (waited > slow_ns && !noted_) {
+            noted_ = true;
+            line_.note_slow(rank, waited);
         }
         return true;
     }
 
    private:
-    nb::handle on_slow_;
-    const std::atomic<int>& wanted_;
-    bool told_ = false;
+    Progress& line_;
+    bool noted_ = false;
 };
 
 // Run `work` with a waiter; an exception that a signal left in the interpreter comes first.

@@ -25,15 +25,16 @@ namespace roundelay {
 namespace {
 
 constexpr std::uint64_t magic = 0x31796c65646e756f;  // "oundely1"
-constexpr std::uint32_t version = 1;
+constexpr std::uint32_t version = 2;
 constexpr int heartbeat_ms = 100;
 constexpr std::int64_t told_within_ns = 1'000'000'000;
 constexpr std::size_t set_aside = 32 * 1024 * 1024;
 constexpr std::size_t wards = 8;  // ranks whose end each rank watches for
 
 // Processes that fork while they are ranks: the child must not keep a rank's pipe open.
-std::mutex worlds_mutex;
-std::set<World*> worlds;
+// Never destroyed: a thread may let go of a world while the process exits.
+std::mutex& worlds_mutex = *new std::mutex;
+std::set<World*>& worlds = *new std::set<World*>;
 std::atomic<std::uint32_t> forks;  // counted in the child, so that it knows what it inherited
 
 void before_fork() { worlds_mutex.lock(); }

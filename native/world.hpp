@@ -71,7 +71,7 @@ struct alignas(64) Header {
     std::uint64_t mail_bytes;  // of one ring; where each lies is in a table by pair, once it is used
 };
 
-class World {
+class World : public std::enable_shared_from_this<World> {
    public:
     // Where the parts of the memory of `size` ranks lie, before the arena, and how long all of it is.
     struct Parts {
@@ -150,6 +150,24 @@ class World {
     int own_pipe_ = -1;
     int stop_read_ = -1, stop_write_ = -1;
     std::thread watcher_;
+};
+
+// Memory in the arena that some ranks share; goes back when the last of them lets go of it.
+class Block : public std::enable_shared_from_this<Block> {
+   public:
+    // Room for a block that so many ranks hold; each then makes its own end of it.
+    static std::uint64_t reserve(World& world, std::size_t bytes, std::uint32_t ranks);
+    Block(std::shared_ptr<World> world, std::uint64_t at, std::size_t bytes);
+    ~Block();
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+    std::uint64_t at() const { return at_ + page_bytes; }
+    std::byte* data(std::size_t from) { return world_->at<std::byte>(at() + from); }
+
+   private:
+    std::shared_ptr<World> world_;
+    std::uint64_t at_;
+    std::size_t bytes_;
 };
 
 // Have the kernel set pages aside now, so that no write to them fails later. The kernel would rather

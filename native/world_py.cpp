@@ -7,6 +7,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "group.hpp"
+#include "inside_py.hpp"
+#include "lock_py.hpp"
 #include "memory.hpp"
 #include "sites_py.hpp"
 #include "view_py.hpp"
@@ -14,30 +16,6 @@
 namespace roundelay {
 
 namespace {
-
-// Memory in the arena that all ranks of a group share; goes back when the last rank lets go of it.
-class Block {
-   public:
-    static std::uint64_t make(World& world, std::size_t bytes, std::uint32_t ranks) {
-        const std::uint64_t at = world.allocate(bytes + 4096);
-        world.at<std::atomic<std::uint32_t>>(at)->store(ranks);
-        return at;
-    }
-    Block(std::shared_ptr<World> world, std::uint64_t at, std::size_t bytes)
-        : world_(std::move(world)), at_(at), bytes_(bytes) {}
-    ~Block() {
-        if (world_->foreign()) return;
-        if (world_->at<std::atomic<std::uint32_t>>(at_)->fetch_sub(1) == 1)
-            world_->release(at_, bytes_ + 4096);
-    }
-    std::uint64_t at() const { return at_ + 4096; }
-    std::byte* data(std::size_t from) { return world_->at<std::byte>(at_ + 4096 + from); }
-
-   private:
-    std::shared_ptr<World> world_;
-    std::uint64_t at_;
-    std::size_t bytes_;
-};
 
 nb::object trouble_of(World& world) {
     if (!world.troubled()) return nb::none();
@@ -52,6 +30,8 @@ nb::object trouble_of(World& world) {
 void register_world(nb::module_& module) {
     nb::exception<Broken>(module, "Broken");
     nb::exception<OutOfMemory>(module, "OutOfMemory", PyExc_MemoryError);
+    register_lock(module);
+    module.def("on_nested", &Inside::set_refusal);
     module.def("set_package", &Sites::set_package);
     module.def("skip_package", &Sites::skip_package);
     module.def("caller", &Sites::caller);
@@ -98,9 +78,10 @@ void register_world(nb::module_& module) {
         .def("pid", [](World& world, int rank) { return world.rank(rank).pid.load(); })
         .def("heartbeat", [](World& world, int rank) { return world.rank(rank).heartbeat.load(); })
         .def("next_serial", [](World& world) { return ++world.header().serial; })
-        .def("allocate", &World::allocate, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("troubled", &World::troubled)
+        .def("allocate", &World::allocate, nb::call_guard<Unlocked>())
         .def("release", &World::release)
-        .def("make_block", &Block::make, nb::call_guard<nb::gil_scoped_release>());
+        .def("make_block", &Block::reserve, nb::call_guard<Unlocked>());
 
     nb::class_<View>(module, "View")
         .def("__init__", [](View* self, nb::object object) { new (self) View(object.ptr()); })
@@ -111,7 +92,10 @@ void register_world(nb::module_& module) {
         .def_ro("contiguous", &View::contiguous);
 
     nb::class_<Block>(module, "Block")
-        .def(nb::init<std::shared_ptr<World>, std::uint64_t, std::size_t>())
+        // By a shared pointer of C++'s own: groups keep theirs without Python.
+        .def(nb::new_([](std::shared_ptr<World> world, std::uint64_t at, std::size_t bytes) {
+            return std::make_shared<Block>(std::move(world), at, bytes);
+        }))
         .def_prop_ro("at", &Block::at)
         .def("bytes", [](nb::handle self, std::size_t from, std::size_t count) {
             std::byte* data = nb::cast<Block&>(self).data(from);

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -17,8 +18,11 @@ def use_instruction_set(name: str) -> None: ...
 ANY_TAG: int
 
 class Broken(Exception): ...  # noqa: N818 - never seen by users
+class Closed(Exception): ...  # noqa: N818 - likewise
 class OutOfMemory(MemoryError): ...  # noqa: N818
 
+def end_stays() -> None: ...
+def on_nested(refuse: Callable[[int | str, str, int | str, str], None]) -> None: ...
 def set_package(folder: str) -> None: ...
 def skip_package(folder: str) -> None: ...
 def caller() -> tuple[CodeType, int, int] | None: ...
@@ -33,6 +37,7 @@ class World:
     used: int
     foreign: bool
     token: bytes
+    troubled: bool
     trouble: tuple[str, int, int, int, int, str] | None
     @staticmethod
     def create(size: int, arena: int = ..., slot_bytes: int = ...) -> World: ...
@@ -75,7 +80,9 @@ class Shelf:
     def drop(self, key: int) -> None: ...
 
 class Task:
+    done: bool
     times: tuple[float, float]
+    def wait(self, on_slow: object) -> None: ...
 
 class Block:
     at: int
@@ -88,7 +95,7 @@ class Group:
     def __init__(
         self,
         world: World,
-        at: int,
+        block: Block | None,
         rank: int,
         world_ranks: list[int],
         slot_bytes: int = ...,
@@ -105,8 +112,10 @@ class Group:
     # Any: the twelve arguments of a call, made in one place (communicator.py).
     def call(self, *arguments: Any) -> None: ...
     def start(self, *arguments: Any) -> Task: ...
-    def done(self, task: Task) -> bool: ...
-    def wait(self, task: Task) -> None: ...
+    failed: bool
+    def close(self) -> None: ...
+    def drain(self, every: bool) -> None: ...
+    def leave(self) -> None: ...
     def teach(
         self,
         collective: int,
@@ -122,6 +131,7 @@ class Group:
 
 class Letter:
     done: bool
+    fate: int
     found: tuple[int, int, int, int]
 
 class Mailbox:
@@ -136,4 +146,7 @@ class Mailbox:
         dtype: int,
         background: bool,
     ) -> Letter: ...
-    def wait(self, letter: Letter, seconds: float, on_slow: object) -> None: ...
+    def settled(self, letter: Letter, group: Group) -> bool: ...
+    def wait(self, letter: Letter, group: Group, seconds: float, on_slow: object) -> None: ...
+    def drain(self, group: Group, number: int | None, seconds: float, on_slow: object) -> None: ...
+    def forget(self) -> None: ...

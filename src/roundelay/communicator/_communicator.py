@@ -296,11 +296,13 @@ class Communicator(Mail, Groups, ObjectCalls):
             level = level._parent
 
     def close(self) -> None:
-        """Say goodbye: others that still need this rank are told at once."""
+        """Wait for what was begun, then say goodbye: who still needs this rank is told at once."""
         while self._goodbyes:
             self._goodbyes.pop()()
-        self._end.close()
-        self._quick = self._end.quick  # which now refuses, so that the long way can say why
+        try:
+            self._end.close()
+        finally:
+            self._quick = self._end.quick  # which now refuses, so that the long way can say why
 
     # ---- how a job runs
 

@@ -16,7 +16,13 @@ from roundelay.communicator.buffers import CODES, DTYPES, view
 from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.plans import COLLECTIVES, Plans
 from roundelay.communicator.pool import Pool
-from roundelay.communicator.trouble import explain, say_slow
+from roundelay.communicator.trouble import (
+    cancelled,
+    explain,
+    own_doing,
+    refuse_nested,
+    say_slow,
+)
 from roundelay.engines._end import End, Job, never
 from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
 from roundelay.reductions import Array
@@ -24,10 +30,12 @@ from roundelay.tuning import Tuning, default_for
 
 __all__ = ["NativeEnd"]
 
+CLOSED = "This communicator is closed."
 PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
 
 # Source lines in errors are the caller's, never ours.
 _core.set_package(str(Path(__file__).parent.parent) + "/")
+_core.on_nested(refuse_nested)
 
 
 class NativeEnd(End):
@@ -49,12 +57,13 @@ class NativeEnd(End):
         self.world = world
         self.ranks = list(range(world.size)) if _ranks is None else list(_ranks)  # in the world
         self.rank, self.size = rank, len(self.ranks)
+        self.slow = _slow_teller(self)
         self.native: _core.Group | None = _core.Group(
             world,
-            0 if _block is None else _block.at,
+            _block,  # the group's own memory, which goes back with the last rank
             rank,
             self.ranks,
-            on_slow=_slow_teller(self),
+            on_slow=self.slow,
             on_broken=_broken_teller(self),
             parent=None if _parent is None else _parent._open(),
         )
@@ -62,11 +71,13 @@ class NativeEnd(End):
             _core.Mailbox(world, self.ranks[rank]) if _parent is None else _parent._mailbox
         )
         self._mail_group = _mail_group  # a number that no other group ever has
-        self._whole = _parent is None
-        self._block = _block  # the group's own memory, which goes back with the last rank
+        self._root: NativeEnd = self if _parent is None else _parent._root
+        self._made: weakref.WeakSet[NativeEnd] = weakref.WeakSet()  # groups made from this one
+        self._closed = False
         shelf = _core.Shelf(world, self.ranks[rank])
         self._plans = Plans(rank, self.size, tuning or default_for(self.size), shelf)
         self.told: CommunicationError | None = None  # what went wrong, once somebody has asked
+        self.heard = False  # of the root: whether any group of this rank has told it
         self.timeout = timeout
         self.quick = self.native.quick  # no Python between the caller and the native core
         self._mailed = [0] * self.size  # bytes, by rank
@@ -93,6 +104,8 @@ class NativeEnd(End):
             self._open().call(*arguments)
         except _core.Broken:
             raise explain(self) from None
+        except _core.Closed:
+            raise InvalidArgumentError(CLOSED) from None
 
     def _learn(self, collective: str, root: int, plan: _core.Plan) -> None:
         """Give the native core the programs of plain calls, by size."""
@@ -109,6 +122,8 @@ class NativeEnd(End):
             return _Task(self, self._open().start(*arguments), arguments)
         except _core.Broken:
             raise explain(self) from None
+        except _core.Closed:
+            raise InvalidArgumentError(CLOSED) from None
 
     def post(
         self,
@@ -149,7 +164,7 @@ class NativeEnd(End):
         place, serial = map(int, every[ranks[0]])
         if place == 0:
             raise NoRoomError(nbytes, serial, f"a group of {len(ranks)} ranks")
-        return type(self)(
+        made = type(self)(
             self.world,
             list(ranks).index(self.rank),
             tuning=self._plans.tuning,
@@ -159,6 +174,8 @@ class NativeEnd(End):
             _parent=self,
             _mail_group=serial,
         )
+        self._made.add(made)
+        return made
 
     def memory(self, nbytes: int) -> Array:
         """Return bytes in the shared arena, where collectives need no copy."""
@@ -211,18 +228,43 @@ class NativeEnd(End):
         self.world.fail(word, self.ranks[self.rank], text)
 
     def close(self) -> None:
-        """Say goodbye: others that still need this rank are told at once."""
-        if self.native is None:
+        """Finish what was begun, then say goodbye: who still needs this rank is told at once."""
+        if self._closed or self.native is None:
             return
-        self.native = None
-        self.quick = never
-        self._block = None
-        if self._whole:
-            self.world.leave(self.ranks[self.rank])
+        self.native.close()  # which may be refused
+        self._closed = True
+        try:
+            if not self.world.foreign:  # a child has begun nothing
+                self._drain(self.native)
+        finally:
+            self.quick = never
+            self.native.leave()
+            if self._root is self:
+                self._mailbox.forget()
+                self.world.leave(self.ranks[self.rank])
+            self.native = None
+
+    def _drain(self, native: _core.Group) -> None:
+        """Wait until nothing is under way, here and in groups made from this one.
+
+        Raises what has gone wrong in the background, unless somebody has heard of it.
+        """
+        for made in list(self._made):
+            made.close()
+        whole = self._root is self
+        try:
+            native.drain(whole)
+            number = None if whole else self._mail_group
+            self._mailbox.drain(native, number, self.timeout, self.slow_mail)
+            broken = native.failed
+        except _core.Broken:
+            broken = True
+        if broken and not self._root.heard and not own_doing(self):
+            raise explain(self)
 
     def _open(self) -> _core.Group:
-        if self.native is None:
-            raise InvalidArgumentError("This communicator is closed.")
+        if self._closed or self.native is None:
+            raise InvalidArgumentError(CLOSED)
         return self.native
 
     def slow_mail(self, world_rank: int, seconds: float) -> None:
@@ -240,11 +282,14 @@ class _Task:
         self._end, self._task, self._buffers = end, task, buffers
 
     def done(self) -> bool:
-        return self._end._open().done(self._task)
+        try:
+            return self._task.done
+        except _core.Broken:
+            raise explain(self._end) from None
 
     def wait(self) -> None:
         try:
-            self._end._open().wait(self._task)
+            self._task.wait(self._end.slow)
         except _core.Broken:
             raise explain(self._end) from None
         self._buffers = None
@@ -258,14 +303,23 @@ class _Letter:
         self._end, self._letter = end, letter
 
     def done(self) -> bool:
-        return self._letter.done
-
-    def wait(self) -> None:
         end = self._end
         try:
-            end._mailbox.wait(self._letter, end.timeout, end.slow_mail)
+            return end.native is None or end._mailbox.settled(self._letter, end.native)
         except _core.Broken:
             raise explain(end) from None
+
+    def wait(self) -> None:
+        end, letter = self._end, self._letter
+        try:
+            if end.native is not None:
+                end._mailbox.wait(letter, end.native, end.timeout, end.slow_mail)
+        except _core.Broken:
+            raise explain(end) from None
+        if not letter.done:  # closed, and not in peace
+            raise explain(end)
+        if letter.fate:
+            raise cancelled(end, letter)
 
     def found(self) -> tuple[int, int, int, str]:
         source, tag, nbytes, dtype = self._letter.found

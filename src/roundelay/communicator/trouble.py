@@ -12,18 +12,22 @@ from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     CommunicationError,
+    InvalidArgumentError,
     PeerLost,
 )
 from roundelay.reductions import REDUCTIONS
 
 if TYPE_CHECKING:
+    from roundelay import _core
     from roundelay.communicator.native import NativeEnd
 
-__all__ = ["explain", "say_slow"]
+__all__ = ["cancelled", "explain", "own_doing", "refuse_nested", "say_slow"]
 
 
 PATIENCE = 1.0  # seconds, for ranks that are on their way, and perhaps still compile
 BEAT = 0.5  # seconds without a heartbeat that mean a stopped process
+GONE = {"left": "finished", "closed": "closed the group"}
+LATE = 2  # the native core's number for a letter that did not come in time
 LEFT = 2  # the native core's number for a rank that said goodbye
 
 
@@ -34,6 +38,7 @@ def explain(end: NativeEnd) -> CommunicationError:
             "This process was forked from a rank and is none itself. Communicate in the parent, or "
             "start processes that make a communicator of their own."
         )
+    end._root.heard = True
     if end.told is None:
         end.told = _explain(end)
     return type(end.told)(str(end.told))
@@ -50,8 +55,9 @@ def _explain(end: NativeEnd) -> CommunicationError:
     table = f"\n{_table(end, call)}" if here and call else ""
     if kind == "mismatch":
         return CollectiveMismatch(f"The ranks made different calls:{table}")
-    if kind == "lost" and text == "left":
-        return PeerLost(f"Rank {culprit} has finished, but rank {finder} still needs it.{table}")
+    if kind == "lost" and text in GONE:
+        how = GONE[text]
+        return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it.{table}")
     if kind == "lost":
         pid = end.world.pid(culprit)
         return PeerLost(f"Rank {culprit} (process {pid}) died.{_last_call(end, culprit)}")
@@ -68,6 +74,39 @@ def _explain(end: NativeEnd) -> CommunicationError:
     if kind == "failed":
         return PeerLost(f"Rank {culprit} failed: {text}")
     return CommunicationError(f"Rank {culprit} was interrupted.")
+
+
+def own_doing(end: NativeEnd) -> bool:
+    """Tell whether this very rank ended the world, by an error that is already on its way."""
+    trouble = end.world.trouble
+    mine = end.ranks[end.rank]
+    return trouble is not None and trouble[0] in ("failed", "interrupted") and trouble[1] == mine
+
+
+def cancelled(end: NativeEnd, letter: _core.Letter) -> CommunicationError:
+    """Return the error of a receive that nothing had come for when its communicator was closed."""
+    source = letter.found[0]
+    name = f"rank {end.ranks.index(source)}" if source in end.ranks else "any rank"
+    call = f"recv on rank {end.rank} from {name}"
+    if letter.fate == LATE:
+        return CollectiveTimeout(
+            f"{call}: nothing had come {end.timeout:g} s after the communicator was closed."
+        )
+    return PeerLost(f"{call}: the communicator was closed, and nobody was left to send anything.")
+
+
+def refuse_nested(inner: int | str, inner_site: str, outer: int | str, outer_site: str) -> None:
+    """Refuse a call that would wait for the one in whose middle its thread is."""
+    raise InvalidArgumentError(
+        f"{_named(inner, inner_site)} was called in the middle of {_named(outer, outer_site)}, on "
+        f"the same thread, and could not return before it: by a signal handler or a finalizer. Let "
+        f"it make a note, and communicate when {_named(outer, '')} has returned."
+    )
+
+
+def _named(call: int | str, site: str) -> str:
+    name = call if isinstance(call, str) else collectives.names()[call]
+    return f"{name} at {site}" if site else name
 
 
 def say_slow(end: NativeEnd, rank: int, seconds: float) -> str:

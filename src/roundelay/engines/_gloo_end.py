@@ -74,7 +74,7 @@ class GlooEnd(End):
     def run(self, job: Job, algorithm: str | None) -> None:
         """Have Gloo do it, or walk a schedule over Gloo's messages."""
         planned = self._planned(job, algorithm)
-        self._line.run(lambda: self._do(planned, algorithm))
+        self._line.run(lambda: self._do(planned, algorithm), str(planned.plan))
 
     def start(self, job: Job, algorithm: str | None) -> Turn:
         """Run the job on a thread, after those that were started before."""

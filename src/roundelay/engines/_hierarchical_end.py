@@ -54,7 +54,7 @@ class HierarchicalEnd(End):
         if self._calls is None:
             self._inside.run(job, algorithm)
         else:
-            self._line.run(self._work(self._calls, job, algorithm))
+            self._line.run(self._work(self._calls, job, algorithm), job.collective)
 
     def start(self, job: Job, algorithm: str | None) -> Task:
         """Run a job on a thread, after those that were started before."""
@@ -147,7 +147,8 @@ class HierarchicalEnd(End):
             end.fail(word, text)
 
     def close(self) -> None:
-        """Say goodbye, here and elsewhere."""
+        """Say goodbye, here and elsewhere, once all that was begun is over."""
+        self._line.run(lambda: None)
         for end in self._ends():
             end.close()
 

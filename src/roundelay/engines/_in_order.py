@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from roundelay import _core
+from roundelay.errors import InvalidArgumentError
 
 __all__ = ["InOrder", "Turn"]
 
@@ -59,19 +60,28 @@ class InOrder:
     def __init__(self) -> None:
         self._waiting: deque[Turn] = deque()
         self._lock = threading.Lock()
+        self._inside: tuple[int, str] | None = None  # the thread that makes a call, and which
         self.busy = False
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], None], what: str = "close") -> None:
         """Make the call after all that were started before, and return when it is over."""
+        if self._inside is not None and self._inside[0] == threading.get_ident():
+            raise InvalidArgumentError(
+                f"{what} was called in the middle of {self._inside[1]}, on the same thread, and "
+                f"could not return before it: by a signal handler or a finalizer. Let it make a "
+                f"note, and communicate when the other call has returned."
+            )
         with self._lock:
             alone = not self.busy
             self.busy = True
         if not alone:
             self.start(work).wait()
             return
+        self._inside = threading.get_ident(), what
         try:
             work()
         finally:
+            self._inside = None
             with self._lock:
                 self.busy = bool(self._waiting)
                 if self.busy:

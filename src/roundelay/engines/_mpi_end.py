@@ -156,14 +156,17 @@ class MpiEnd(End):
         )
 
     def close(self) -> None:
-        """Say goodbye, once MPI has what was sent."""
+        """Say goodbye, once all that was begun is over and MPI has what was sent."""
         if not self._open:
             return
-        self._open = False
+        self._open, before = False, self._error
+        self.wait(self._line.idle, "close", self.moved_at)
         limit = time.monotonic() + LINGER_S
         self._progress.wait(
             lambda: not self._mail.going() or time.monotonic() > limit, lambda: None
         )
+        if before is None and self._error is not None:  # of a call that nobody waited for
+            self._check()
 
     def _begin_job(self, job: Job, algorithm: str | None, *, background: bool) -> _Task:
         own = self._own.steps(job) if algorithm is None else None
@@ -189,10 +192,10 @@ class MpiEnd(End):
         return _Task(self, call)
 
     def _check(self) -> None:
-        if not self._open:
-            raise InvalidArgumentError("This communicator is closed.")
         if self._error is not None:
             raise type(self._error)(str(self._error))
+        if not self._open:
+            raise InvalidArgumentError("This communicator is closed.")
 
     def _on_error(self, error: Exception, what: str) -> None:
         self._fail(in_our_words(self._mpi, error, what))

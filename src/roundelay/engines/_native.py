@@ -65,7 +65,7 @@ def make_world(size: int) -> _core.World:
 
 def make_group(world: _core.World, rank: int) -> _core.Group:
     """Return the rank's end of the group of all ranks."""
-    return _core.Group(world, 0, rank, list(range(world.size)), on_slow=_slow)
+    return _core.Group(world, None, rank, list(range(world.size)), on_slow=_slow)
 
 
 def call_native(group: _core.Group, programs: Programs, rank: int, part: Part) -> Array | None:
@@ -94,14 +94,20 @@ def call_native(group: _core.Group, programs: Programs, rank: int, part: Part) -
 
 
 def fold_in_python(
-    world: _core.World, schedule: Schedule, rank: int, part: Part, made: Reduction
+    world: _core.World,
+    group: _core.Group,
+    schedule: Schedule,
+    rank: int,
+    part: Part,
+    made: Reduction,
 ) -> Array | None:
     """Walk the schedule over the mailboxes, and fold what arrives with a function of Python's."""
     mailbox = _core.Mailbox(world, rank)
 
     def post(data: Array, other: int, *, sends: bool) -> _Letter:
         view = _core.View(data)
-        return _Letter(mailbox, mailbox.post(sends, other, 0, 0, view, BYTE, IN_FOREGROUND))
+        letter = mailbox.post(sends, other, 0, 0, view, BYTE, IN_FOREGROUND)
+        return _Letter(mailbox, group, letter)
 
     route = Route.of(schedule, rank)
     due = route.walk(part.array, part.dtype, part.counts, lambda given, _: fold(made, given), post)
@@ -111,13 +117,14 @@ def fold_in_python(
 @dataclass(frozen=True, slots=True)
 class _Letter:
     mailbox: _core.Mailbox
+    group: _core.Group
     letter: _core.Letter
 
     def done(self) -> bool:
         return self.letter.done
 
     def wait(self) -> None:
-        self.mailbox.wait(self.letter, TIMEOUT_S, _slow)
+        self.mailbox.wait(self.letter, self.group, TIMEOUT_S, _slow)
 
 
 def _view(array: Array) -> _core.View:

@@ -134,7 +134,7 @@ def _server(programs: Programs, op: Op | None) -> Callable[[_core.World, int, Ch
             if op is None:
                 return encode(call_native(group, programs, rank, part))
             made = reduction(op)
-            return encode(fold_in_python(world, programs.schedule, rank, part, made))
+            return encode(fold_in_python(world, group, programs.schedule, rank, part, made))
 
         while (request := channel.receive()) is not None:
             if not report(partial(answer, request), world, rank, channel):

@@ -59,7 +59,7 @@ class Threads:
         def body(world: _core.World, rank: int) -> Array | None:
             part = Part(arrays[rank], dtype, made.name, layout.counts)
             if isinstance(op, Op):
-                return fold_in_python(world, schedule, rank, part, made)
+                return fold_in_python(world, groups[rank], schedule, rank, part, made)
             return call_native(groups[rank], programs, rank, part)
 
         outputs = _run_all(world, body)
