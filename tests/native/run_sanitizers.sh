@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the native core with sanitizers and run all tests of the thread world under them: calls, mail,
 # groups, background calls, mismatches, timeouts, and a thousand worlds. Ranks that are killed or stopped
-# are processes, and stay out.
+# are processes, and stay out. Then random orders of close, drop, fork and exit, of threads and processes.
 #   tests/native/run_sanitizers.sh [address|thread] [pytest arguments]
 # Python and numpy stay as they are; the runtime is preloaded and told to look at our code only.
 set -euo pipefail
@@ -55,9 +55,12 @@ for kind in "${KINDS[@]}"; do
     echo "== $kind"
     # Leaks are counted by a test of its own; Python itself never frees all it has.
     # Without address randomization: the thread sanitizer needs the lower part of the memory.
-    setarch -R env LD_PRELOAD="$preload" PYTHONPATH="build/sanitize-$kind" PYTHONMALLOC=malloc \
-        ASAN_OPTIONS="detect_leaks=0 abort_on_error=1" UBSAN_OPTIONS=print_stacktrace=1 \
-        TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1" \
-        "$PYTHON" -m pytest -q -s -p sanitized_core -p no:cacheprovider tests/communicator \
+    sanitized=(setarch -R env LD_PRELOAD="$preload" PYTHONPATH="build/sanitize-$kind"
+        PYTHONMALLOC=malloc OPENBLAS_NUM_THREADS=1
+        ASAN_OPTIONS="detect_leaks=0 abort_on_error=1" UBSAN_OPTIONS=print_stacktrace=1
+        TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1 die_after_fork=0" "$PYTHON")
+    "${sanitized[@]}" -m pytest -q -s -p sanitized_core -p no:cacheprovider tests/communicator \
         tests/native/test_world.py --ignore tests/communicator/test_torch.py "$@"
+    "${sanitized[@]}" -c 'import runpy, sanitized_core
+runpy.run_path("tests/native/lifetime_orders.py", run_name="__main__")' 0 "${ORDERS:-100}"
 done
