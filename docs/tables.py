@@ -19,7 +19,7 @@ __all__ = ["REGIONS"]
 ROOT = Path(__file__).parent.parent
 NATIVE = ROOT / "native"
 COMPARED = ROOT / "benchmarks/results/compare_strategies.json"
-COMMAND = f"python examples/compare_strategies.py --json {COMPARED.relative_to(ROOT)}"
+COMMAND = f"python examples/compare_strategies.py --steps 50 --json {COMPARED.relative_to(ROOT)}"
 
 
 def short_table() -> str:
@@ -61,17 +61,16 @@ def strategies_table() -> str:
     """Return what examples/compare_strategies.py has measured."""
     found = json.loads(COMPARED.read_text(encoding="utf-8"))
     lines = [
-        "| strategy | loss | step | bytes held | bytes sent per step |",
-        "|---|---:|---:|---:|---:|",
+        "| strategy | loss | bytes held | bytes sent per step |",
+        "|---|---:|---:|---:|",
     ]
     for row in found["rows"]:
         held, sent = ("{:,.0f} / {:,.0f}".format(*row[word]) for word in ("held", "sent"))
-        step = f"{row['seconds'] * 1e3:.1f} ms"
-        lines.append(f"| `{row['strategy']}` | {row['loss']:.3f} | {step} | {held} | {sent} |")
+        lines.append(f"| `{row['strategy']}` | {row['loss']:.3f} | {held} | {sent} |")
     ranks, steps = found["ranks"], found["steps"]
     told = (
         f"A {found['size']} GPT on {ranks} ranks, {steps} steps of AdamW; bytes are predicted / "
-        f"measured, of the rank that has most: `{COMMAND}`."
+        f"measured, of the rank that has most, with buckets of 64 KiB: `{COMMAND}`."
     )
     lines += ["", told]
     return "".join(f"{line}\n" for line in lines)

@@ -89,6 +89,8 @@ def test_strategies_are_compared(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "t.json").read_text())["rows"]
     assert {row["strategy"] for row in rows} >= {"ddp", "zero1", "zero2", "zero3", "ps", "ps-async"}
     assert len({row["loss"] for row in rows if not row["strategy"].startswith("ps-")}) == 1
+    held = {row["strategy"]: row["held"][1] for row in rows}
+    assert held["ddp"] > held["zero1"] > held["zero2"]
 
 
 def test_every_file_beside_them_is_read() -> None:

@@ -70,7 +70,8 @@ function place(count, card, width, height) {
   const flat = count === 2 ? 0 : ry;
   const points = around(count, rx, flat);
   // Arrows need room to be seen between cards, most of all on a small screen.
-  if (!roomy(points, card, width < 600 ? 52 : 60)) return null;
+  const gap = count > 12 ? 34 : width < 600 ? 52 : 60;
+  if (!roomy(points, card, gap)) return null;
   return points.map(({ x, y }) => ({ x: x + width / 2, y: y + height / 2 }));
 }
 
