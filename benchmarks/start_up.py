@@ -55,32 +55,32 @@ def timed(work: Callable[[Communicator], None], ranks: int, engine: str) -> tupl
     return min(wall for wall, _ in found), min(cpu for _, cpu in found)
 
 
-def resident(folder: Path, rank: int, ranks: int) -> int:
+def resident(folder: Path, ranks: int) -> int:
     """Return this process's share of memory while all are there, but for the shared world."""
-    meet(folder / "there", rank, ranks)
+    meet(folder / "there", ranks)
     found = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, number, *_ = line.split()
         found[name] = int(number) * 1024
-    meet(folder / "seen", rank, ranks)
+    meet(folder / "seen", ranks)
     return found["Pss:"] - found["Pss_Shmem:"]
 
 
-def meet(folder: Path, rank: int, ranks: int) -> None:
-    """Wait until all ranks have come, without a call of ours."""
-    folder.mkdir(exist_ok=True)
-    (folder / str(rank)).touch()
-    while len(os.listdir(folder)) < ranks:  # noqa: PTH208 - of names, many times
-        time.sleep(0.05)
+def meet(place: Path, ranks: int) -> None:
+    """Wait until all ranks have come, without a call of ours: each adds a byte to a file."""
+    with place.open("ab") as file:
+        file.write(b".")
+    while place.stat().st_size < ranks:
+        time.sleep(0.1)
 
 
 def bare_forks(folder: Path, ranks: int) -> int:
     """Return the memory of as many processes that do the same, and know nothing of one another."""
     ends = []
-    for rank in range(ranks):
+    for _ in range(ranks):
         reader, writer = os.pipe()
         if os.fork() == 0:
-            os.write(writer, str(resident(folder, rank, ranks)).encode())
+            os.write(writer, str(resident(folder, ranks)).encode())
             os._exit(0)
         os.close(writer)
         ends.append(reader)
@@ -100,7 +100,7 @@ def memory(ranks: int, engine: str) -> float:
         (folder / "bare").mkdir()
 
         def work(comm: Communicator) -> int:
-            share = resident(folder / "ours", comm.rank, ranks)
+            share = resident(folder / "ours", ranks)
             world = os.fstat(comm._end.world.fd).st_blocks * 512  # type: ignore[attr-defined] # noqa: SLF001
             if engine == "threads":
                 return share + world if comm.rank == 0 else 0
@@ -108,7 +108,7 @@ def memory(ranks: int, engine: str) -> float:
 
         if engine == "threads":
             (folder / "alone").mkdir()
-            bare = resident(folder / "alone", 0, 1)
+            bare = resident(folder / "alone", 1)
         else:
             bare = bare_forks(folder / "bare", ranks)
         return (sum(rd.run(work, ranks, engine)) - bare) / MIB

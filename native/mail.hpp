@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -99,7 +98,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     std::size_t capacity_;
     std::mutex opening_;
     std::mutex mutex_;
-    std::vector<std::deque<std::shared_ptr<Letter>>> outgoing_;  // by dst
+    std::vector<std::list<std::shared_ptr<Letter>>> outgoing_;  // by dst
     std::list<std::shared_ptr<Letter>> wanted_;
     std::vector<std::unique_ptr<Parcel>> arriving_;  // by src
     std::list<std::unique_ptr<Parcel>> waiting_;     // whole, and nobody wants them yet

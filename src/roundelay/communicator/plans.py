@@ -7,8 +7,10 @@ puts it where all can read it, so that the work is done once.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -114,7 +116,8 @@ class Plans:
         if isinstance(found, bytes):
             return found
         try:
-            parts = compiled(name, self.size, root, reach)
+            with _no_collections():
+                parts = compiled(name, self.size, root, reach)
             with contextlib.suppress(_core.OutOfMemory):  # the others make it too, then
                 self._shelf.put(key, parts)
         finally:
@@ -149,6 +152,18 @@ class Plans:
     def _reach_up_to(self, collective: str) -> int:
         """Return the bytes up to which buffers in the arena are reached into."""
         return ALONE_UP_TO if self.size <= ALONE.get(collective, 0) else EVER
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Look for no garbage meanwhile: all those objects are alive, and each would be visited."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def compiled(name: str, size: int, root: int, reach: Reach) -> list[bytes]:
