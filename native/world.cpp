@@ -15,6 +15,7 @@
 #include <cstring>
 #include <new>
 #include <set>
+#include <system_error>
 
 #include "kill_point.hpp"
 #include "memory.hpp"
@@ -39,6 +40,10 @@ std::atomic<std::uint32_t> forks;  // counted in the child, so that it knows wha
 
 void before_fork() { worlds_mutex.lock(); }
 void after_fork() { worlds_mutex.unlock(); }
+
+[[noreturn]] void throw_errno(const char* what) {
+    throw std::system_error(errno, std::generic_category(), what);
+}
 
 std::string reason(const std::string& what) { return what + ": " + std::strerror(errno); }
 
@@ -85,7 +90,7 @@ std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::siz
     const Parts parts = World::parts(size, group_bytes);
     const std::size_t fixed = parts.bytes;
     const int fd = memfd_create("roundelay", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) throw std::runtime_error(reason("memfd_create"));
+    if (fd < 0) throw_errno("memfd_create");
     // The arena is only addresses until somebody asks for it; a limit on those makes it smaller, also
     // for children that map it beside what they inherit.
     rlimit limit{};
@@ -134,7 +139,7 @@ std::shared_ptr<World> World::attach(int fd, std::span<const std::uint8_t> token
     if (info.st_uid != geteuid() || std::size_t(info.st_size) < sizeof(Header))
         throw std::runtime_error("this shared memory is not of this user's job");
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (own < 0) throw std::runtime_error(reason("dup"));
+    if (own < 0) throw_errno("dup");
     const auto bytes = std::size_t(info.st_size);
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, own, 0);
     if (base == MAP_FAILED) {
@@ -158,11 +163,9 @@ World::~World() {
     }
     if (!foreign()) {
         for (int rank : std::vector<int>(local_)) leave(rank);
-        if (watcher_.joinable()) {
-            ::close(stop_write_);
-            watcher_.join();
-            ::close(stop_read_);
-        }
+        if (stop_write_ >= 0) ::close(stop_write_);
+        if (watcher_.joinable()) watcher_.join();  // there is none if no thread was to be had
+        if (stop_read_ >= 0) ::close(stop_read_);
         for (int fd : pipes_)
             if (fd >= 0) ::close(fd);
         if (own_pipe_ >= 0) ::close(own_pipe_);
@@ -200,7 +203,7 @@ void World::watch(std::vector<int> pipes, int own_pipe) {
     own_pipe_ = own_pipe;
     next_ = std::size_t(std::ranges::find(pipes_, -1) - pipes_.begin()) + 1;  // its own is none
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error(reason("pipe"));
+    if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("pipe");
     stop_read_ = ends[0];
     stop_write_ = ends[1];
     const std::lock_guard guard(mutex_);

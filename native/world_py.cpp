@@ -6,6 +6,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <system_error>
+
 #include "group.hpp"
 #include "inside_py.hpp"
 #include "lock_py.hpp"
@@ -32,6 +34,15 @@ void register_world(nb::module_& module) {
     nb::exception<OutOfMemory>(module, "OutOfMemory", PyExc_MemoryError);
     register_lock(module);
     module.def("on_nested", &Inside::set_refusal);
+    // What the kernel refuses, a descriptor or a thread, is an OSError with its number.
+    nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const std::system_error& error) {
+            PyErr_SetObject(PyExc_OSError,
+                            nb::make_tuple(error.code().value(), error.what()).ptr());
+        }
+    });
     module.def("set_package", &Sites::set_package);
     module.def("skip_package", &Sites::skip_package);
     module.def("caller", &Sites::caller);

@@ -22,6 +22,7 @@ __all__ = [
     "CommunicationError",
     "FormatError",
     "InvalidArgumentError",
+    "LimitError",
     "MeetingError",
     "MissingPackageError",
     "NetworkError",
@@ -171,6 +172,14 @@ class NoRoomError(RoundelayError, MemoryError):
             f"{said} host has no room for {nbytes} more bytes{has}. Let go of arrays, those of "
             f"empty() among them, or give the machine or container more memory."
         )
+
+
+class LimitError(RoundelayError, OSError):
+    """A limit on open files, processes or threads is reached; the message says how to raise it."""
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = number
 
 
 class MeetingError(RoundelayError):

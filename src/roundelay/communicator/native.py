@@ -24,6 +24,7 @@ from roundelay.communicator.trouble import (
     say_slow,
 )
 from roundelay.engines._end import End, Job, never
+from roundelay.engines._limits import limit_hit
 from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
 from roundelay.reductions import Array
 from roundelay.tuning import Tuning, default_for
@@ -124,6 +125,8 @@ class NativeEnd(End):
             raise explain(self) from None
         except _core.Closed:
             raise InvalidArgumentError(CLOSED) from None
+        except OSError as error:
+            raise limit_hit(f"start.{job.collective}", error) or error from None
 
     def post(
         self,
@@ -149,6 +152,8 @@ class NativeEnd(End):
             raise NoRoomError(data.nbytes) from None
         except _core.Broken:
             raise explain(self) from None
+        except OSError as error:
+            raise limit_hit("send" if sends else "recv", error) or error from None
         return _Letter(self, letter)
 
     def group(self, ranks: Sequence[int]) -> Self | None:

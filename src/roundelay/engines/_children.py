@@ -23,8 +23,9 @@ from roundelay import _core
 from roundelay.engines._channel import Channel
 from roundelay.engines._death import end_with_parent, exit_code, killed_by, load_prctl
 from roundelay.engines._descriptors import allow_descriptors
+from roundelay.engines._limits import telling_limits
 from roundelay.engines._native import make_world
-from roundelay.errors import MeetingError
+from roundelay.errors import LimitError, MeetingError
 
 __all__ = ["Children"]
 
@@ -44,7 +45,9 @@ class Children:
     """
 
     def __init__(self, body: Body, size: int, *, tied: bool) -> None:
-        self.world = make_world(size)
+        what = f"a job of {size} ranks"
+        with telling_limits(what):
+            self.world = make_world(size)
         self.channels: list[Channel] = []
         self._pids: list[int] = []
         self._exits: dict[int, int] = {}  # exit codes of the ranks that have ended
@@ -55,10 +58,13 @@ class Children:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         allow_descriptors(4 * size + SPARE)  # a pipe, a channel and one that tells of its end
-        pipes = [os.pipe() for _ in range(size)]
+        pipes: list[tuple[int, int]] = []
         try:
-            for rank in range(size):
-                self._fork(body, rank, pipes, tied=tied)
+            with telling_limits(what):
+                for _ in range(size):
+                    pipes.append(os.pipe())  # noqa: PERF401 - so that those made are let go of
+                for rank in range(size):
+                    self._fork(body, rank, pipes, tied=tied)
             self._let_go(pipes)
             self._meet()
         except BaseException:
@@ -71,19 +77,29 @@ class Children:
         with warnings.catch_warnings():
             # Newer Pythons warn of any fork while threads run; see above for why it is done here.
             warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                mine.close()
+                theirs.close()
+                raise
         if pid == 0:
             self._be_rank(body, rank, pipes, theirs, tied=tied)
         theirs.close()
         self.channels.append(mine)
         self._pids.append(pid)
-        self._watched[rank] = os.pidfd_open(pid)
+        try:
+            self._watched[rank] = os.pidfd_open(pid)
+        except OSError:  # nobody would be told of its end: it is ended here
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     def _be_rank(
         self, body: Body, rank: int, pipes: list[tuple[int, int]], channel: Channel, *, tied: bool
     ) -> NoReturn:
         """Run in the child: nothing may get out of here into the parent's program."""
-        code = 1
+        code, ready = 1, False
         try:
             gc.freeze()  # what is inherited is not looked through, and so stays shared
             _forget_parents_signals()
@@ -94,19 +110,23 @@ class Children:
             ends = [-1 if other == rank else reader for other, (reader, _) in enumerate(pipes)]
             for other, (reader, writer) in enumerate(pipes):
                 os.close(reader if other == rank else writer)
-            world = _core.World.attach(self.world.fd, self.world.token)
-            world.enter(rank)
-            channel.send(READY)
-            if channel.receive() == GO:
-                # From here on every rank has entered: the end of its pipe is its death.
+            with telling_limits(f"rank {rank} of {self.world.size}"):
+                world = _core.World.attach(self.world.fd, self.world.token)
+                world.enter(rank)
+                # Each rank alone holds the writing end of its pipe: the end of that is its death.
                 world.watch(ends, pipes[rank][1])
+            ready = channel.send(READY)
+            if channel.receive() == GO:  # every rank has entered
                 body(world, rank, channel)
                 world.leave(rank)
             code = 0
         except SystemExit as error:
             code = exit_code(error)
-        except BaseException:  # noqa: BLE001 - it has nowhere else to go
-            traceback.print_exc()
+        except BaseException as error:  # noqa: BLE001 - it has nowhere else to go
+            if isinstance(error, LimitError) and not ready:
+                channel.send(str(error).encode())  # the parent raises it
+            else:
+                traceback.print_exc()
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -121,8 +141,11 @@ class Children:
 
     def _meet(self) -> None:
         for rank, channel in enumerate(self.channels):
-            if channel.receive() != READY:
-                raise MeetingError(f"rank {rank} ended before it had started: {self.ending(rank)}.")
+            if (word := channel.receive()) == READY:
+                continue
+            if word is not None:
+                raise LimitError(word.decode())
+            raise MeetingError(f"rank {rank} ended before it had started: {self.ending(rank)}.")
         for channel in self.channels:
             channel.send(GO)
 
@@ -131,7 +154,7 @@ class Children:
 
         Stops early when `deadline`, on the monotonic clock, has passed; the caller may go on later.
         """
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:  # which needs no descriptor of its own
             for rank, watched in self._watched.items():
                 selector.register(watched, selectors.EVENT_READ, (rank, True))
                 selector.register(self.channels[rank], selectors.EVENT_READ, (rank, False))

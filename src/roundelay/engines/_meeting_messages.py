@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -68,7 +69,8 @@ def send(
 def receive(line: socket.socket, deadline: float, taken: list[int]) -> tuple[int, bytes]:
     """Return the kind and the body of the next message; what came beside it goes to `taken`.
 
-    Raises `TimeoutError` at the deadline, `EOFError` at the end, `MeetingError` for nonsense.
+    Raises `TimeoutError` at the deadline, `EOFError` at the end, `MeetingError` for nonsense, and
+    `OSError` where this process may open no more files.
     """
     left = deadline - time.monotonic()
     if left <= 0:
@@ -87,10 +89,8 @@ def receive(line: socket.socket, deadline: float, taken: list[int]) -> tuple[int
     if not data:
         raise EOFError
     if flags & socket.MSG_CTRUNC:
-        raise MeetingError(
-            f"this process may not open as many files as there are ranks ({len(taken)} so far). "
-            f"Raise the limit: `ulimit -n {os.sysconf('SC_OPEN_MAX') * 4}`."
-        )
+        # The kernel drops what it can't give: this process has no room for the others' pipes.
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if flags & socket.MSG_TRUNC or len(data) < HEAD.size:
         raise MeetingError("a message of no known length came")
     magic, version, kind = HEAD.unpack_from(data)

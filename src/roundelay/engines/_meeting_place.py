@@ -44,9 +44,9 @@ class Place:
         try:
             listening.bind(self._address())
             listening.listen(128)
-        except OSError:
+        except OSError as error:
             listening.close()
-            raise
+            raise self._unfit(error) from None
         return listening
 
     def connect(self) -> socket.socket:
@@ -87,19 +87,14 @@ class Place:
         try:
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=PRIVATE)
+        except OSError as error:  # not there, not writable, full, or no place for files at all
+            raise self._unfit(error) from None
+        try:
             self._open()
         except FileNotFoundError:
-            if not self.path.parent.is_dir():
-                raise MeetingError(
-                    f"there is no directory {self.path.parent} for ranks to meet in. "
-                    f"Set XDG_RUNTIME_DIR or TMPDIR to one."
-                ) from None
             return False
         except PermissionError as error:
-            raise MeetingError(
-                f"ranks can't meet in {self.path}: {error.strerror}. "
-                f"Set XDG_RUNTIME_DIR or TMPDIR to a directory that you can write."
-            ) from None
+            raise self._unfit(error) from None
         if self._try_lock():
             return True
         self._close()
@@ -131,6 +126,12 @@ class Place:
             self._close()
             mode = f"{stat.S_IMODE(found.st_mode):o}"
             raise MeetingError(self._foreign(f"others may enter it (mode {mode})"))
+
+    def _unfit(self, error: OSError) -> MeetingError:
+        return MeetingError(
+            f"ranks can't meet in {self.path.parent}: {error.strerror}. Set XDG_RUNTIME_DIR or "
+            f"TMPDIR to a directory that is there and that you can write."
+        )
 
     def _foreign(self, problem: str) -> str:
         return (

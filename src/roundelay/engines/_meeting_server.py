@@ -17,8 +17,9 @@ from typing import Self
 
 from roundelay import _core
 from roundelay.engines import _meeting_messages as messages
+from roundelay.engines._limits import limit_hit, no_files_left
 from roundelay.engines._meeting_place import Place
-from roundelay.errors import MeetingError
+from roundelay.errors import LimitError, MeetingError
 
 __all__ = ["Server", "ranks_text"]
 
@@ -83,7 +84,8 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if error is not None:
-            text = str(error) if kind is MeetingError else f"rank 0 ended: {kind.__name__}."  # type: ignore[union-attr]
+            told = isinstance(error, (LimitError, MeetingError))
+            text = str(error) if told else f"rank 0 ended: {kind.__name__}."  # type: ignore[union-attr]
             for caller in self._callers.values():
                 with contextlib.suppress(OSError):
                     messages.send(caller.line, messages.REFUSED, text.encode())
@@ -109,7 +111,7 @@ class Server:
 
     def _wait_for_all(self) -> dict[int, _Caller]:
         told, shown = "", time.monotonic() + TELL_S
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:
             selector.register(self._listening, selectors.EVENT_READ)
             while missing := self._missing():
                 now = time.monotonic()
@@ -148,7 +150,8 @@ class Server:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             line, _ = self._listening.accept()
-        except OSError:  # gone again, or no descriptor left: the next tick tries again
+        except OSError as error:  # gone again
+            _tell_limit(error)
             return
         pid, uid = messages.peer(line)
         silent = sum(caller.rank is None for caller in self._callers.values())
@@ -164,6 +167,7 @@ class Server:
             hello = messages.Hello.unpack(body)
             problem = self._problem(caller, kind, hello)
         except (EOFError, OSError, struct.error, MeetingError) as error:
+            _tell_limit(error)
             if caller.rank is not None:
                 missing = self._missing()
                 still = f"; {ranks_text(missing)} of {self.size} had not come" if missing else ""
@@ -250,6 +254,13 @@ class Server:
     def _restore(self) -> None:
         while self._signals:
             signal.signal(self._signals.popitem()[0], signal.SIG_DFL)
+
+
+def _tell_limit(error: Exception) -> None:
+    """Raise what is no other's fault: rank 0 may open no more files."""
+    if isinstance(error, OSError) and no_files_left(error):
+        hit = limit_hit("rank 0, to which the others come", error)
+        raise hit or error from None
 
 
 def _raise_ended(number: int, _: object) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from roundelay import _core
 from roundelay.engines import _meeting_messages as messages
 from roundelay.engines._descriptors import allow_descriptors
+from roundelay.engines._limits import no_files_left, telling_limits
 from roundelay.engines._meeting_place import Place
 from roundelay.engines._meeting_server import Server
 from roundelay.engines._native import make_world
@@ -46,6 +47,11 @@ class Job:
 
 def meet(job: Job, rank: int, *, timeout: float) -> _core.World:
     """Return the world of the job, entered as `rank` and watched, once all ranks are in it."""
+    with telling_limits(f"rank {rank} of a job of {job.size}"):
+        return _meet(job, rank, timeout)
+
+
+def _meet(job: Job, rank: int, timeout: float) -> _core.World:
     deadline = time.monotonic() + timeout
     allow_descriptors(3 * job.size + SPARE)
     reader, writer = os.pipe()
@@ -89,6 +95,8 @@ def _join(
                     f"rank {rank} waited {timeout:g} s, but {missing} of {job.size} did not come. "
                     f"See whether they started, or allow more time with timeout."
                 ) from None
+            if isinstance(error, OSError) and no_files_left(error):
+                raise
             if isinstance(error, (EOFError, OSError)):
                 raise MeetingError(
                     f"rank 0 went away while rank {rank} and the others were meeting."
@@ -128,7 +136,9 @@ def _connect(job: Job, rank: int, deadline: float, timeout: float) -> socket.soc
     while True:
         try:
             line = place.connect()
-        except OSError:  # not there yet
+        except OSError as error:  # not there yet
+            if no_files_left(error):
+                raise
             if time.monotonic() + pause > deadline:
                 raise MeetingError(
                     f"rank {rank} of {job.size} waited {timeout:g} s for rank 0 at {job.path}. "

@@ -10,6 +10,7 @@ from roundelay import _core
 from roundelay.engines._base import Buffer
 from roundelay.engines._death import is_consequence
 from roundelay.engines._inputs import outgoing, prepare
+from roundelay.engines._limits import telling_limits
 from roundelay.engines._native import (
     Part,
     call_native,
@@ -125,8 +126,9 @@ def _run_all(world: _core.World, body: Callable[[_core.World, int], Result]) -> 
     for rank in range(world.size):  # nobody may find another one absent
         world.enter(rank)
     try:
-        for thread in threads:
-            thread.start()
+        with telling_limits(f"a job of {world.size} ranks"):
+            for thread in threads:
+                thread.start()
         for thread in threads:
             thread.wait()
     except BaseException as error:

@@ -139,7 +139,12 @@ def base_directory(environ: Mapping[str, str]) -> Path:
     # It is often set to a directory that is not there: in containers, after su.
     if own and os.access(own, os.W_OK | os.X_OK):
         return Path(own)
-    return Path(environ.get("TMPDIR") or tempfile.gettempdir())
+    if environ.get("TMPDIR"):
+        return Path(environ["TMPDIR"])
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # none can be written: who needs one says so
+        return Path("/tmp")  # noqa: S108 - only the name of one
 
 
 def rank_environments(

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from roundelay.engines._limits import telling_limits
 from roundelay.launch._output import screens
 from roundelay.launch._rank_process import RankProcess
 from roundelay.launch.ending import Ending, RankEnd
@@ -33,8 +34,9 @@ def run_job(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -
     """
     with _Job(len(environments)) as job:
         try:
-            for rank, environment in enumerate(environments):
-                job.start(rank, command, environment)
+            with telling_limits(f"a job of {len(environments)} ranks"):
+                for rank, environment in enumerate(environments):
+                    job.start(rank, command, environment)
             while job.running:
                 job.wait()
         except BrokenPipeError:  # whoever read our output has left

@@ -1,0 +1,56 @@
+"""Limits of a process or a user on files, processes and threads, in our words when they are hit."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+from collections.abc import Iterator
+
+from roundelay.errors import LimitError
+
+__all__ = ["limit_hit", "no_files_left", "telling_limits"]
+
+NO_FILES = (errno.EMFILE, errno.ENFILE)
+NO_THREAD = "can't start new thread"  # as Python says it
+
+
+def no_files_left(error: OSError) -> bool:
+    """Tell whether no file, pipe or socket can be opened any more."""
+    return error.errno in NO_FILES
+
+
+def limit_hit(what: str, error: OSError | RuntimeError) -> LimitError | None:
+    """Return in our words the limit that an error comes from; None if it comes from none."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and no_files_left(error):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = "" if hard == resource.RLIM_INFINITY else f", which may go up to {hard}"
+        whose = f"this process may have {soft} files open" if number == errno.EMFILE else (
+            "this machine can have no more files open"
+        )  # fmt: skip
+        return LimitError(
+            f"{what}: {whose}, pipes and sockets among them, and that is not enough. Raise the "
+            f"limit: `ulimit -n {max(1024, 4 * soft)}`{most}; or start fewer ranks.", number
+        )  # fmt: skip
+    if number in (errno.EAGAIN, errno.ENOMEM) or NO_THREAD in str(error):
+        soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        said = "unlimited" if soft == resource.RLIM_INFINITY else soft
+        return LimitError(
+            f"{what}: the kernel starts no more processes or threads for this user (`ulimit -u` is "
+            f"{said}; a container may have a limit of its own). End some, start fewer ranks, or "
+            f"raise the limit.", number or errno.EAGAIN
+        )  # fmt: skip
+    return None
+
+
+@contextlib.contextmanager
+def telling_limits(what: str) -> Iterator[None]:
+    """Raise `LimitError` for what is caused by a limit; all else as it is."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        told = None if isinstance(error, LimitError) else limit_hit(what, error)
+        if told is None:
+            raise
+        raise told from None

@@ -1,0 +1,165 @@
+"""Files, processes and threads run out: a typed error with the way out, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import roundelay as rd
+from roundelay.errors import LimitError, MeetingError
+
+#: Runs jobs under every limit on open files from what is open to plenty.
+FEWER_AND_FEWER = """
+import gc, json, os, resource, sys
+import numpy as np
+import roundelay as rd
+
+def opened():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+def try_it():
+    try:
+        return rd.run(lambda comm: float(comm.all_reduce(np.ones(1))[0]), 3)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+try_it()
+before, hard = opened(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+found = []
+for more in range(1, 20):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+    result = try_it()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        children = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        children = None
+    found.append([result, opened() - before, children])
+print(json.dumps(found))
+"""
+
+
+def test_without_descriptors_the_way_out_is_told_and_none_is_lost(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FEWER_AND_FEWER], capture_output=True, text=True, check=False,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [left for _, left, _ in found] == [0] * len(found)
+    assert [children for _, _, children in found] == [None] * len(found)
+    results = [result for result, _, _ in found]
+    assert results[-1] == [3.0] * 3
+    failed = [result for result in results if result != [3.0] * 3]
+    assert failed
+    assert results.index([3.0] * 3) == len(failed)  # enough is enough
+    for kind, message in failed:
+        assert kind == "LimitError", message
+        assert "a job of 3 ranks" in message
+        assert "`ulimit -n " in message
+
+
+def opened() -> int:
+    gc.collect()  # an error holds what its frames do
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+#: One rank of three, poor in descriptors where it is told to be.
+POOR = """
+import os, resource
+import roundelay as rd
+if "MORE" in os.environ:
+    now = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (now + int(os.environ["MORE"]), 4096))
+try:
+    print("ok", rd.init(timeout=5).rank)
+except rd.RoundelayError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(("poor", "more"), [(0, 0), (0, 3), (0, 6), (1, 0), (1, 2), (1, 3)])
+def test_a_rank_that_is_poor_in_descriptors_says_so(poor: int, more: int, tmp_path: Path) -> None:
+    common = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": "29500", "TMPDIR": str(tmp_path)}  # fmt: skip
+    started = []
+    for rank in range(3):
+        own = {"RANK": str(rank), **({"MORE": str(more)} if rank == poor else {})}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", POOR],
+                env={**common, **own},
+                text=True,
+                stdout=subprocess.PIPE,
+            )
+        )
+    said = [process.communicate(timeout=60)[0] for process in started]
+    assert said[poor].startswith("LimitError rank"), said
+    assert "`ulimit -n " in said[poor]
+    assert all(text.startswith("MeetingError") for rank, text in enumerate(said) if rank != poor)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_without_processes_those_started_are_ended(
+    good: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork = os.fork
+    made: list[int] = []
+
+    def few() -> int:
+        if len(made) == good:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        made.append(fork())
+        return made[-1]
+
+    monkeypatch.setattr(os, "fork", few)
+    before = opened()
+    with pytest.raises(LimitError, match=r"a job of 3 ranks: .*processes or threads.*`ulimit -u`"):
+        rd.run(lambda comm: comm.rank, 3)
+    assert opened() == before
+    for pid in made:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_without_threads_those_started_are_ended(
+    good: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    made: list[threading.Thread] = []
+
+    def few(thread: Any) -> None:
+        if thread.name.startswith("rank "):
+            if len(made) == good:
+                raise RuntimeError("can't start new thread")
+            made.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", few)
+    with pytest.raises(LimitError, match=r"a job of 3 ranks: .*processes or threads"):
+        rd.run(lambda comm: comm.all_reduce(np.ones(1)), 3, "threads")
+    assert not any(thread.is_alive() for thread in made)
+
+
+@pytest.mark.parametrize("place", ["/proc", "/sys", "/dev/null", "/nowhere/at/all"])
+def test_a_place_that_can_hold_no_socket_is_named(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    for name, value in {**own, "TMPDIR": place, "XDG_RUNTIME_DIR": ""}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MeetingError, match=f"can't meet in {place}: .*Set XDG_RUNTIME_DIR or TMP"):
+        rd.init(timeout=3)
