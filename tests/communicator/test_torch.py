@@ -86,6 +86,21 @@ def test_autograd_sees_what_was_written(threads: Any) -> None:
     threads(2, work)
 
 
+def shrunk(tensor: Any, elements: int) -> Any:
+    """Return the tensor, with so many elements in its storage: what lies beyond is not its own."""
+    tensor.untyped_storage().resize_(elements * tensor.element_size())
+    return tensor
+
+
+def test_a_storage_that_still_holds_the_tensor_may_have_shrunk(threads: Any) -> None:
+    def work(comm: Any) -> None:
+        assert comm.all_reduce(shrunk(torch.ones(100)[:60], 60)).tolist() == [2.0] * 60
+        assert comm.all_reduce(shrunk(torch.ones(100)[:0], 0)).tolist() == []
+
+    threads(2, work)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of kinds of tensors that may yet change
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -93,6 +108,17 @@ def test_autograd_sees_what_was_written(threads: Any) -> None:
         (lambda: torch.ones(2).to_sparse(), "dense"),
         (lambda: torch.ones(2, dtype=torch.complex64).conj(), "resolve_conj"),
         (lambda: torch.zeros(2, dtype=torch.float8_e5m2), "float8_e5m2"),
+        (lambda: torch.ones(2, dtype=torch.complex64).conj().imag, "resolve_neg"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+        (lambda: torch.ones(2, 2).to_sparse_csr(), "to_dense"),
+        (lambda: torch.ones(2, 2).to_mkldnn(), "to_dense"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8), "dequantize"),
+        (lambda: torch.ones(1).expand(3), "same place"),
+        (lambda: shrunk(torch.ones(100), 0), "storage that holds 0"),
+        (lambda: shrunk(torch.ones(100), 60), "storage that holds 60"),
+        (lambda: shrunk(torch.ones(100)[50:], 99), "100 elements in a storage that holds 99"),
+        (lambda: shrunk(torch.ones(10, 10).T[::3, ::2], 89), "storage that holds 89"),
+        (lambda: shrunk(torch.ones(9, dtype=torch.bfloat16), 3), "storage that holds 3"),
     ],
 )
 def test_what_has_no_plain_memory_is_refused(make: Any, message: str, threads: Any) -> None:

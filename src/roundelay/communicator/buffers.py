@@ -233,4 +233,4 @@ def unseen(call: str, dtype: str) -> Bound:
 
 def view(array: Array) -> _core.View:
     """Return the native view of contiguous memory; pairs of value and location are bytes to it."""
-    return _core.View(array if array.dtype.names is None else array.view(np.uint8))
+    return _core.View(array if array.dtype.names is None else array.reshape(-1).view(np.uint8))

@@ -88,7 +88,7 @@ def _dtype(given: Any) -> np.dtype[Any]:
         kind: np.dtype[Any] | None = np.dtype(given)
     except (TypeError, ValueError, AttributeError, RuntimeError):
         kind = None
-    if kind is None or kind.hasobject or kind.itemsize == 0:
+    if kind is None or kind.hasobject or kind.itemsize == 0 or kind.subdtype is not None:
         raise InvalidArgumentError(
             f"empty takes a numpy dtype of plain numbers, such as np.float32 or 'int64', not "
             f"{shown(given)}. For bfloat16 there is that of ml_dtypes."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class ObjectCalls(ABC):
         root = self._jobs.check_root("scatter_object", root)
         parts = []
         if self.rank == root:
-            if not isinstance(things, Sized) or len(things) != self.size:
+            if things is None or _length(things) != self.size:
                 raise InvalidArgumentError(
                     f"scatter_object on {self.size} ranks needs a list of {self.size} objects at "
                     f"the root, not {shown(things)}."
@@ -121,6 +121,14 @@ class ObjectCalls(ABC):
     @abstractmethod
     def recv(self, x: Any, src: Any, tag: Any = 0) -> Any:
         """See the communicator."""
+
+
+def _length(things: Any) -> int | None:
+    """Return how many there are; None if that can't be said."""
+    try:
+        return len(things)
+    except (TypeError, ValueError):
+        return None
 
 
 def _cut(joined: Any, counts: Sequence[int], *, allow_pickle: bool) -> list[Any]:
