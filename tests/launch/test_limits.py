@@ -35,17 +35,15 @@ def try_it():
         return [type(error).__name__, str(error)]
 
 try_it()
-before, hard = opened(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-found = []
-for more in range(1, 20):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+before, found = opened(), []
+for more in range(20, 0, -1):  # the hard limit too, which does not go up again
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, before + more))
     result = try_it()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         children = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         children = None
-    found.append([result, opened() - before, children])
+    found.insert(0, [result, opened() - before, children])
 print(json.dumps(found))
 """
 
@@ -81,7 +79,7 @@ import os, resource
 import roundelay as rd
 if "MORE" in os.environ:
     now = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (now + int(os.environ["MORE"]), 4096))
+    resource.setrlimit(resource.RLIMIT_NOFILE, [now + int(os.environ["MORE"])] * 2)
 try:
     print("ok", rd.init(timeout=5).rank)
 except rd.RoundelayError as error:

@@ -57,10 +57,11 @@ class Children:
         for stream in (sys.stdout, sys.stderr):  # or the children would write it once more
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        allow_descriptors(4 * size + SPARE)  # a pipe, a channel and one that tells of its end
         pipes: list[tuple[int, int]] = []
         try:
             with telling_limits(what):
+                # A pipe, a channel and one that tells of its end.
+                allow_descriptors(4 * size + SPARE)
                 for _ in range(size):
                     pipes.append(os.pipe())  # noqa: PERF401 - so that those made are let go of
                 for rank in range(size):

@@ -25,7 +25,7 @@ def limit_hit(what: str, error: OSError | RuntimeError) -> LimitError | None:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, OSError) and no_files_left(error):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = "" if hard == resource.RLIM_INFINITY else f", which may go up to {hard}"
+        most = "" if hard == resource.RLIM_INFINITY else f" (only root goes beyond {hard})"
         whose = f"this process may have {soft} files open" if number == errno.EMFILE else (
             "this machine can have no more files open"
         )  # fmt: skip
