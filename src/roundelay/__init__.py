@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from roundelay.training.strategies.ddp import Ddp
     from roundelay.training.strategies.parameter_server import ParameterServer
     from roundelay.training.strategies.zero import Zero
+    from roundelay.training.unprepare import unprepare
 
 __all__ = [
     "ANY",
@@ -53,6 +54,7 @@ __all__ = [
     "run",
     "save",
     "staleness",
+    "unprepare",
     "verify",
     "whole_tensors",
 ]
@@ -86,6 +88,7 @@ _WHERE = {
     "run": "launch",
     "save": "training.checkpoint",
     "staleness": "training.staleness",
+    "unprepare": "training.unprepare",
     "verify": "launch.verify",
     "whole_tensors": "training.state",
 }

@@ -96,8 +96,10 @@ def divided(setup: Setup, tensors: Mapping[str, torch.Tensor] | None = None) -> 
         last = first + tensor.numel()
         start, stop = max(first, low), min(last, high)
         # A parameter of no elements belongs to the first rank.
-        if start < stop or (tensor.numel() == 0 and rank == 0):
-            state = setup.optimizer.state.get(tensor, {})
+        state = setup.optimizer.state.get(tensor, {})
+        if tensor.numel() == 0 and rank == 0:
+            yield stretch(name, tensor, state, 0, 0)
+        elif start < stop:
             yield stretch(name, tensor, state, start - first, stop - first, at=start - first)
         first = last
 

@@ -15,7 +15,7 @@ from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
 from roundelay.training.precision import cast_model, master_dtype
 
-__all__ = ["Masters", "drop", "make_masters", "multiply", "norm_of", "repoint"]
+__all__ = ["Masters", "clamp", "drop", "make_masters", "merge", "multiply", "norm_of", "repoint"]
 
 WHY = (
     "The gradients of this step are kept for the master weights: scaled, or in another dtype than "
@@ -128,6 +128,12 @@ class Masters:
             with torch.no_grad():
                 torch._foreach_copy_(self._halves, self.tensors)
 
+    @torch.no_grad()
+    def take_edits(self) -> None:
+        """Take over what the user has written into the model; the rest keeps its precision."""
+        for half, master in zip(self._halves, self.tensors, strict=True):
+            merge(master, half)
+
     def held(self) -> list[torch.Tensor]:
         """Return the gradients that wait in half precision."""
         return [grad for grad in self._waiting if grad is not None]
@@ -139,6 +145,25 @@ def norm_of(masters: Masters | None, tensors: Sequence[torch.Tensor], norm_type:
         return masters.norm(norm_type)
     grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
     return float(torch.nn.utils.get_total_norm(grads, norm_type))
+
+
+def merge(master: torch.Tensor, seen: torch.Tensor) -> torch.Tensor | None:
+    """Bring elements that were changed in a rounded copy to its master; return where, if any."""
+    rounded = master.to(seen.dtype)
+    if torch.equal(rounded, seen):
+        return None
+    where = rounded != seen
+    master.copy_(torch.where(where, seen.to(master.dtype), master))
+    return where
+
+
+def clamp(masters: Masters | None, tensors: Sequence[torch.Tensor], value: float) -> None:
+    """Cut every element of whole gradients: those for masters, or those of the model."""
+    if masters is not None:
+        masters.ready()
+    for tensor in tensors if masters is None else masters.tensors:
+        if tensor.grad is not None:
+            tensor.grad.clamp_(-value, value)
 
 
 def drop(masters: Masters | None, tensors: Sequence[torch.Tensor]) -> None:
@@ -174,27 +199,7 @@ def make_masters(setup: Setup) -> Masters | None:
     cast_model(setup.model, setup.precision)
     repoint(setup.optimizer, [one.tensor for one in setup.parameters], tensors)
     setup.masters = list(tensors)
-    _follow_loading(setup, tensors)
     return Masters(setup, tensors)
-
-
-def _follow_loading(setup: Setup, tensors: Sequence[torch.Tensor]) -> None:
-    """Have `model.load_state_dict` reach the masters, which would undo it at the next step."""
-    masters = {
-        name: tensor
-        for one, tensor in zip(setup.parameters, tensors, strict=True)
-        for name in one.names
-    }
-
-    def follow(
-        _: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, *__: object
-    ) -> None:
-        for name, tensor in masters.items():
-            loaded = state.get(prefix + name)
-            if loaded is not None and loaded.shape == tensor.shape:  # torch tells if it is not
-                tensor.copy_(loaded)
-
-    setup.model.register_load_state_dict_pre_hook(follow)  # type: ignore[no-untyped-call]
 
 
 def repoint(

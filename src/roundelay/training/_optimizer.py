@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run
+from roundelay.training._whole_state import load_whole_state, whole_state
 
-__all__ = ["Prepared", "take_over"]
+__all__ = ["Prepared", "give_back", "take_over"]
 
 
 class Prepared:
@@ -32,6 +35,7 @@ class Prepared:
         own = functools.partial(super().step)  # type: ignore[misc]
         run.check_still_the_same()
         sharing = run.sharing
+        sharing.take_edits()
 
         def ready() -> Any:
             with torch.enable_grad():
@@ -39,17 +43,38 @@ class Prepared:
             sharing.before_step()
             return loss
 
-        if closure is None:
-            run.arrivals.flush()
-            sharing.before_step()
-            result = sharing.step(own, None) if run.may_step() else None
-        else:
-            run.refuse_closure()
-            result = sharing.step(own, ready)
-        sharing.after_step()
+        with _hooks(self, closure, apart=not sharing.sees_whole):
+            if closure is None:
+                run.arrivals.flush()
+                sharing.before_step()
+                result = sharing.step(own, None) if run.may_step() else None
+            else:
+                run.refuse_closure()
+                result = sharing.step(own, ready)
+            sharing.after_step()
         now.stepped()
         now.number += 1
         return result
+
+    # What torch looks at to see that hooks around the step are called already, in the own step.
+    vars(step)["hooked"] = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the whole model's optimizer, as one device has it. All ranks call it.
+
+        It is gathered on every rank; `rd.save` writes what fits nowhere.
+        """
+        if self.run.sharing.sees_whole:
+            whole: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+            return whole
+        return whole_state(self.run)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of the whole model's optimizer, of any strategy's. All ranks call it."""
+        if self.run.sharing.sees_whole:
+            super().load_state_dict(state_dict)  # type: ignore[misc]
+        else:
+            load_whole_state(self.run, state_dict)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss as backward should see it: `optimizer.scale(loss).backward()`.
@@ -83,6 +108,55 @@ class Prepared:
         if factor < 1:
             sharing.scale_grads(factor)
         return torch.tensor(norm, dtype=torch.float64)
+
+    def clip_grad_value_(self, clip_value: float) -> None:
+        """Cut every element of all gradients to at most `clip_value`. All ranks call it."""
+        if self.run.step.holds:
+            return
+        if not clip_value > 0:
+            raise InvalidArgumentError(
+                f"clip_grad_value_ takes a value above 0, not {clip_value!r}."
+            )
+        self.run.arrivals.flush()
+        self.run.sharing.clamp_grads(float(clip_value))
+
+
+@contextmanager
+def _hooks(optimizer: Any, closure: Any, *, apart: bool) -> Iterator[None]:
+    """Call the optimizer's hooks around a step where it does not see whole gradients itself.
+
+    There they see the model as it is before and after; gradients refuse to be used.
+    """
+    if not apart:
+        yield
+        return
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001 - torch's
+    optimizer._optimizer_step_pre_hooks = OrderedDict()  # noqa: SLF001
+    optimizer._optimizer_step_post_hooks = OrderedDict()  # noqa: SLF001
+    try:
+        optimizer.run.arrivals.flush()
+        for hook in before.values():
+            hook(optimizer, (closure,), {})
+        yield
+    finally:
+        optimizer._optimizer_step_pre_hooks = before  # noqa: SLF001
+        optimizer._optimizer_step_post_hooks = after  # noqa: SLF001
+    for hook in after.values():
+        hook(optimizer, (closure,), {})
+
+
+def give_back(optimizer: Any) -> None:  # Any: a prepared optimizer, and torch's own afterwards
+    """Make a prepared optimizer a plain one of the user's class that steps on the parameters."""
+    setup = optimizer.run.setup
+    tracked = "step" in vars(optimizer)
+    vars(optimizer).pop("step", None)
+    optimizer.__class__ = optimizer.own_class
+    del optimizer.run
+    for group, own in zip(optimizer.param_groups, setup.groups, strict=True):
+        group["params"][:] = own
+    optimizer.state.clear()
+    if tracked:
+        _let_schedulers_know(optimizer)
 
 
 def take_over(optimizer: torch.optim.Optimizer, run: Run) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError, NotFiniteError
 from roundelay.training._exchange import finite
-from roundelay.training._masters import drop
+from roundelay.training._masters import clamp, drop
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Request
@@ -37,8 +37,7 @@ class Alone(Serving):
         known: Options,
     ) -> None:
         super().__init__(options, setup, line, grads)
-        self._value_shares = list(values)
-        self._values = self._by_index(values, line.values_in)
+        self._know_values(values)
         self._known = known
         self._versions = [0] * len(line.servers)  # of the parameters that the model has
         self._pushes = 0
@@ -70,6 +69,10 @@ class Alone(Serving):
         grads = [tensor.grad for tensor in self._tensors if tensor.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads, norm_type))
 
+    def clamp_grads(self, value: float) -> None:
+        """Cut every element of this worker's gradient."""
+        clamp(None, self._tensors, value)
+
     def scale_grads(self, factor: float) -> None:
         """Multiply this worker's gradient."""
         for tensor in self._tensors:
@@ -96,7 +99,7 @@ class Alone(Serving):
         replies = self.line.ask(requests, "values")
         self._versions = [reply.version for reply in replies]
         self._count_staleness(replies)
-        self._take(self._values)
+        self._take()
         return loss
 
     def forget(self) -> None:
@@ -107,11 +110,11 @@ class Alone(Serving):
         """Take the servers' parameters as they are now."""
         replies = self.line.ask(Request(Kind.PULL), "values")
         self._versions = [reply.version for reply in replies]
-        self._take(self._values)
+        self._take()
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state with the parameters as the servers have them, once all workers ask."""
-        return self._pulled_state(self._value_shares)
+        return self._pulled_state()
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out for the gradient and Ψ in for the parameters; a server has all workers'."""

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from roundelay.training._ps_line import Line
     from roundelay.training._ps_server import Updates
 
-__all__ = ["bring", "fetch", "packed", "put_back"]
+__all__ = ["as_arrays", "as_tensors", "asked_by", "bring", "edit", "fetch", "packed", "put_back"]
 
 
 def fetch(setup: Setup, line: Line, shares: Sequence[Share], *, dedicated: bool) -> Iterator[Part]:
     """Yield the parameters of the servers that this worker asks, and its share of frozen ones."""
-    for place in _mine(setup, line, dedicated=dedicated):
+    for place in asked_by(setup, line, dedicated=dedicated):
         for index, message in zip(shares[place].indexes, line.fetch(place), strict=True):
             values, state = _unpacked(message)
             name = setup.parameters[index].name
@@ -38,7 +38,7 @@ def bring(
 ) -> None:
     """Have the servers that this worker asks take back theirs; frozen ones are for all workers."""
     messages = {}
-    for place in _mine(
+    for place in asked_by(
         setup, line, dedicated=dedicated
     ):  # all are read before any server is asked to wait for one
         messages[place] = [_read(setup, saved, index) for index in shares[place].indexes]
@@ -48,7 +48,7 @@ def bring(
         line.bring(place, listed)
 
 
-def _mine(setup: Setup, line: Line, *, dedicated: bool) -> list[int]:
+def asked_by(setup: Setup, line: Line, *, dedicated: bool) -> list[int]:
     """Return which servers this worker asks: the one on its rank, or its share of all."""
     comm, count = setup.comm, len(line.servers)
     if dedicated:
@@ -65,12 +65,12 @@ def _read(setup: Setup, saved: Saved, index: int) -> dict[str, Any]:
     one = setup.parameters[index]
     count = one.tensor.numel()
     return {
-        "values": _array(saved.values(one.name, 0, count).view(one.tensor.shape)),
+        "values": as_arrays(saved.values(one.name, 0, count).view(one.tensor.shape)),
         "elements": {
-            key: _array(value.view(one.tensor.shape))
+            key: as_arrays(value.view(one.tensor.shape))
             for key, value in saved.state(one.name, 0, count).items()
         },
-        "whole": {key: _array(value) for key, value in saved.whole_state(one.name).items()},
+        "whole": {key: as_arrays(value) for key, value in saved.whole_state(one.name).items()},
     }
 
 
@@ -82,17 +82,24 @@ def packed(updates: Updates, number: int) -> dict[str, Any]:
     tensor = updates.parameters[number]
     state = updates.optimizer.state.get(tensor, {})
     return {
-        "values": _array(tensor),
+        "values": as_arrays(tensor),
         "elements": {},
-        "whole": {key: _array(value) for key, value in state.items()},
+        "whole": {key: as_arrays(value) for key, value in state.items()},
     }
 
 
 def put_back(updates: Updates, number: int, message: dict[str, Any]) -> None:
     """Take one parameter with its state from a worker."""
     tensor = updates.parameters[number]
-    tensor.copy_(_tensor(message["values"]))
+    tensor.copy_(as_tensors(message["values"]))
     restore_state(updates.optimizer, tensor, _Message(message), "", 0, tensor.numel())
+
+
+def edit(updates: Updates, message: dict[str, Any]) -> None:
+    """Take elements of one parameter that a worker has written."""
+    tensor = updates.parameters[message["number"]]
+    where, values = as_tensors(message["where"]), as_tensors(message["values"])
+    tensor.copy_(torch.where(where.to(tensor.device), values.to(tensor.device), tensor))
 
 
 class _Message:
@@ -103,41 +110,45 @@ class _Message:
 
     def values(self, name: str, start: int, stop: int) -> torch.Tensor:  # noqa: ARG002
         """Return the elements, flat."""
-        flat: torch.Tensor = _tensor(self._message["values"]).reshape(-1)
+        flat: torch.Tensor = as_tensors(self._message["values"]).reshape(-1)
         return flat[start:stop]
 
     def state(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
         """Return the state on these elements, flat."""
         elements = self._message["elements"]
-        return {key: _tensor(one).reshape(-1)[start:stop] for key, one in elements.items()}
+        return {key: as_tensors(one).reshape(-1)[start:stop] for key, one in elements.items()}
 
     def whole_state(self, name: str) -> dict[str, Any]:  # noqa: ARG002
         """Return the state of the whole parameter."""
-        return {key: _tensor(one) for key, one in self._message["whole"].items()}
+        return {key: as_tensors(one) for key, one in self._message["whole"].items()}
 
 
 def _unpacked(message: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
     state = {**message["elements"], **message["whole"]}
-    return _tensor(message["values"]), {key: _tensor(one) for key, one in state.items()}
+    return as_tensors(message["values"]), {key: as_tensors(one) for key, one in state.items()}
 
 
 # ---- tensors as arrays, which go anywhere
 
 
-def _array(value: Any) -> Any:  # Any: a tensor, a number, or several of them
+def as_arrays(value: Any) -> Any:  # Any: a tensor, a number, or several of them
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
         kind = str(value.dtype).removeprefix("torch.")
         return {"dtype": kind, "shape": list(value.shape), "of": flat.view(torch.uint8).numpy()}
     if isinstance(value, list):
-        return [_array(one) for one in value]
+        return [as_arrays(one) for one in value]
+    if isinstance(value, dict):
+        return {key: as_arrays(one) for key, one in value.items()}
     return value
 
 
-def _tensor(value: Any) -> Any:
+def as_tensors(value: Any) -> Any:
+    if isinstance(value, dict) and "of" not in value:
+        return {key: as_tensors(one) for key, one in value.items()}
     if isinstance(value, dict):
         flat = torch.from_numpy(value["of"].copy()).view(getattr(torch, value["dtype"]))
         return flat.view(value["shape"])
     if isinstance(value, list):
-        return [_tensor(one) for one in value]
+        return [as_tensors(one) for one in value]
     return value

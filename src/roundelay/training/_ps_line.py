@@ -143,10 +143,16 @@ class Line:
         for message in messages:
             self._mails.asks.send_object(message, self.servers[place], TEXT)
 
-    def _ask_one(self, place: int, kind: Kind) -> None:
+    def edit(self, place: int, messages: Sequence[Any]) -> None:
+        """Bring one server what the user has written into its parameters."""
+        self._ask_one(place, Kind.EDIT, number=len(messages))
+        for message in messages:
+            self._mails.asks.send_object(message, self.servers[place], TEXT)
+
+    def _ask_one(self, place: int, kind: Kind, *, number: int = 0) -> None:
         server, word = self.servers[place], self._asked[place]
         letter = self._mails.answers.start.recv(self._told[place], server, REPLY)
-        Request(kind).write(word, self._counts[place])
+        Request(kind, number).write(word, self._counts[place])
         self._mails.asks.send(word, server, REQUEST)
         letter.wait()
         reply = Reply.read(self._told[place])

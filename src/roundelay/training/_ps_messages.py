@@ -49,6 +49,8 @@ class Kind(IntEnum):
     BYE = 8
     FETCH = 9  # take all parameters with their state, for a checkpoint
     BRING = 10  # bring them back
+    CLAMP = 12  # together: cut every element of the aggregates
+    EDIT = 13  # bring elements of parameters that the user has written
     REST = 11  # don't wait for this worker until it takes parameters again
 
 

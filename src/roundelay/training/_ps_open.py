@@ -20,6 +20,7 @@ from roundelay.training._ps_sharing import Serving
 from roundelay.training._ps_sync import Aggregated, Stepped
 from roundelay.training._ps_twin import Options, twin_of
 from roundelay.training._setup import Setup
+from roundelay.training._zero_elementwise import refuse_coupled
 from roundelay.training.precision import cast_model, master_dtype
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def _share_updates(options: ParameterServer, setup: Setup, plan: _Plan, mails: M
     known = Options(setup.optimizer)
     values = [_share(setup, part, master=True) for part in plan.parts]
     updates = None if plan.own is None else _updates(setup, plan.parts[plan.own], known)
-    setup.optimizer.state.clear()  # the servers have it now
+    for one in setup.parameters:
+        setup.optimizer.state.pop(one.tensor, None)  # the servers have it now
     cast_model(setup.model, setup.precision)
     grads = [_share(setup, part, master=False) for part in plan.parts]
     line = Line(
@@ -129,6 +131,8 @@ def _check(options: ParameterServer, setup: Setup) -> None:
             "LBFGS looks at the loss several times a step and at all parameters at once, which no "
             "server has. Use ParameterServer(update='worker') or another optimizer."
         )
+    if len(options.places(setup.comm.size)[0]) > 1:
+        refuse_coupled(setup.optimizer)
     if setup.scaler is not None:
         raise InvalidArgumentError(
             "A server that updates parameters can't skip steps for a scaled loss. Use "

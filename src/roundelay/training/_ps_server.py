@@ -15,7 +15,7 @@ import torch
 from roundelay.communicator import ANY, Communicator
 from roundelay.errors import CollectiveMismatch, CommunicationError, PeerLost
 from roundelay.training._ps_aggregate import OwnAggregate, aggregate_own, fold_in_order
-from roundelay.training._ps_checkpoint import packed, put_back
+from roundelay.training._ps_checkpoint import edit, packed, put_back
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_messages import (
     DATA,
@@ -36,7 +36,8 @@ __all__ = ["EVER", "WITH_GRADIENTS", "Mails", "Rules", "Server", "Updates", "sta
 
 EVER = 10 * 365 * 86400.0  # seconds that a server waits for somebody to ask
 WITH_GRADIENTS = (Kind.PUSH, Kind.APPLY)
-WORDS = {Kind.PUSH: "brings gradients", Kind.STEP: "steps", Kind.NORM: "asks for a norm"}
+WORDS = {Kind.PUSH: "brings gradients", Kind.STEP: "steps", Kind.NORM: "asks for a norm",
+         Kind.CLAMP: "clips values"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,8 @@ class Server:
         elif kind is Kind.PULL and self.updates is not None:
             self._wake(worker)
             self._answer([worker], Reply(version=self.version), self.updates.values)
-        elif kind in (Kind.FETCH, Kind.BRING) and self.updates is not None:
-            self._checkpoint(worker, kind, self.updates)
+        elif kind in (Kind.FETCH, Kind.BRING, Kind.EDIT) and self.updates is not None:
+            self._checkpoint(worker, request, self.updates)
         else:
             if kind is Kind.REST:
                 self._resting.add(worker)
@@ -199,6 +200,11 @@ class Server:
         if first.kind == Kind.NORM:
             norms = [float(torch.linalg.vector_norm(one, first.norm_type)) for one in self._grads]
             self._answer(self._workers, Reply(version=self.version, values=norms))
+            return
+        if first.kind == Kind.CLAMP:
+            for buffer in self.aggregates:
+                buffer.clamp_(-first.norm_type, first.norm_type)
+            self._answer(self._workers, Reply(version=self.version))
             return
         odd = next((rank for rank, one in zip(self._workers, requests, strict=True)
                     if one.options != first.options), None)  # fmt: skip
@@ -298,9 +304,14 @@ class Server:
 
     # ---- checkpoints
 
-    def _checkpoint(self, worker: int, kind: Kind, updates: Updates) -> None:
-        """Hand all parameters with their state to a worker, or take them from it."""
+    def _checkpoint(self, worker: int, request: Request, updates: Updates) -> None:
+        """Hand all parameters with their state to a worker, or take them, or edits, from it."""
+        kind = Kind(request.kind)
         self._answer([worker], Reply(version=self.version))
+        if kind is Kind.EDIT:
+            for _ in range(request.number):
+                edit(updates, self._mails.asks.recv_object(worker, TEXT))
+            return
         for number in range(len(updates.parameters)):
             if kind is Kind.FETCH:
                 self._mails.answers.send_object(packed(updates, number), worker, TEXT)

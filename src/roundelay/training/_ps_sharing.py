@@ -11,7 +11,8 @@ import torch
 from roundelay.communicator import Traffic
 from roundelay.training._checkpoint_parts import Part, Saved
 from roundelay.training._exchange import finite
-from roundelay.training._ps_checkpoint import bring, fetch
+from roundelay.training._masters import merge
+from roundelay.training._ps_checkpoint import as_arrays, asked_by, bring, fetch
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Reply, Request
@@ -28,6 +29,11 @@ __all__ = ["Serving"]
 
 class Serving(Sharing):
     """A worker with a line to servers."""
+
+    @property
+    def sees_whole(self) -> bool:  # type: ignore[override] # an attribute of other strategies
+        """Whether the optimizer steps here."""
+        return not self.options.server_updates
 
     def __init__(
         self, options: ParameterServer, setup: Setup, line: Line, grads: Sequence[Share]
@@ -63,11 +69,52 @@ class Serving(Sharing):
         most = max(reply.staleness for reply in replies)
         self.staleness[most] = self.staleness.get(most, 0) + 1
 
+    # ---- parameters, where the servers have them
+
     @torch.no_grad()
-    def _take(self, values: Sequence[torch.Tensor]) -> None:
-        """Bring the servers' parameters to the model."""
-        for tensor, value in zip(self._tensors, values, strict=True):
+    def _know_values(self, values: Sequence[Share]) -> None:
+        """Begin with what the servers have: the model as it is."""
+        self._values = self._by_index(values, self.line.values_in)
+        self._loaded: set[int] = set()  # parameters that were loaded and not sent yet
+        for tensor, value in zip(self._tensors, self._values, strict=True):
+            value.copy_(tensor)
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        """Bring the servers' parameters, which have come, to the model."""
+        for tensor, value in zip(self._tensors, self._values, strict=True):
             tensor.copy_(value)
+
+    def loaded(self, index: int, values: torch.Tensor) -> None:
+        """Keep what was loaded, unrounded, until the servers get it."""
+        if self.options.server_updates:
+            self._values[index].copy_(values)
+            self._loaded.add(index)
+
+    @torch.no_grad()
+    def take_edits(self) -> None:
+        """Bring the servers what the user has written into the model since it was pulled.
+
+        In sync all workers write the same, so one of them brings it; else each brings its own.
+        """
+        edits: dict[int, torch.Tensor] = {}
+        for index, (tensor, value) in enumerate(zip(self._tensors, self._values, strict=True)):
+            where = merge(value, tensor)
+            if index in self._loaded:
+                where = torch.ones_like(value, dtype=torch.bool)
+            if where is not None:
+                edits[index] = where
+        self._loaded.clear()
+        together = self.options.mode == "sync"
+        asked = asked_by(self.setup, self.line, dedicated=self.options.dedicated)
+        for place, share in enumerate(self._shares):
+            edited = [index for index in share.indexes if index in edits]
+            if edited and (not together or place in asked):
+                self.line.edit(place, [
+                    {"number": share.indexes.index(index), "where": as_arrays(edits[index]),
+                     "values": as_arrays(self._values[index])}
+                    for index in edited
+                ])  # fmt: skip
 
     def applied(self) -> list[list[int]]:
         """Ask how many gradients each server has taken of each worker, in rank order."""
@@ -77,15 +124,14 @@ class Serving(Sharing):
             for reply in self.line.ask(Request(Kind.COUNT))
         ]
 
-    def _pulled_state(self, shares: Sequence[Share]) -> dict[str, torch.Tensor]:
+    def _pulled_state(self) -> dict[str, torch.Tensor]:
         """Return the model's state with the servers' parameters, the same for all workers."""
         self.rest()
         self.setup.comm.barrier()
         self.pull()
         share_buffers(self.setup)
         state = dict(self.setup.model.state_dict())
-        values = self._by_index(shares, self.line.values_in)
-        for parameter, value in zip(self.setup.parameters, values, strict=True):
+        for parameter, value in zip(self.setup.parameters, self._values, strict=True):
             state.update((name, value.clone()) for name in parameter.names)
         self.setup.comm.barrier()  # or somebody's next gradient would come before a late pull
         return state

@@ -9,7 +9,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._exchange import Told, refuse_broken, tell_all, told_bytes
-from roundelay.training._masters import Masters, drop, multiply, norm_of
+from roundelay.training._masters import Masters, clamp, drop, multiply, norm_of
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Request
@@ -145,6 +145,20 @@ class Aggregated(_Together):
         """Return the norm of the aggregates, which every worker has whole."""
         return norm_of(self._masters, self._tensors, norm_type)
 
+    def clamp_grads(self, value: float) -> None:
+        """Cut every element of the averages."""
+        clamp(self._masters, self._tensors, value)
+
+    def take_edits(self) -> None:
+        """Bring what the user has written into the model to the masters."""
+        if self._masters is not None:
+            self._masters.take_edits()
+
+    def loaded(self, index: int, values: torch.Tensor) -> None:
+        """Bring what was loaded to the master, unrounded."""
+        if self._masters is not None:
+            self._masters.tensors[index].copy_(values)
+
     def scale_grads(self, factor: float) -> None:
         """Multiply the aggregates."""
         multiply(self._masters, self._tensors, factor)
@@ -168,8 +182,7 @@ class Stepped(_Together):
     ) -> None:
         super().__init__(options, setup, line, grads)
         self._known = known
-        self._value_shares = list(values)
-        self._values = self._by_index(values, line.values_in)
+        self._know_values(values)
         self._used = [False] * len(self._tensors)
         self._factors: list[float] = []  # that the servers have not heard of
         self._zeros: dict[int, torch.Tensor] = {}  # in place of gradients that were made zero
@@ -197,6 +210,11 @@ class Stepped(_Together):
                 if used]  # fmt: skip
         return float(torch.linalg.vector_norm(torch.stack(live), norm_type)) if live else 0.0
 
+    def clamp_grads(self, value: float) -> None:
+        """Have the servers cut every element."""
+        self.line.ask(Request(Kind.CLAMP, norm_type=value, factors=self._factors))
+        self._factors = []
+
     def scale_grads(self, factor: float) -> None:
         """Have the servers multiply, when they next hear from all workers."""
         self._factors.append(factor)
@@ -215,7 +233,7 @@ class Stepped(_Together):
         ]
         self._factors = []
         self.line.ask(requests, "values")
-        self._take(self._values)
+        self._take()
         return loss
 
     def forget(self) -> None:
@@ -252,11 +270,11 @@ class Stepped(_Together):
     def pull(self) -> None:
         """Take the servers' parameters as they are now."""
         self.line.ask(Request(Kind.PULL), "values")
-        self._take(self._values)
+        self._take()
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state with the parameters as the servers have them."""
-        return self._pulled_state(self._value_shares)
+        return self._pulled_state()
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out for gradients and Ψ in for parameters; a server has all workers'."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ _core.skip_package(f"{Path(torch.__file__).parent}/")
 
 __all__ = ["FIRST_UNPREPARE", "Run", "live_runs", "refuse_prepared", "run_of"]
 
-FIRST_UNPREPARE = "Copy it, or build it anew, to prepare it otherwise."
+FIRST_UNPREPARE = "Take it back first: model, optimizer = rd.unprepare(model)."
 
 
 class Run:
@@ -37,8 +38,41 @@ class Run:
         #: The steps, and what the ranks had exchanged, when counting began.
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.sharing.traffic()
         self._trained = {id(one.tensor) for one in setup.parameters}
+        #: On the model itself, beside those of the strategy.
+        self.hooks: list[Any] = []
+        if setup.precision.mixed:
+            follow = self._follow_loading()
+            self.hooks.append(setup.model.register_load_state_dict_pre_hook(follow))  # type: ignore[no-untyped-call]
         vars(setup.model)[_KEPT] = _Kept(self)
         _live.runs = [weakref.ref(one) for one in (*live_runs(), self)]
+
+    def _follow_loading(self) -> Callable[..., None]:
+        """Return what has `model.load_state_dict` reach what the optimizer steps on, unrounded."""
+        weak = weakref.ref(self)  # as in Arrivals
+        numbers = {name: index for index, one in enumerate(self.setup.parameters)
+                   for name in one.names}  # fmt: skip
+
+        def follow(
+            module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, *_: object
+        ) -> None:
+            run = weak()
+            if run is None or module is not run.setup.model:  # but a copy of it
+                return
+            for name, index in numbers.items():
+                values, like = state.get(prefix + name), run.setup.parameters[index].tensor
+                if values is not None and values.shape == like.shape:  # torch tells if it is not
+                    run.sharing.loaded(index, values)
+
+        return follow
+
+    def close(self) -> None:
+        """Leave the model: no hook is left on it."""
+        self.arrivals.remove()
+        for hook in self.hooks:
+            hook.remove()
+        self.sharing.close()
+        vars(self.setup.model).pop(_KEPT, None)
+        _live.runs = [weakref.ref(one) for one in live_runs() if one is not self]
 
     @property
     def comm(self) -> Communicator:
@@ -86,7 +120,8 @@ class Run:
                 word = "trained" if one.requires_grad else "frozen"
                 raise InvalidArgumentError(
                     f"The parameter {name} was {word} after prepare, so the ranks would no longer "
-                    f"agree. Freeze and replace parameters before prepare."
+                    f"agree. Freeze and replace parameters before prepare, or between rd.unprepare "
+                    f"and another prepare."
                 )
 
 

@@ -55,6 +55,10 @@ class Setup:
     precision: Precision
     buffers: str = "first"  # whose buffers all ranks have after a step: rank 0's, or their "mean"
     parameters: list[Parameter] = field(default_factory=list)
+    #: The parameters in the optimizer's groups as the user gave them, frozen ones too.
+    groups: list[list[torch.nn.Parameter]] = field(default_factory=list)
+    #: In which dtype the model's parameters and buffers came.
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     step: Step = field(default_factory=Step)
     scaler: Scaler | None = None  # of the loss, where the precision needs one
     #: What the optimizer steps on in place of the parameters, one for one, where a rank has whole

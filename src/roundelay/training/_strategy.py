@@ -73,6 +73,8 @@ class Sharing(ABC):
     every_pass: bool = False
     #: Whether gradients of earlier passes made room for those that come now.
     lifted: bool = False
+    #: Whether the optimizer steps here on whole parameters with whole gradients.
+    sees_whole: bool = True
 
     def begin_backward(self) -> None:  # noqa: B027 - most have nothing to do
         """Make ready: the first gradient of a backward pass that communicates has come."""
@@ -116,6 +118,16 @@ class Sharing(ABC):
     @abstractmethod
     def scale_grads(self, factor: float) -> None:
         """Multiply all gradients before the optimizer uses them."""
+
+    @abstractmethod
+    def clamp_grads(self, value: float) -> None:
+        """Cut every element of all gradients to at most this size. Every rank calls it."""
+
+    def take_edits(self) -> None:  # noqa: B027 - likewise
+        """Bring what the user has written into the parameters to what the optimizer steps on."""
+
+    def loaded(self, index: int, values: torch.Tensor) -> None:  # noqa: B027 - likewise
+        """Hear what `model.load_state_dict` brings, before it is rounded to the model's dtype."""
 
     @abstractmethod
     def forget(self) -> None:

@@ -3,88 +3,125 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training.precision import master_dtype
 
-__all__ = ["refuse_whole", "repoint_to_pieces"]
+__all__ = ["refuse_coupled", "refuse_whole", "repoint_to_pieces"]
 
 SHAPE = (6, 4)
 CUT = 9  # in the middle of a row
-STEPS = 3
+SIZES = (1.0, 1e3, 1e-3)  # of the gradients of each step: what clips by size shows in one of them
 CLOSE = 1e-9  # in float64: far above rounding, far below any difference in kind
 
 
 def refuse_whole(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that needs whole parameters: step a small one, whole and cut in two."""
+    """Refuse an optimizer that needs whole parameters, or all of them at once.
+
+    It steps on a small parameter whole, and by two optimizers that have a part of it each.
+    """
+    _probe(
+        optimizer,
+        (slice(0, CUT), slice(CUT, None)),
+        "ZeRO divides parameters between the ranks, and {name} (group {group}) needs them whole: "
+        "{why}. Use strategy='ddp' or 'ps' with it, or an optimizer that treats every element by "
+        "itself, such as SGD, Adam or AdamW.",
+    )
+
+
+def refuse_coupled(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that looks at several parameters at once."""
+    _probe(
+        optimizer,
+        None,
+        "Several servers have some of the parameters each, and {name} (group {group}) needs all of "
+        "them at once: {why}. Use ParameterServer(servers=1), update='worker', or strategy='ddp'.",
+    )
+
+
+def _probe(optimizer: torch.optim.Optimizer, cut: tuple[slice, slice] | None, message: str) -> None:
+    """Step two small parameters by one optimizer, and their parts by one optimizer each."""
     for number, group in enumerate(optimizer.param_groups):
-        taken = inspect.signature(type(optimizer)).parameters
-        options = {key: value for key, value in group.items() if key in taken and key != "params"}
-        if "lr" in options and float(options["lr"]) == 0:
-            options["lr"] = 1e-2  # a warm-up begins at 0, which would show nothing
+        options = _options(optimizer, group)
+        why, cause = "it steps differently on a part of a parameter, or by itself", None
         try:
-            same = torch.allclose(
-                _stepped(optimizer, options, cut=False),
-                _stepped(optimizer, options, cut=True),
-                rtol=CLOSE,
-                atol=CLOSE,
-            )
+            whole = _stepped(optimizer, options, [[slice(None)] * 2], whole=True)
+            parts = [[one, slice(0, 0)] for one in cut] if cut else [[slice(None), slice(0, 0)]]
+            both = [*parts, *([part[1], part[0]] for part in parts)]
+            divided = _stepped(optimizer, options, both, whole=cut is None)
+            if all(torch.allclose(one, two, rtol=CLOSE, atol=CLOSE)
+                   for one, two in zip(whole, divided, strict=True)):  # fmt: skip
+                continue
         except Exception as error:  # noqa: BLE001 - whatever an optimizer raises at a part
-            _refuse(optimizer, number, f"it raises {type(error).__name__}: {error}", error)
-        if not same:
-            _refuse(optimizer, number, "it steps differently on a part of a parameter", None)
+            why, cause = f"it raises {type(error).__name__}: {error}", error
+        text = message.format(name=type(optimizer).__name__, group=number, why=why)
+        raise InvalidArgumentError(text) from cause
 
 
-def _refuse(
-    optimizer: torch.optim.Optimizer, group: int, why: str, cause: Exception | None
-) -> None:
-    name = type(optimizer).__name__
-    raise InvalidArgumentError(
-        f"ZeRO divides parameters between the ranks, and {name} (group {group}) needs them whole: "
-        f"{why}. Use strategy='ddp' or 'ps' with it, or an optimizer that treats every element by "
-        f"itself, such as SGD, Adam or AdamW."
-    ) from cause
+def _options(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the optimizer was made with: options of a group, and attributes of its own."""
+    taken = inspect.signature(type(optimizer)).parameters
+    known = {**vars(optimizer), **group}
+    options = {key: known[key] for key in taken if key in known and key != "params"}
+    if "lr" in options and float(options["lr"]) == 0:
+        options["lr"] = 1e-2  # a warm-up begins at 0, which would show nothing
+    return options
 
 
 def _stepped(
-    optimizer: torch.optim.Optimizer, options: dict[str, Any], *, cut: bool
-) -> torch.Tensor:
+    optimizer: torch.optim.Optimizer,
+    options: dict[str, Any],
+    shares: Sequence[Sequence[slice]],
+    *,
+    whole: bool,
+) -> list[torch.Tensor]:
+    """Step on two parameters, of which each optimizer has a share; return both, flat."""
     numel = SHAPE[0] * SHAPE[1]
-    values = torch.linspace(-1, 1, numel, dtype=torch.float64)
-    if cut:
-        tensors = [torch.nn.Parameter(part.clone()) for part in (values[:CUT], values[CUT:])]
-    else:
-        tensors = [torch.nn.Parameter(values.view(SHAPE).clone())]
-    small = type(optimizer)(tensors, **options)
-    for step in range(STEPS):
-        grad = torch.cos(7 * values + step)
-        parts = (grad[:CUT], grad[CUT:]) if cut else (grad.view(SHAPE),)
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.grad = part.clone()
-        small.step()
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    values = [torch.linspace(-1, 1, numel, dtype=torch.float64) + 0.25 * two for two in range(2)]
+    for share in shares:
+        parts = [value[part] for value, part in zip(values, share, strict=True)]
+        live = [number for number, part in enumerate(parts) if part.numel()]
+        tensors = {
+            number: torch.nn.Parameter(parts[number].view(SHAPE if whole else -1).clone())
+            for number in live
+        }
+        small = type(optimizer)(list(tensors.values()), **options)
+        for step, size in enumerate(SIZES):
+            for number, tensor in tensors.items():
+                grad = size * torch.cos((7 + number) * torch.linspace(-1, 1, numel) + step).double()
+                tensor.grad = grad[share[number]].view(tensor.shape).clone()
+            small.step()
+        for number, tensor in tensors.items():
+            parts[number].copy_(tensor.detach().reshape(-1))
+    return values
 
 
 def repoint_to_pieces(
     optimizer: torch.optim.Optimizer,
     pieces: dict[int, tuple[slice, torch.nn.Parameter]],
     trained: Mapping[int, torch.Tensor],
-) -> None:
+) -> dict[int, torch.Tensor]:
     """Have the optimizer step on this rank's pieces; options stay, and state is cut alike.
 
-    Both are by id of the parameter; a parameter of which this rank has no piece leaves its group.
+    All are by id of the parameter. One of which this rank has no piece leaves an empty tensor in
+    its group, so that all ranks have the same to refuse. Returns what stands for each.
     """
+    stands: dict[int, torch.Tensor] = {}
     for group in optimizer.param_groups:
-        kept = []
         for one in group["params"]:
             if id(one) in pieces:
-                kept.append(pieces[id(one)][1])
-            elif id(one) not in trained:
-                kept.append(one)  # frozen: never stepped on
-        group["params"][:] = kept
+                stands[id(one)] = pieces[id(one)][1]
+            elif id(one) in trained:
+                kind = master_dtype(one.dtype) if one.is_floating_point() else one.dtype
+                stands[id(one)] = torch.nn.Parameter(
+                    torch.empty(0, dtype=kind, device=one.device), requires_grad=True
+                )
+        # In place, since some optimizers know the list. Frozen ones are never stepped on.
+        group["params"][:] = [stands.get(id(one), one) for one in group["params"]]
     for key, tensor in trained.items():
         state = optimizer.state.pop(tensor, None)
         if state is not None and key in pieces:
@@ -93,6 +130,7 @@ def repoint_to_pieces(
                 name: value if name == "step" else _cut(value, tensor.shape, inside, piece)
                 for name, value in state.items()
             }
+    return stands
 
 
 def _cut(value: Any, shape: torch.Size, inside: slice, piece: torch.Tensor) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 from roundelay.communicator import Communicator, Traffic
 from roundelay.communicator.start import Handle
+from roundelay.errors import InvalidArgumentError
 from roundelay.training._buckets import shared_tensor
 from roundelay.training._checkpoint_parts import Part, Saved, restore_state, stretch
 from roundelay.training._setup import Parameter, Setup
@@ -36,6 +37,7 @@ class Parts:
         self.travellers: list[Traveller] = []
         self.flight: Flight | None = None
         self._owner: dict[int, Traveller] = {}
+        self.in_groups: dict[int, torch.Tensor] = {}  # what the optimizer has, by parameter
         self._steps: deque[torch.Tensor] = deque()
 
     @property
@@ -92,6 +94,45 @@ class Parts:
         for _ in range(STAGES):
             device = self.flats[0].part.device
             self._steps.append(shared_tensor(self.setup.comm, most, torch.uint8, device))
+
+    # ---- what the user writes into the model
+
+    @torch.no_grad()
+    def take_edits(self) -> None:
+        """Have rows and masters hold what the user has written into the parameters."""
+        for flat in self.trained:
+            if flat.resident:
+                self._take_strays(flat)
+            if flat.has_masters:
+                rounded = flat.master.to(flat.part.dtype)
+                if not torch.equal(rounded, flat.part):
+                    edited = flat.part.to(flat.master.dtype)
+                    flat.master.copy_(torch.where(rounded != flat.part, edited, flat.master))
+
+    def _take_strays(self, flat: Flat) -> None:
+        """Take parameters back into their row that were given other memory (`p.data = …`)."""
+        for place in flat.layout.places:
+            parameter = self.parameters[place.index]
+            tensor, there = parameter.tensor, flat.view(place)
+            if tensor.data_ptr() == there.data_ptr() or there.numel() == 0:
+                continue
+            if (tensor.shape, tensor.dtype) != (there.shape, there.dtype):
+                raise InvalidArgumentError(
+                    f"The parameter {parameter.name} was {there.dtype} of shape "
+                    f"{tuple(there.shape)} at prepare and is {tensor.dtype} of shape "
+                    f"{tuple(tensor.shape)} now. Change shapes and dtypes before prepare."
+                )
+            there.copy_(tensor.detach())
+            tensor.data = there
+
+    @torch.no_grad()
+    def load(self, index: int, values: torch.Tensor) -> None:
+        """Bring loaded values to this rank's piece of a parameter, in the optimizer's dtype."""
+        if self.flight is not None:
+            return  # the parameter itself refuses
+        for flat, piece, stepped in self._owned():
+            if piece.index == index and flat.has_masters:
+                stepped.copy_(values.reshape(-1)[piece.start : piece.stop])
 
     # ---- looking at all of it
 
@@ -180,7 +221,8 @@ def divide(setup: Setup, *, stage: int, bucket_bytes: int, units: Choice | None)
         for flat in parts.trained
         for piece, stepped in zip(flat.pieces, flat.stepped, strict=True)
     }
-    repoint_to_pieces(setup.optimizer, pieces, trained)
+    found = repoint_to_pieces(setup.optimizer, pieces, trained)
+    parts.in_groups = {index: found[id(one.tensor)] for index, one in enumerate(setup.parameters)}
     return parts
 
 

@@ -22,8 +22,8 @@ __all__ = ["Sums"]
 
 WHY = (
     "Under ZeRO every rank has a part of the gradients only, so nothing right can be computed from "
-    "this one. Use optimizer.clip_grad_norm_(…) in place of torch's, or strategy='ddp' to have "
-    "whole gradients."
+    "this one. Use optimizer.clip_grad_norm_(…) or clip_grad_value_(…) in place of torch's, or "
+    "strategy='ddp' to have whole gradients."
 )
 
 
@@ -43,7 +43,11 @@ class Sums:
         self._has: set[int] = set()  # parameters that have a gradient, on any rank
         self._lifted: set[int] = set()  # whose stand-in made room for a gradient
         self._dropped: set[int] = set()  # whose stand-in the user has taken away
-        self._ready = False  # whether the optimizer's pieces have their gradients
+        #: What the optimizer has in place of each parameter; guarded between steps like it.
+        self._guarded = [parts.in_groups[index] for index in range(len(self._tensors))]
+        self._guards: dict[int, Refused] = {}
+        self._ready = False  # whether `_grads` is what the optimizer will see
+        self._grads: list[tuple[torch.Tensor, torch.Tensor]] = []  # what is stepped on, and by what
         self._factor = 1.0  # what sums in half precision are still to be multiplied with
         self._hooks = [
             tensor.register_hook(self._lift(index))  # type: ignore[no-untyped-call]
@@ -111,13 +115,14 @@ class Sums:
         """End a backward pass."""
         self.gradients.finish()
 
-    def _notice(self) -> None:
-        """Forget the gradients that the user has forgotten."""
+    def _notice(self) -> bool:
+        """Forget the gradients that the user has forgotten; tell whether there are any."""
         gone = self._dropped.union(filter(self._gone, self._has))
         self._dropped.clear()
         if gone:
             self._has -= gone
             self.gradients.forget(gone)
+        return bool(gone)
 
     def settle(self, used: Array, factor: float | None) -> None:
         """Know which parameters have a gradient on any rank, and put stand-ins into `.grad`."""
@@ -135,7 +140,14 @@ class Sums:
             tensor = self._tensors[index]
             if index not in self._stand_ins:
                 self._stand_ins[index] = Refused(tensor, WHY)
+                self._guards[index] = Refused(self._guarded[index], WHY)
             tensor.grad = self._stand_ins[index]
+        self._guard()
+
+    def _guard(self) -> None:
+        """Have gradients in the optimizer's groups refuse to be used, but for the step itself."""
+        for index, piece in enumerate(self._guarded):
+            piece.grad = self._guards[index] if index in self._has else None
 
     # ---- before the step
 
@@ -144,41 +156,67 @@ class Sums:
         return self.setup.precision.mixed
 
     def ready(self) -> None:
-        """Give the optimizer's pieces their gradients: in their dtype, unscaled."""
-        if self._ready:
+        """Make this rank's gradients what the optimizer will see: in its dtype, unscaled."""
+        changed = self._notice()
+        if not self._take_own() and not changed and self._ready:
             return
-        self._notice()
-        self._ready = True
-        grads = []
+        self._ready, self._grads = True, []
         for row in self.gradients.rows:
             cut = row.flat.cut(row.part.to(row.flat.master.dtype))
             for piece, stepped, grad in zip(row.flat.pieces, row.flat.stepped, cut, strict=True):
-                has = piece.index in self._has
-                stepped.grad = grad if has else None
-                if has:
-                    grads.append(grad)
+                if piece.index in self._has:
+                    self._grads.append((stepped, grad))
+        grads = [grad for _, grad in self._grads]
         if self.setup.scaler is not None:
             self.setup.scaler.unscale(grads, self._factor)
         elif self._casts and self._factor != 1.0 and grads:
             torch._foreach_mul_(grads, self._factor)
 
+    def _take_own(self) -> bool:
+        """Take gradients that the user has set by hand: this rank's part of each."""
+        own = [index for index, tensor in enumerate(self._tensors)
+               if tensor.grad is not None and not isinstance(tensor.grad, Refused)]  # fmt: skip
+        if not own:
+            return False
+        if self._factor != 1.0 or self.setup.scaler is not None:
+            name = self.setup.parameters[own[0]].name
+            raise InvalidArgumentError(
+                f"The gradient of {name} was set by hand, but those of this step are still to be "
+                f"scaled. Set gradients without rd.backward and loss scaling."
+            )
+        for row in self.gradients.rows:
+            for piece in row.flat.pieces:
+                grad = self._tensors[piece.index].grad
+                if piece.index in own and grad is not None:
+                    row.part[piece.inside].copy_(grad.reshape(-1)[piece.start : piece.stop])
+                    row.filled = True
+        self._has.update(own)
+        self.stand_in()
+        return True
+
+    def hand_over(self) -> None:
+        """Give the optimizer the gradients, for its step."""
+        self.ready()
+        for piece in self._guarded:
+            piece.grad = None
+        for stepped, grad in self._grads:
+            stepped.grad = grad
+
     def scale(self, factor: float) -> None:
         """Multiply the gradients, now or when they get to the optimizer."""
         if self._ready:
-            for grad in self._mine():
+            for _, grad in self._grads:
                 grad.mul_(factor)
         elif self._casts:
             self._factor *= factor
         else:
             self.gradients.scale(factor)
 
-    def _mine(self) -> list[torch.Tensor]:
-        return [
-            stepped.grad
-            for row in self.gradients.rows
-            for stepped in row.flat.stepped
-            if stepped.grad is not None
-        ]
+    def clamp(self, value: float) -> None:
+        """Cut every element to at most this size."""
+        self.ready()
+        for _, grad in self._grads:
+            grad.clamp_(-value, value)
 
     def norm(self, norm_type: float) -> float:
         """Return the norm of all gradients, which all ranks compute together."""
@@ -189,7 +227,7 @@ class Sums:
         self.ready()
         norms = [
             torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64).item()
-            for grad in self._mine()
+            for _, grad in self._grads
         ]
         if math.isinf(norm_type):
             most = np.array([max(norms, default=0.0)])
@@ -200,10 +238,8 @@ class Sums:
     def stepped(self) -> None:
         """Let go of copies that were made for the step."""
         if self._casts:
-            self._ready = False
-            for row in self.gradients.rows:
-                for stepped in row.flat.stepped:
-                    stepped.grad = None
+            self._ready, self._grads = False, []
+        self._guard()
 
     def zero(self) -> None:
         """Make all gradients zero that there are."""
@@ -216,10 +252,12 @@ class Sums:
         self._has.clear()
         self._lifted.clear()
         self._dropped.clear()
-        self._ready, self._factor = False, 1.0
+        self._ready, self._factor, self._grads = False, 1.0, []
         self.gradients.forget()
-        for row in self.gradients.rows:
-            for stepped in row.flat.stepped:
-                stepped.grad = None
-        for tensor in self._tensors:
+        for tensor in (*self._tensors, *self._guarded):
             tensor.grad = None
+
+    def remove(self) -> None:
+        """Watch the parameters no more."""
+        for hook in self._hooks:
+            hook.remove()

@@ -57,6 +57,7 @@ def save(
     lists, dicts, arrays and tensors. Gradients are not kept: save between steps.
     """
     run, where = _check("save", model, optimizer), Path(path)
+    run.sharing.take_edits()
     comm, disk = run.comm, DISK
     first = comm.rank == 0
     folder: str = _together(

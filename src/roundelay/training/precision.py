@@ -16,6 +16,7 @@ __all__ = ["Precision", "cast_inputs", "cast_model", "master_dtype", "precision_
 
 NAMED = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_SCALE = 2.0**16
+BATCH_NORMS = (torch.nn.modules.batchnorm._NormBase,)  # noqa: SLF001 - instance norms too
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Precision:
 
     compute: torch.dtype | None = None  # None: the dtype that the model has, and no masters
     reduce: torch.dtype | None = None  # None: the dtype of the gradients as they come
-    buffers: torch.dtype | None = None  # None: the compute dtype, as `model.to(dtype)` does
+    buffers: torch.dtype | None = None  # None: as they are, but for batch norms
     output: torch.dtype | None = None  # of model(x); None: as the model gives it
     loss_scale: float | None = None  # of the first step; None: 65536 for float16, none for others
     growth_interval: int | None = 2000  # good steps after which the scale doubles; None: never
@@ -87,9 +88,11 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
-    """Bring floating parameters and buffers to the compute dtype, in place.
+    """Bring floating parameters to the compute dtype, in place; buffers only if that is said.
 
     Parameters stay the same objects, so hooks, ties and optimizers that know them stay right.
+    Positions and frequencies in buffers would be wrong when rounded. Batch norms, whose kernels
+    want running means in the dtype of their weights, are the exception.
     """
     compute = precision.compute
     if compute is None:
@@ -100,13 +103,18 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
                 tensor.grad = None
                 if tensor.dtype != compute:  # parameters that are away have it already
                     tensor.data = tensor.data.to(compute)
-        for buffer in model.buffers():
-            if buffer.is_floating_point():
-                buffer.data = buffer.data.to(precision.buffers or compute)
+        for module in model.modules():
+            kind = precision.buffers or (compute if isinstance(module, BATCH_NORMS) else None)
+            for buffer in module.buffers(recurse=False):
+                if kind is not None and buffer.is_floating_point():
+                    buffer.data = buffer.data.to(kind)
 
 
-def cast_inputs(model: torch.nn.Module, precision: Precision) -> None:
-    """Have `model(x)` bring floating tensors, however nested, to the compute dtype first."""
+def cast_inputs(model: torch.nn.Module, precision: Precision) -> list[Any]:
+    """Have `model(x)` bring floating tensors, however nested, to the compute dtype first.
+
+    Returns handles that undo it.
+    """
     compute, output = precision.compute, precision.output
 
     def into(
@@ -117,10 +125,12 @@ def cast_inputs(model: torch.nn.Module, precision: Precision) -> None:
     def out_of(_: torch.nn.Module, __: Any, result: Any) -> Any:
         return _cast(result, output)
 
+    hooks: list[Any] = []
     if compute is not None:
-        model.register_forward_pre_hook(into, with_kwargs=True)
+        hooks.append(model.register_forward_pre_hook(into, with_kwargs=True))
     if output is not None:
-        model.register_forward_hook(out_of)
+        hooks.append(model.register_forward_hook(out_of))
+    return hooks
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:

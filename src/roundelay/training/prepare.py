@@ -49,6 +49,9 @@ def prepare(
             raise UnknownNameError("ways to share buffers", str(buffers), BUFFERS)
         setup = Setup(model, optimizer, comm, precision_of(precision), buffers)
         setup.parameters = find_parameters(model, optimizer)
+        setup.groups = [list(group["params"]) for group in optimizer.param_groups]
+        tensors = (*model.named_parameters(), *model.named_buffers())
+        setup.dtypes = {name: one.dtype for name, one in tensors}
         return strategy_of(strategy), setup
 
     chosen, setup = agree(comm, make)
@@ -57,9 +60,11 @@ def prepare(
         send_from_first(comm, [*made, *model.buffers()])
     if not chosen.materializes:
         start_from_first(comm, model.parameters())
-    cast_inputs(model, setup.precision)
     setup.scaler = scaler_of(setup.precision)
-    take_over(optimizer, Run(chosen, setup))
+    hooks = cast_inputs(model, setup.precision)
+    run = Run(chosen, setup)
+    run.hooks += hooks
+    take_over(optimizer, run)
     return model, optimizer
 
 

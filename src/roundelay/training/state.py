@@ -13,7 +13,9 @@ __all__ = ["full_state_dict", "whole_tensors"]
 
 def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return what `state_dict()` of the same model on one device would be. Every rank calls it."""
-    return run_of("full_state_dict", model).sharing.full_state_dict()
+    sharing = run_of("full_state_dict", model).sharing
+    sharing.take_edits()
+    return sharing.full_state_dict()
 
 
 def whole_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -22,4 +24,6 @@ def whole_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     Every rank goes through all of it. Under zero3 one unit is gathered at a time, and a tensor is
     good only until the next one is asked for.
     """
-    return run_of("whole_tensors", model).sharing.whole_tensors()
+    sharing = run_of("whole_tensors", model).sharing
+    sharing.take_edits()
+    return sharing.whole_tensors()

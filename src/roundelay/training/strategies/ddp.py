@@ -20,7 +20,7 @@ from roundelay.communicator.start import Handle
 from roundelay.reductions import Array
 from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
 from roundelay.training._exchange import Intake, refuse_broken, tell_all, told_bytes
-from roundelay.training._masters import drop, make_masters, multiply, norm_of
+from roundelay.training._masters import clamp, drop, make_masters, multiply, norm_of
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._strategy import Held, Sharing, Strategy, Volume
 from roundelay.training._volume import add_up, exchanged, state_bytes
@@ -280,6 +280,20 @@ class _Averaging(Sharing):
     def grad_norm(self, norm_type: float) -> float:
         """Return the norm of the averages, which every rank has whole."""
         return norm_of(self._masters, self._tensors, norm_type)
+
+    def clamp_grads(self, value: float) -> None:
+        """Cut every element of the averages."""
+        clamp(self._masters, self._tensors, value)
+
+    def take_edits(self) -> None:
+        """Bring what the user has written into the model to the masters."""
+        if self._masters is not None:
+            self._masters.take_edits()
+
+    def loaded(self, index: int, values: torch.Tensor) -> None:
+        """Bring what was loaded to the master, unrounded."""
+        if self._masters is not None:
+            self._masters.tensors[index].copy_(values)
 
     def scale_grads(self, factor: float) -> None:
         """Multiply the averages."""

@@ -61,6 +61,8 @@ class Zero(Strategy):
 
 
 class _Divided(Sharing):
+    sees_whole = False
+
     def __init__(self, options: Zero, setup: Setup) -> None:
         self.options, self.setup = options, setup
         #: Stages 2 and 3 hold no whole gradients, so they bring them together in every pass.
@@ -112,9 +114,17 @@ class _Divided(Sharing):
 
     # ---- around the step
 
+    def take_edits(self) -> None:
+        """Bring what the user has written into the parameters to what is stepped on."""
+        self.parts.take_edits()
+
+    def loaded(self, index: int, values: torch.Tensor) -> None:
+        """Bring what was loaded to this rank's piece, unrounded."""
+        self.parts.load(index, values)
+
     def before_step(self) -> None:
         """Give the optimizer this rank's part of the gradients."""
-        self.sums.ready()
+        self.sums.hand_over()
 
     def step(self, own: Any, closure: Any) -> Any:
         """Step, with whole and fresh weights whenever a closure looks at the model."""
@@ -148,6 +158,10 @@ class _Divided(Sharing):
     def grad_norm(self, norm_type: float) -> float:
         """Return the norm of all ranks' parts together."""
         return self.sums.norm(norm_type)
+
+    def clamp_grads(self, value: float) -> None:
+        """Cut every element of this rank's part."""
+        self.sums.clamp(value)
 
     def scale_grads(self, factor: float) -> None:
         """Multiply this rank's part."""
@@ -210,5 +224,6 @@ class _Divided(Sharing):
         return self.parts.peak
 
     def close(self) -> None:
-        """Watch the modules no more."""
+        """Watch the modules and parameters no more."""
         self.parts.close()
+        self.sums.remove()

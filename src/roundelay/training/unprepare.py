@@ -1,0 +1,40 @@
+"""`rd.unprepare`: a model that was trained on many ranks is one for one device again."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from roundelay.training._optimizer import give_back
+from roundelay.training._run import run_of
+from roundelay.training._zero_away import bring_back
+
+__all__ = ["unprepare"]
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, of its own class
+    """Return a prepared model and its optimizer as they were before: plain, whole, on every rank.
+
+    Every rank calls it. Weights and the optimizer's state are those that training has come to, in
+    the dtypes that the model came with; gradients are gone. Both may be prepared again, otherwise:
+    other layers frozen, another strategy, another precision.
+    """
+    run = run_of("unprepare", model)
+    setup = run.setup
+    optimizer: Any = setup.optimizer
+    state = optimizer.state_dict()
+    run.sharing.take_edits()
+    weights = {name: one.clone() for name, one in run.sharing.full_state_dict().items()}
+    run.arrivals.forget()
+    run.close()
+    give_back(optimizer)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            bring_back(one, weights[name].to(one.device, setup.dtypes.get(name, one.dtype)))
+        for name, buffer in model.named_buffers():
+            buffer.data = buffer.data.to(setup.dtypes.get(name, buffer.dtype))
+    optimizer.load_state_dict(state)
+    return model, optimizer
