@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -578,6 +578,7 @@ PLAIN = st.recursive(
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(st.text(max_size=3) | st.integers(-9, 9), inner, max_size=3)
         | st.dictionaries(st.integers(-9, 9), st.integers(0, 9), max_size=3).map(Counter)
+        | st.dictionaries(st.text(max_size=3), st.integers(0, 9), max_size=3).map(OrderedDict)
     ),
     max_leaves=12,
 )

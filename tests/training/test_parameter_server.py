@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -720,3 +722,31 @@ def test_what_it_holds_and_exchanges_is_what_is_predicted(awkward: Any, strategy
         assert found["moved"] == [one - two for one, two in zip(found["volume"], told, strict=True)]
         measured, expected = found["state"]
         assert measured <= expected  # parameters that nobody used have no state
+
+
+@pytest.mark.parametrize("update", ["server", "worker"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_servers_end_with_the_model(size: int, update: str) -> None:
+    """Models that are dropped, one after the other, leave neither threads nor memory."""
+    alive: list[Any] = []
+
+    def be_rank(comm: Any) -> None:
+        for _ in range(3):
+            model = Plane()
+            own = torch.optim.SGD(model.parameters(), lr=1e-3)
+            model, own = rd.prepare(model, own, strategy=PS(update=update), comm=comm)
+            model(torch.ones(3)).backward()
+            own.step()
+            alive.append(weakref.ref(own.run.sharing.line))
+            del model, own
+            comm.barrier()
+            gc.collect()
+            comm.barrier()
+        for _ in range(500):
+            if not any(one.name == "roundelay-server" for one in threading.enumerate()):
+                return
+            time.sleep(0.01)
+        raise AssertionError([one.name for one in threading.enumerate()])
+
+    rd.run(be_rank, size, "threads")
+    assert [one() for one in alive] == [None] * 3 * size

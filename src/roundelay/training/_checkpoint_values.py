@@ -7,7 +7,7 @@ with the key "!". What has no form at all is refused by its place.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +20,8 @@ __all__ = ["pack", "unpack"]
 
 SMALL = range(-(1 << 63), 1 << 63)
 DEEPEST = 50
+#: Dicts that are written as pairs, and their words.
+PAIRS: dict[type, str] = {dict: "pairs", Counter: "counter", OrderedDict: "ordered"}
 
 
 def pack(value: object, put: Callable[[torch.Tensor], str], what: str, *, depth: int = 0) -> Any:
@@ -55,13 +57,14 @@ def _pack_dict(
     items = {key: pack(one, put, f"{what}[{key!r}]", depth=depth + 1) for key, one in value.items()}
     if type(value) is dict and all(type(key) is str for key in items) and "!" not in items:
         return items
-    if type(value) not in (dict, Counter):
+    if type(value) not in PAIRS:
         raise UnsendableError(
-            f"{what} is a {type(value).__name__}; a checkpoint takes plain dicts and Counters."
+            f"{what} is a {type(value).__name__}; a checkpoint takes dicts, OrderedDicts and "
+            f"Counters."
         )
     pairs = [[pack(key, put, f"a key of {what}", depth=depth + 1), one]
              for key, one in items.items()]  # fmt: skip
-    return {"!": "counter" if type(value) is Counter else "pairs", "of": pairs}
+    return {"!": PAIRS[type(value)], "of": pairs}
 
 
 def _pack_numpy(value: Any, put: Callable[[torch.Tensor], str], what: str) -> Any:
@@ -97,7 +100,7 @@ def unpack(plain: Any, get: Callable[[str], Any]) -> Any:  # noqa: PLR0911 - one
         return tuple(unpack(one, get) for one in of)
     if kind == "float" and of in ("nan", "inf", "-inf"):
         return float(of)
-    if kind in ("pairs", "counter"):
-        pairs = {unpack(key, get): unpack(one, get) for key, one in of}
-        return Counter(pairs) if kind == "counter" else pairs
+    for made, word in PAIRS.items():
+        if kind == word:
+            return made({unpack(key, get): unpack(one, get) for key, one in of})
     raise CheckpointError(f"The checkpoint has a value of the unknown kind {kind!r}.")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from roundelay.errors import CommunicationError
+from roundelay.communicator import Communicator
+from roundelay.errors import CommunicationError, InvalidArgumentError
+from roundelay.reductions import Array
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_messages import (
     DATA,
@@ -57,6 +60,9 @@ class Line:
         self._others = workers - 1
         self._moved = [0, 0]  # bytes to and from other ranks
         self._own: tuple[Server, threading.Thread] | None = None
+        #: Lets the servers go when nobody has this worker's model any more.
+        self._leaves = weakref.finalize(self, _leave, mails.asks, self.servers, self._asked)
+        self._leaves.atexit = False  # a rank that ends closes its communicator
 
     def serve_here(self, server: Server) -> None:
         """Let a server work beside this worker, in a thread."""
@@ -175,6 +181,7 @@ class Line:
         if self._parted:
             return
         self._parted = True
+        self._leaves.detach()
         self._mails.answers.timeout = EVER  # others may have much to do yet
         with contextlib.suppress(CommunicationError):  # then nobody needs a goodbye
             for place, server in enumerate(self.servers):
@@ -221,6 +228,14 @@ class Line:
     def server(self) -> Server | None:
         """The server on this rank."""
         return None if self._own is None else self._own[0]
+
+
+def _leave(asks: Communicator, servers: Sequence[int], words: Sequence[Array]) -> None:
+    """Tell the servers that a worker is no more, and wait for nothing."""
+    with contextlib.suppress(CommunicationError, InvalidArgumentError):  # they are gone already
+        for server, word in zip(servers, words, strict=True):
+            Request(Kind.LEAVE).write(word, 0)
+            asks.send(word, server, REQUEST)
 
 
 def _serve(server: Server) -> None:

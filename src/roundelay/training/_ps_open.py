@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,9 +55,15 @@ def open_shop(options: ParameterServer, setup: Setup) -> Serving:
         raise ServerFinished(0)
     sharing = _share_updates if options.server_updates else _share_gradients
     made = sharing(options, setup, plan, mails)
-    comm.before_close(made.line.part)
+    part = weakref.WeakMethod(made.line.part)  # or the communicator would keep what was trained
+    comm.before_close(lambda: _call(part()))
     setup.comm = training
     return made
+
+
+def _call(part: Callable[[], None] | None) -> None:
+    if part is not None:
+        part()
 
 
 def _everybody(comm: Communicator) -> Communicator:
