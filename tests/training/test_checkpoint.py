@@ -607,3 +607,28 @@ def test_tensors_and_arrays_come_back_as_they_went() -> None:
     for bad in (object(), small, {1, 2}, 1 << 63, np.array([None])):
         with pytest.raises(UnsendableError, match=r"it\[0\]"):
             pack([bad], put, "it")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "zero3"])
+def test_a_parameter_of_no_elements_comes_back(tmp_path: Path, name: str, size: int) -> None:
+    """Whatever comes before and after it."""
+
+    def made(comm: Any) -> tuple[Any, Any]:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(2, 2), torch.nn.Embedding(0, 4), torch.nn.Linear(2, 3)
+        )
+        own = torch.optim.Adam(model.parameters())
+        return rd.prepare(model, own, strategy=STRATEGIES[name], comm=comm)
+
+    def be_rank(comm: Any) -> None:
+        model, optimizer = made(comm)
+        model[2](model[0](torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+        rd.save(tmp_path / "it", model, optimizer)
+        whole = {key: one.clone() for key, one in rd.full_state_dict(model).items()}
+        other = made(comm)
+        rd.load(tmp_path / "it", *other)
+        same(rd.full_state_dict(other[0]), whole)
+
+    rd.run(be_rank, size, "threads")

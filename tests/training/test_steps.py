@@ -918,3 +918,25 @@ def test_freezing_in_between_is_refused_by_name(way: str) -> None:
     for told in told_by(way, 2, program):
         assert "extra" in told
         assert "rd.unprepare" in told
+
+
+@pytest.mark.parametrize("way", ["ddp", "zero1", "zero2", "ps"])
+def test_checkpointing_that_runs_backward_inside_backward(way: str) -> None:
+    """Is right where no pass is weighed, and told to be the cause where that is refused."""
+
+    def through(at: Place, step: int) -> Any:
+        rows = rows_of(step).tensor_split(at.size)[at.rank].requires_grad_()
+        inner = torch.utils.checkpoint.checkpoint(at.model.first, rows, use_reentrant=True)
+        return torch.utils.checkpoint.checkpoint(at.model.last, inner, use_reentrant=True)
+
+    def program(at: Place) -> None:
+        for step in range(2):
+            through(at, step).square().mean().backward()
+            at.optimizer.step()
+            at.optimizer.zero_grad()
+
+    def weighed(at: Place) -> None:
+        rd.backward(through(at, 0).square().sum(), weight=3)
+
+    assert_one_device(way, 2, program)
+    assert all("use_reentrant" in told for told in told_by(way, 2, weighed))

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
-from roundelay.errors import CommunicationError, NotFiniteError, RoundelayError
+from roundelay.errors import (
+    CommunicationError,
+    InvalidArgumentError,
+    NotFiniteError,
+    RoundelayError,
+)
 from roundelay.training._strategy import Sharing
 
 __all__ = ["Arrivals"]
+
+REENTRANT = (
+    "torch.utils.checkpoint with use_reentrant=True runs a backward pass of its own for each part, "
+    "and several passes of a step can't be weighed so. Use use_reentrant=False, as torch advises."
+)
 
 
 class Arrivals:
@@ -57,7 +69,12 @@ class Arrivals:
         step, sharing = self._step, self._sharing
         if (step.passes or step.shared or step.torn) and not self._left(index):
             step.begin()  # the user has let all gradients go, by model.zero_grad() for example
-        step.begin_pass()
+        try:
+            step.begin_pass()
+        except InvalidArgumentError as error:
+            if _inside_checkpoint():
+                raise InvalidArgumentError(REENTRANT) from error
+            raise
         adds = step.accumulating
         running = _Pass(self, index, adds=adds, communicates=sharing.every_pass or not adds)
         # Called by autograd when this backward pass is over, and let go if it ends by an error.
@@ -129,6 +146,16 @@ class Arrivals:
         """Hear no more."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _inside_checkpoint() -> bool:
+    """Tell whether this backward pass runs inside another one."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.backward.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _nothing() -> None:

@@ -111,11 +111,13 @@ class Parts:
 
     def _take_strays(self, flat: Flat) -> None:
         """Take parameters back into their row that were given other memory (`p.data = …`)."""
+        begin, width = flat.whole.data_ptr(), flat.whole.itemsize
         for place in flat.layout.places:
             parameter = self.parameters[place.index]
-            tensor, there = parameter.tensor, flat.view(place)
-            if tensor.data_ptr() == there.data_ptr() or there.numel() == 0:
+            tensor = parameter.tensor
+            if tensor.data_ptr() == begin + place.start * width or place.numel == 0:
                 continue
+            there = flat.view(place)
             if (tensor.shape, tensor.dtype) != (there.shape, there.dtype):
                 raise InvalidArgumentError(
                     f"The parameter {parameter.name} was {there.dtype} of shape "
