@@ -88,7 +88,8 @@ void Mailbox::post(const std::shared_ptr<Letter>& letter) {
 bool Mailbox::matches(const Letter& letter, const Parcel& parcel) const {
     return (letter.other == any_rank || letter.other == parcel.src) &&
            letter.envelope.group == parcel.envelope.group &&
-           (letter.envelope.tag == any_tag || letter.envelope.tag == parcel.envelope.tag);
+           (letter.envelope.tag == parcel.envelope.tag ||
+            (letter.envelope.tag == any_tag && parcel.envelope.tag < inner_tags));
 }
 
 void Mailbox::hand_over(Parcel& parcel) {

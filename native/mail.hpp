@@ -16,6 +16,7 @@ namespace roundelay {
 
 constexpr int any_rank = -1;
 constexpr std::int64_t any_tag = INT64_MIN;
+constexpr std::int64_t inner_tags = std::int64_t(1) << 62;  // and above: never taken by any_tag
 
 struct Envelope {
     std::uint64_t group;

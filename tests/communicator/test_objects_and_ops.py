@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
+from roundelay.communicator import ANY
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, UnsupportedReductionError
 from roundelay.reductions import Located, Op
 
 THINGS: list[Any] = [
@@ -67,6 +68,41 @@ def test_pickle_only_when_every_side_asks(ranks: Any) -> None:
                 InvalidArgumentError, match="pickled value came where none was asked for"
             ):
                 comm.recv_object(0)
+
+    ranks(2, work)
+
+
+def test_objects_from_any_rank_stay_whole(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        if comm.rank:
+            for turn in range(200):
+                comm.send_object((comm.rank, turn, bytes(3000 + turn * 75)), 0, tag=comm.rank)
+            return
+        came = [comm.recv_object(ANY, ANY) for _ in range(200 * (comm.size - 1))]
+        for rank in range(1, comm.size):
+            mine = [(turn, len(data)) for src, turn, data in came if src == rank]
+            assert mine == [(turn, 3000 + turn * 75) for turn in range(200)]
+
+    for size in (3, 4):
+        ranks(size, work)
+
+
+def test_an_array_is_no_object_and_the_rest_of_an_object_is_no_message(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.send(np.arange(3), 1)
+            comm.send(np.ones(2), 1)
+            comm.send_object("x" * 100_000, 1, tag=4)
+            comm.send(np.array([7.0]), 1, tag=5)
+            return
+        with pytest.raises(CollectiveMismatch, match=r"is an array, int64\[3\], which was sent by"):
+            comm.recv_object(0)
+        with pytest.raises(CollectiveMismatch, match=r"the message is float64\[2\]"):
+            comm.recv_object(0)
+        head = comm.start.recv(np.zeros(1), 0, ANY)  # not asked for by recv_object
+        with pytest.raises(CollectiveMismatch, match=r"the message is int64\[3\]"):
+            head.wait()
+        assert comm.recv(np.zeros(1), 0, ANY) == 7
 
     ranks(2, work)
 

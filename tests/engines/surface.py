@@ -7,6 +7,7 @@ the communicator of `rd.init()` and ends with exit code 1 if there was anything.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -211,6 +212,49 @@ def messages(comm: Any) -> Iterator[Case]:
     comm.barrier()
 
 
+def sent_first(comm: Any) -> Iterator[Case]:
+    """Everybody sends to all, and only then receives: large ones, and very many."""
+    size, rank = comm.size, comm.rank
+    others = [other for other in range(size) if other != rank]
+    for times, nbytes in ((1 + 9 // size, 8 << 20), (1100, 4), (20, 70_000)):
+        for turn in range(times):
+            for dst in others:
+                given = np.full(nbytes, (rank + turn) % 199, np.uint8)
+                comm.send(given, dst, tag=turn % 2)
+                given[:] = 255  # it may be used again at once
+        wrong = []
+        for turn in sorted(range(times), key=lambda turn: turn % 2):
+            for src in others:
+                came = comm.recv(np.zeros(nbytes, np.uint8), src, tag=turn % 2)
+                if not (came == (src + turn) % 199).all():
+                    wrong.append((turn, src, came[:1]))
+        yield f"{times} x {nbytes}", wrong == [], True
+
+
+def objects_from_any(comm: Any) -> Iterator[Case]:
+    """Objects of all others and all tags, taken by two threads at once: none is torn or lost."""
+    size, rank, each = comm.size, comm.rank, 60
+    if rank:
+        for turn in range(each):
+            comm.send_object((rank, turn, bytes(rank * 1000 + turn * 300)), 0, tag=turn % 5)
+        comm.barrier()
+        return
+    came: list[Any] = []
+
+    def take() -> None:
+        turns = range((size - 1) * each // 2)
+        came.extend(comm.recv_object(rd.ANY, rd.ANY) for _ in turns)
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    every = [(src, turn, src * 1000 + turn * 300) for src in range(1, size) for turn in range(each)]
+    yield "all came", sorted((src, turn, len(data)) for src, turn, data in came) == every, True
+    comm.barrier()
+
+
 def groups(comm: Any) -> Iterator[Case]:
     """Groups by color and by list, of one rank and of all, with calls and messages of their own."""
     size, rank = comm.size, comm.rank
@@ -262,7 +306,10 @@ def objects_and_own_ops(comm: Any) -> Iterator[Case]:
     yield "empty", comm.all_reduce(made), np.full((4, 3), sum(range(size)), np.float32)
 
 
-PARTS = [reductions, movement, uneven, background, messages, groups, objects_and_own_ops]
+PARTS = [
+    *(reductions, movement, uneven, background, messages, sent_first, objects_from_any, groups),
+    objects_and_own_ops,
+]
 
 
 if __name__ == "__main__":

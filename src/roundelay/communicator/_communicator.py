@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -64,6 +65,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         self._own_ops = OwnOps(self)
         self._asking = np.zeros((2, end.size), np.int64)  # bytes that asking for traffic cost
         self._goodbyes: list[Callable[[], None]] = []
+        self._objects_sent = count()
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}>"

@@ -11,13 +11,12 @@ import numpy as np
 from roundelay.arguments import index_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.memory import require_host
-from roundelay.engines._end import End, Letter
+from roundelay.engines._end import INNER_TAGS, End, Letter
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 
 __all__ = ["ANY", "Mail", "Message"]
 
 T = TypeVar("T")
-TAGS = 1 << 62
 
 
 class _Any:
@@ -101,11 +100,21 @@ class Mail(ABC):
         sent.wait()
         return result
 
-    def _post(self, x: Any, other: Any, tag: Any, *, sends: bool, background: bool = True) -> Any:
-        return self._ready(x, other, tag, sends=sends, background=background)()
+    def _post(
+        self,
+        x: Any,
+        other: Any,
+        tag: Any,
+        *,
+        sends: bool,
+        background: bool = True,
+        inner: bool = False,
+    ) -> Any:
+        """Begin a message; an inner one is part of a larger whole, and not for `rd.ANY`."""
+        return self._ready(x, other, tag, sends=sends, background=background, inner=inner)()
 
     def _ready(
-        self, x: Any, other: Any, tag: Any, *, sends: bool, background: bool
+        self, x: Any, other: Any, tag: Any, *, sends: bool, background: bool, inner: bool = False
     ) -> Callable[[], Any]:
         """Return what posts a message, once all that was asked for has been found right."""
         call = "send" if sends else "recv"
@@ -117,6 +126,8 @@ class Mail(ABC):
         data = bound.array if bound.array.flags.c_contiguous else bound.array.copy()
         rank = None if other is ANY and not sends else self._checked(call, other)
         number = None if tag is ANY and not sends else _tag(call, tag)
+        if inner and number is not None:
+            number += INNER_TAGS
         kind = Message if sends else _Receipt
 
         def post() -> Message:
@@ -140,7 +151,7 @@ class Mail(ABC):
 
 def _tag(call: str, tag: Any) -> int:
     number = index_of(tag)
-    if number is None or not 0 <= number < TAGS:
+    if number is None or not 0 <= number < INNER_TAGS:
         ways = "" if call == "send" else ", or rd.ANY"
         raise InvalidArgumentError(
             f"{call} takes whole numbers from 0 to 2**62 - 1 as tag{ways}, not {shown(tag)}."

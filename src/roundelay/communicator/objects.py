@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy as np
 from roundelay.arguments import shown
 from roundelay.communicator.jobs import Jobs
 from roundelay.engines._wire import decode, encode
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 
 __all__ = ["ObjectCalls"]
+
+OBJECT = 0x726F756E64656C61  # says that an object follows
 
 
 class ObjectCalls(ABC):
@@ -22,6 +24,7 @@ class ObjectCalls(ABC):
     rank: int
     size: int
     _jobs: Jobs
+    _objects_sent: Iterator[int]  # numbers of objects, each of which is used once
 
     def broadcast_object(self, thing: Any, root: int = 0, *, allow_pickle: bool = False) -> Any:
         """Return the root's object on every rank."""
@@ -77,15 +80,27 @@ class ObjectCalls(ABC):
     def send_object(
         self, thing: Any, dst: int, tag: int = 0, *, allow_pickle: bool = False
     ) -> None:
-        """Send an object: its length, then its bytes."""
+        """Send an object: a head with its length and number, then its bytes."""
         data = np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
-        self.send(np.array([len(data)], np.int64), dst, tag)
-        self.send(data, dst, tag)
+        number = next(self._objects_sent)
+        head = np.array([OBJECT, len(data), number], np.int64)
+        self._post(head, dst, tag, sends=True, background=False).wait()
+        self._post(data, dst, number, sends=True, background=False, inner=True).wait()
 
-    def recv_object(self, src: int, tag: int = 0, *, allow_pickle: bool = False) -> Any:
-        """Return the next object from `src` with this tag."""
-        length = self.recv(np.zeros(1, np.int64), src, tag)
-        data = self.recv(np.empty(int(length[0]), np.uint8), src, tag)
+    def recv_object(self, src: Any, tag: Any = 0, *, allow_pickle: bool = False) -> Any:
+        """Return the next object from `src` with this tag; either may be `rd.ANY`."""
+        head = np.zeros(3, np.int64)
+        came = self._post(head, src, tag, sends=False, background=False)
+        came.wait()
+        word, length, number = head.tolist()
+        if word != OBJECT:
+            raise CollectiveMismatch(
+                f"recv_object on rank {self.rank} from rank {came.source}, tag {came.tag}: the "
+                f"message is an array, int64[3], which was sent by send. It was taken and dropped."
+            )
+        # By its number, so that no other receive, of whichever thread, can take the rest.
+        data = np.empty(length, np.uint8)
+        self._post(data, came.source, number, sends=False, background=False, inner=True).wait()
         return decode(data.tobytes(), allow_pickle=allow_pickle)
 
     # What the object calls stand on.
@@ -115,12 +130,17 @@ class ObjectCalls(ABC):
         """See the communicator."""
 
     @abstractmethod
-    def send(self, x: Any, dst: int, tag: int = 0) -> None:
-        """See the communicator."""
-
-    @abstractmethod
-    def recv(self, x: Any, src: Any, tag: Any = 0) -> Any:
-        """See the communicator."""
+    def _post(
+        self,
+        x: Any,
+        other: Any,
+        tag: Any,
+        *,
+        sends: bool,
+        background: bool = True,
+        inner: bool = False,
+    ) -> Any:
+        """See the communicator's mail."""
 
 
 def _length(things: Any) -> int | None:

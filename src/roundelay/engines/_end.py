@@ -21,7 +21,20 @@ from roundelay.schedule import Schedule
 if TYPE_CHECKING:
     from roundelay.engines._agreement import Plan
 
-__all__ = ["End", "Job", "Letter", "Quick", "ScheduleFor", "Task", "never"]
+__all__ = [
+    "INNER_TAGS",
+    "End",
+    "Job",
+    "Letter",
+    "Quick",
+    "ScheduleFor",
+    "Task",
+    "never",
+    "tag_fits",
+]
+
+#: From here on tags belong to parts of larger messages, which "any tag" never takes.
+INNER_TAGS = 1 << 62
 
 
 @dataclass(slots=True)
@@ -55,6 +68,15 @@ Quick = Callable[[int, Any, Any, int, int], bool]
 def never(*_: object) -> bool:
     """Refuse every quick call."""
     return False
+
+
+def tag_fits(wanted: int | None, found: int) -> bool:
+    """Tell whether a message with the tag `found` is one that was asked for.
+
+    >>> tag_fits(None, 7), tag_fits(None, INNER_TAGS), tag_fits(INNER_TAGS, INNER_TAGS)
+    (True, False, True)
+    """
+    return wanted == found or (wanted is None and found < INNER_TAGS)
 
 
 class Task(Protocol):
@@ -106,7 +128,7 @@ class End(ABC):
         sends: bool,
         background: bool = True,
     ) -> Letter:
-        """Send `data`, or receive into it; None is any rank, any tag.
+        """Send `data`, or receive into it; None is any rank, any tag below `INNER_TAGS`.
 
         `data` is flat; it belongs to the letter until that is done. Without `background` the caller
         waits for it next, so that it need not go on by itself.

@@ -55,7 +55,9 @@ class GlooEnd(End):
         self._trouble = Trouble(meeting)
         self._line = InOrder()
         self._group: Held | None = Held(_connected(self._torch, meeting, timeout))
-        self._mail = TorchMail(self._torch, self._group, self.rank, self.size, self._explain)
+        self._mail = TorchMail(
+            self._torch, self._group, self.rank, self.size, self._explain, self._trouble.has_left
+        )
         self._agreement = GlooAgreement(self._torch, self.size)
         self._own = GlooCalls(self._torch, self.rank, self.size)
         self._walk = OverMessages(self.rank, self.slot)
@@ -116,8 +118,12 @@ class GlooEnd(End):
         octets = data.view(np.uint8)
         with self._trouble.watched(self._timeout):
             if sends and other is not None and tag is not None:
-                sent = self._mail.send(octets, dtype, other, tag, background=background)
-                return _Letter(self, sent)
+                return _Letter(
+                    self,
+                    self._mail.send(
+                        octets, dtype, other, tag, limit=self._timeout, background=background
+                    ),
+                )
             return _Letter(self, self._mail.receive(octets, other, tag))
 
     def group(self, ranks: Sequence[int]) -> Self | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from roundelay.engines._end import tag_fits
 from roundelay.engines._mpi_progress import Requests
 from roundelay.engines._native import DTYPES
 from roundelay.reductions import Array
@@ -66,7 +67,7 @@ class Receipt(Message):
 
     def wants(self, head: Head) -> bool:
         """Tell whether this is what was waited for."""
-        return self.source in (None, head.source) and self.tag in (None, head.tag)
+        return self.source in (None, head.source) and tag_fits(self.tag, head.tag)
 
 
 class Mail:

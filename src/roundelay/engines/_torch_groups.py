@@ -170,9 +170,13 @@ class Trouble:
         )
 
     def _left(self) -> list[int]:
+        return [rank for rank in range(self._size) if self.has_left(rank)]
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a rank has said that it is done."""
         with contextlib.suppress(Exception):
-            return [rank for rank in range(self._size) if self._store.check([f"left/{rank}"])]
-        return []
+            return bool(self._store.check([f"left/{rank}"]))
+        return False
 
 
 def _gist(error: BaseException) -> str:
