@@ -102,7 +102,7 @@ def main() -> None:
         sys.exit(f"{path} can't be read")
     namespaces = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(namespaces)
-    with namespaces.TwoHosts() as hosts:
+    with namespaces.Hosts() as hosts:
         if hosts.why_not:
             sys.exit(hosts.why_not)
         found = [rank.result(seconds=300) for rank in hosts.start(RANKS, measured)]

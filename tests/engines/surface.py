@@ -216,7 +216,7 @@ def sent_first(comm: Any) -> Iterator[Case]:
     """Everybody sends to all, and only then receives: large ones, and very many."""
     size, rank = comm.size, comm.rank
     others = [other for other in range(size) if other != rank]
-    for times, nbytes in ((1 + 9 // size, 8 << 20), (1100, 4), (20, 70_000)):
+    for times, nbytes in ((1 + 9 // max(1, size - 1), 8 << 20), (1100, 4), (20, 70_000)):
         for turn in range(times):
             for dst in others:
                 given = np.full(nbytes, (rank + turn) % 199, np.uint8)

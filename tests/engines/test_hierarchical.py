@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from roundelay.engines._gloo_end import GlooEnd
 from roundelay.engines._hierarchical_end import HierarchicalEnd
 from roundelay.engines._hosts import address_towards, host_identity, ranks_by_host
 from roundelay.engines._places import Places
+from roundelay.engines._store import open_store
 from roundelay.engines._torch_groups import Meeting
 from roundelay.engines._wire import decode, encode
 from roundelay.engines.reference import Reference
@@ -61,7 +63,8 @@ def on_hosts(
             assert inside is not None
             everyone = None
             if len(hosts) > 1:
-                store = torch.distributed.FileStore(f"{folder}/store", size)
+                make = partial(torch.distributed.FileStore, f"{folder}/store", size)
+                store = open_store(make, "the store of this test", b"", timeout)
                 meeting = Meeting(store, rank, size, "127.0.0.1")
                 everyone = GlooEnd(meeting, schedules, timeout=timeout)
             comm = rd.Communicator(HierarchicalEnd(Places(hosts, rank), inside, everyone))

@@ -1,8 +1,8 @@
-"""Two network namespaces of this machine as two hosts, with one cable between them.
+"""Network namespaces of this machine as two or more hosts, with a switch between them.
 
-To everything that talks by sockets they are two hosts: each has its own loopback, its own address,
-and nothing else in common but the cable. They are held by two sleeping processes and vanish with
-them; nothing has a name that could stay behind.
+To everything that talks by sockets they are hosts: each has its own loopback, its own address, and
+nothing else in common but the switch, from which a host can be cut off. They are held by sleeping
+processes and vanish with them; nothing has a name that could stay behind.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from roundelay.engines._wire import decode, encode
 
 SPACES = ("net", "uts", "ipc", "mnt")
 OPTIONS = ("--net", "--uts", "--ipc", "--mount")
-ADDRESSES = ("10.213.77.1", "10.213.77.2")
+NETWORK = "10.213.77"
 
 
-class TwoHosts:
-    """Two hosts; use as a context manager. `why_not` says why there are none, where that is so."""
+class Hosts:
+    """Some hosts; use as a context manager. `why_not` says why there are none, where that is so."""
 
-    def __init__(self) -> None:
-        self._holders: list[subprocess.Popen[bytes]] = []
+    def __init__(self, count: int = 2) -> None:
+        self.addresses = [f"{NETWORK}.{host + 1}" for host in range(count)]
+        self._holders: list[subprocess.Popen[bytes]] = []  # of every host, and last of the switch
         self.why_not = ""
 
     def __enter__(self) -> Self:
@@ -59,7 +60,7 @@ class TwoHosts:
 
     def _make(self) -> None:
         own = Path("/proc/self/ns/mnt").readlink()
-        for _ in ADDRESSES:
+        for _ in (*self.addresses, "the switch"):
             command = ["unshare", *OPTIONS, "sleep", "600"]
             self._holders.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
         for holder in self._holders:
@@ -68,13 +69,22 @@ class TwoHosts:
                 if holder.poll() is not None or time.monotonic() > end:
                     raise OSError("unshare is refused")
                 time.sleep(0.005)
-        ends = [f"rd{os.getpid()}a", f"rd{os.getpid()}b"]
-        _do(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]])
-        for host, (end_of_cable, address) in enumerate(zip(ends, ADDRESSES, strict=True)):
-            _do(["ip", "link", "set", end_of_cable, "netns", str(self._holders[host].pid)])
-            _do(self.inside(host, "ip", "addr", "add", f"{address}/24", "dev", end_of_cable))
-            for device in ("lo", end_of_cable):
+        switch = len(self.addresses)
+        _do(self.inside(switch, "ip", "link", "add", "switch", "type", "bridge"))
+        _do(self.inside(switch, "ip", "link", "set", "switch", "up"))
+        for host, address in enumerate(self.addresses):
+            peer = f"netns {self._holders[host].pid} name cable"
+            cable = f"ip link add port{host} type veth peer {peer}"
+            _do(self.inside(switch, *cable.split()))
+            _do(self.inside(switch, *f"ip link set port{host} master switch up".split()))
+            _do(self.inside(host, *f"ip addr add {address}/24 dev cable".split()))
+            for device in ("lo", "cable"):
                 _do(self.inside(host, "ip", "link", "set", device, "up"))
+
+    def cut(self, host: int, *, off: bool = True) -> None:
+        """Pull a host's cable out of the switch, or put it back."""
+        how = "down" if off else "up"
+        _do(self.inside(len(self.addresses), "ip", "link", "set", f"port{host}", how))
 
     def inside(self, host: int, *command: str) -> list[str]:
         """Return the command that runs another one on a host."""
@@ -118,7 +128,7 @@ class TwoHosts:
                 named = {
                     "RANK": str(len(started)), "WORLD_SIZE": str(size),
                     "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(count),
-                    "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": port,
+                    "MASTER_ADDR": self.addresses[0], "MASTER_PORT": port,
                 }  # fmt: skip
                 started.append(self.fork(host, fn, {**named, **variables}))
         return started

@@ -80,7 +80,7 @@ def test_all_of_torchruns_options_go_through() -> None:
     options = {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_endpoint": "node0:1", "rdzv_id": "x"}
     made = handing_over.torchrun_command(4, options, ["-m", "pkg"])
     assert made[1:] == [
-        "-m", "torch.distributed.run", "--nproc-per-node", "4", "--nnodes", "1:2",
+        "-m", "roundelay.launch._torchrun", "--nproc-per-node", "4", "--nnodes", "1:2",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:1", "--rdzv-id", "x", "-m", "pkg",
     ]  # fmt: skip
 

@@ -37,7 +37,7 @@ def loaded(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Any]:
-    with loaded("two_hosts").TwoHosts() as made:
+    with loaded("two_hosts").Hosts() as made:
         if made.why_not:
             pytest.skip(made.why_not)
         yield made

@@ -130,7 +130,8 @@ def command(
     if by_mpi:
         hand_over(mpirun_command(size, words, target), mpi_environment(os.environ, timeout))
     if handed:
-        hand_over(torchrun_command(size, handed, target), with_timeout(os.environ, timeout))
+        words = torchrun_command(size, handed, target, timeout)
+        hand_over(words, with_timeout(os.environ, timeout))
     job = secrets.token_hex(8)
     environments = rank_environments(os.environ, size, job=job, port=_free_port(), timeout=timeout)
     try:

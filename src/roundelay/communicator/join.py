@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from roundelay.engines._mpi_end import mpi_communicator_end
 from roundelay.engines._native import make_world
 from roundelay.engines._places import Places
 from roundelay.engines._rendezvous import Job, meet
+from roundelay.engines._store import Store, StoreLost
 from roundelay.engines._torch_groups import Meeting
 from roundelay.errors import MeetingError
 from roundelay.tuning import host_tuning
 
-__all__ = ["join", "join_by_mpi", "meeting_at", "schedules"]
+__all__ = ["await_all", "join", "join_by_mpi", "meeting_at", "schedules"]
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -50,17 +51,16 @@ def schedules(size: int) -> ScheduleFor:
     return schedule_for(size, host_tuning(size, cores=0))
 
 
-def join(store: Any, rank: int, size: int, *, timeout: float) -> End:
-    """Return this rank's end of all that share one of torch's stores: by hosts, Gloo between."""
+def join(store: Store, rank: int, size: int, *, timeout: float) -> End:
+    """Return this rank's end of all that share a store: by hosts, Gloo between."""
 
     def tell_all(word: str) -> list[str]:
         keys = [f"told/{other}" for other in range(size)]
-        store.set(keys[rank], word)
-        _await(store, keys, rank, size, timeout)
-        return [store.get(key).decode() for key in keys]
+        store.set(keys[rank], word.encode())
+        return [word.decode() for word in await_all(store, keys, rank, size, timeout)]
 
     def everyone() -> End:
-        meeting = meeting_at(store, rank, size, several_hosts=True).within("gloo", rank, size)
+        meeting = meeting_at(store, rank, size, several_hosts=True).within("gloo")
         return GlooEnd(meeting, schedules, timeout=timeout)
 
     return _joined(rank, timeout, tell_all, everyone)
@@ -73,15 +73,16 @@ def join_by_mpi(*, timeout: float) -> End:
     return _joined(mpi.rank, timeout, words.all_gather_object, lambda: mpi)
 
 
-def meeting_at(store: Any, rank: int, size: int, *, several_hosts: bool) -> Meeting:
+def meeting_at(store: Store, rank: int, size: int, *, several_hosts: bool) -> Meeting:
     """Return where a Gloo group meets by a store.
 
     On one host torch's guess of an address will do. Between hosts it is the one that leads to the
     store, unless the user has named a network to torch.
     """
     guessed = not several_hosts or "GLOO_SOCKET_IFNAME" in os.environ
-    host = None if guessed else _server_of(store)
-    return Meeting(store, rank, size, None if host is None else address_towards(host))
+    host = None if guessed else _server_of(store.raw)
+    address = None if host is None else address_towards(host)
+    return Meeting(store.live(rank, address), rank, size, address)
 
 
 def _joined(
@@ -118,13 +119,21 @@ def _server_of(store: Any) -> str | None:
     return getattr(store, "host", None)
 
 
-def _await(store: Any, keys: Sequence[str], rank: int, size: int, timeout: float) -> None:
-    """Wait until all keys are there, or raise who did not come."""
+def await_all(
+    store: Store, keys: Sequence[str], rank: int, size: int, timeout: float
+) -> list[bytes]:
+    """Return the records of the first ranks, one for each key, or raise who did not come."""
+    end = time.monotonic() + timeout
     try:
-        store.wait(list(keys), timedelta(seconds=timeout))
-    except RuntimeError as error:
-        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        return [store.get(key, end - time.monotonic()) for key in keys]
+    except TimeoutError:
+        missing = [str(other) for other, key in enumerate(keys) if not store.has(key)]
         raise MeetingError(
             f"rank {rank} of {size} waited {timeout:g} s, but rank {', '.join(missing)} did not "
             f"come. See whether it started, or allow more time with timeout."
-        ) from error
+        ) from None
+    except StoreLost as lost:
+        raise MeetingError(
+            f"rank {rank} of {size} waited for the others, but {lost}: that host is gone, frozen "
+            f"or cut off, or this one is cut off."
+        ) from None

@@ -102,6 +102,7 @@ class End(ABC):
     rank: int
     size: int
     devices = False  # whether it takes memory that is not the host's, as `DeviceArray`
+    names_ranks_of_all = False  # whether the errors of a smaller group name ranks as the whole does
     timeout: float  # seconds without progress after which a call gives up
     #: Runs a call at once if it is a plain one that needs no job, and tells whether it was.
     quick: Quick

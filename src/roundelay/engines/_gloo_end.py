@@ -18,6 +18,7 @@ from roundelay.engines._gloo_agreement import GlooAgreement
 from roundelay.engines._gloo_calls import GlooCalls
 from roundelay.engines._in_order import InOrder, Turn
 from roundelay.engines._over_messages import OverMessages
+from roundelay.engines._store import StoreLost, first_line
 from roundelay.engines._torch_groups import (
     Held,
     Meeting,
@@ -26,12 +27,13 @@ from roundelay.engines._torch_groups import (
     as_tensor,
     load_torch,
     seconds,
+    signed_store,
 )
 from roundelay.engines._torch_mail import TorchMail
 from roundelay.errors import CommunicationError, InvalidArgumentError, MeetingError
 from roundelay.reductions import Array
 
-__all__ = ["GlooEnd", "cut_lines"]
+__all__ = ["GlooEnd", "connected", "cut_lines"]
 
 WALK, NOBODY = 1, 3  # slots of the process group: of walked schedules, and one that is never used
 
@@ -42,6 +44,8 @@ class GlooEnd(End):
     What Gloo has for a reduction and dtype, with our meaning, it does itself; the rest is walked
     over its sends and receives. The order of addition is Gloo's own, the same on all ranks.
     """
+
+    names_ranks_of_all = True
 
     def __init__(self, meeting: Meeting, schedules: Schedules, *, timeout: float) -> None:
         super().__init__()
@@ -54,7 +58,7 @@ class GlooEnd(End):
         self._groups: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
         self._trouble = Trouble(meeting)
         self._line = InOrder()
-        self._group: Held | None = Held(_connected(self._torch, meeting, timeout))
+        self._group: Held | None = connected(self._torch, meeting, timeout)
         self._mail = TorchMail(
             self._torch, self._group, self.rank, self.size, self._explain, self._trouble.has_left
         )
@@ -132,9 +136,7 @@ class GlooEnd(End):
         self._made += 1
         if self.rank not in ranks:
             return None
-        own = list(ranks).index(self.rank)
-        meeting = self._meeting.within(f"group/{self._made}/{ranks[0]}", own, len(ranks))
-        made = self._at(meeting)
+        made = self._at(self._meeting.within(f"group/{self._made}/{ranks[0]}", ranks))
         self._groups.add(made)
         return made
 
@@ -172,6 +174,9 @@ class GlooEnd(End):
         self._line.run(lambda: None)  # after all that were started
         self._mail.hung_up()
         group.let_go()
+        if not self._meeting.ranks:  # the whole job, not a group of some
+            with contextlib.suppress(StoreLost):
+                self._meeting.store.rest(self.rank)
 
     def _cut(self, group: Held) -> None:
         """Cut the lines to all others."""
@@ -206,22 +211,23 @@ def cut_lines(torch: Any, group: Held, rank: int, size: int) -> None:
             late.wait(timedelta(milliseconds=1))
 
 
-def _connected(torch: Any, meeting: Meeting, timeout: float) -> Any:
+def connected(torch: Any, meeting: Meeting, timeout: float) -> Held:
     """Return the process group once all ranks are in it."""
     kind = torch.distributed.ProcessGroupGloo
+    store = signed_store(torch.distributed, meeting.store, timeout)
     try:
         if meeting.address is None:  # or by GLOO_SOCKET_IFNAME
-            return kind(meeting.store, meeting.rank, meeting.size, seconds(timeout))
+            return Held(kind(store, meeting.rank, meeting.size, seconds(timeout)), store)
         options = kind._Options()  # noqa: SLF001 - torch has no other name for them
         options._devices = [kind.create_device(hostname=meeting.address)]  # noqa: SLF001
         options._timeout = seconds(timeout)  # noqa: SLF001
-        return kind(meeting.store, meeting.rank, meeting.size, options)
-    except RuntimeError as error:
+        return Held(kind(store, meeting.rank, meeting.size, options), store)
+    except (RuntimeError, TimeoutError) as error:
         raise MeetingError(
             f"rank {meeting.rank} of {meeting.size} could not connect to the others by Gloo within "
-            f"{timeout:g} s: {str(error).splitlines()[0]} See whether all of them started; if a "
-            f"host has several networks, name the one to use by GLOO_SOCKET_IFNAME."
-        ) from error
+            f"{timeout:g} s: {first_line(error)}. See whether all of them started; if a host has "
+            f"several networks, name the one to use by GLOO_SOCKET_IFNAME."
+        ) from None
 
 
 class _Work:

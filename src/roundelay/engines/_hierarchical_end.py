@@ -16,6 +16,8 @@ from roundelay.reductions import Array
 
 __all__ = ["HierarchicalEnd"]
 
+EXPLAIN_S = 10.0  # for a rank to find out, after its timeout, what was wrong between hosts
+
 
 class HierarchicalEnd(End):
     """A rank of one of several hosts, which need not have equally many.
@@ -38,16 +40,21 @@ class HierarchicalEnd(End):
         else:
             self._lane = everyone.group(places.lane)
             self._calls = HierarchicalCalls(places, inside, self._lane, everyone)
+        self.timeout = (everyone or inside).timeout
 
     @property
     def timeout(self) -> float:
         """Seconds without progress after which a call gives up on a rank."""
-        return self._inside.timeout
+        return self._timeout
 
     @timeout.setter
     def timeout(self, limit: float) -> None:
+        self._timeout = limit
         for end in self._ends():
             end.timeout = limit
+        if self._everyone is not None:
+            # Who waits inside for a rank that waits for another host hears from it why.
+            self._inside.timeout = limit + EXPLAIN_S
 
     def run(self, job: Job, algorithm: str | None) -> None:
         """Run a job by its parts, one after the other."""
@@ -82,7 +89,8 @@ class HierarchicalEnd(End):
         if self._told is None:
             self._told = self._in_all_numbers(error)
             for end in self._ends():
-                end.fail("failed", f"{type(error).__name__}: {error}")
+                told = error if end is self._inside else self._told
+                end.fail("failed", f"{type(told).__name__}: {told}")
         return type(self._told)(str(self._told))
 
     def _in_all_numbers(self, error: CommunicationError) -> CommunicationError:
@@ -91,7 +99,10 @@ class HierarchicalEnd(End):
         if found:  # by another rank, which told it
             return CollectiveMismatch(table)
         between = self._calls is not None and self._calls.between_hosts
-        if between and isinstance(error, CollectiveMismatch):
+        known = isinstance(error, CollectiveMismatch) or getattr(
+            self._lane, "names_ranks_of_all", False
+        )
+        if between and known:
             return error  # which speaks of the ranks as the user knows them
         ranks = self._places.lane if between else self._places.here
         if tuple(ranks) == tuple(range(len(ranks))):

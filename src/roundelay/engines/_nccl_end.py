@@ -11,7 +11,7 @@ import numpy as np
 
 from roundelay.engines._device_arrays import DeviceArray, on_device
 from roundelay.engines._end import Job, Letter, Task
-from roundelay.engines._gloo_end import GlooEnd, cut_lines
+from roundelay.engines._gloo_end import GlooEnd, connected, cut_lines
 from roundelay.engines._in_order import Turn
 from roundelay.engines._nccl_calls import NcclCalls
 from roundelay.engines._nccl_steps import Step
@@ -41,7 +41,7 @@ class NcclEnd(GlooEnd):
     ) -> None:
         self._library, self._gpus, self._step = library, None, None
         super().__init__(meeting, schedules, timeout=timeout)
-        at = meeting.within("devices", meeting.rank, meeting.size)
+        at = meeting.within("devices")
         try:
             self._gpus = _connected(self._torch, at, timeout, library)
         except BaseException:
@@ -147,8 +147,7 @@ def _connected(torch: Any, meeting: Meeting, timeout: float, library: str) -> An
     distributed = torch.distributed
     try:
         if library != "nccl":
-            kind = distributed.ProcessGroupGloo
-            return kind(meeting.store, meeting.rank, meeting.size, seconds(timeout))
+            return connected(torch, meeting, timeout)
         if not torch.cuda.is_available() or not distributed.is_nccl_available():
             raise InvalidArgumentError(
                 "The engine nccl needs a GPU and a torch that was built for CUDA, with NCCL; this "
@@ -156,7 +155,9 @@ def _connected(torch: Any, meeting: Meeting, timeout: float, library: str) -> An
             )
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = seconds(timeout)  # noqa: SLF001 - torch has no other name for it
-        return distributed.ProcessGroupNCCL(meeting.store, meeting.rank, meeting.size, options)
+        # Its threads ask the store when they like, so it gets torch's own.
+        store = distributed.PrefixStore(meeting.store.corner, meeting.store.raw)
+        return distributed.ProcessGroupNCCL(store, meeting.rank, meeting.size, options)
     except RuntimeError as error:
         raise MeetingError(
             f"rank {meeting.rank} of {meeting.size} could not join the others by {library}: "

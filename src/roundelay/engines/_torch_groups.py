@@ -6,13 +6,14 @@ import contextlib
 import importlib
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from roundelay.arguments import FOREVER_S
 from roundelay.engines._end import ScheduleFor
+from roundelay.engines._store import SILENT_S, Store, StoreLost
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -23,7 +24,16 @@ from roundelay.errors import (
 )
 from roundelay.reductions import Array
 
-__all__ = ["Held", "Meeting", "Schedules", "Trouble", "as_tensor", "load_torch", "seconds"]
+__all__ = [
+    "Held",
+    "Meeting",
+    "Schedules",
+    "Trouble",
+    "as_tensor",
+    "load_torch",
+    "seconds",
+    "signed_store",
+]
 
 #: Gives what finds schedules for groups of so many ranks.
 Schedules = Callable[[int], ScheduleFor]
@@ -32,7 +42,7 @@ LATE = re.compile(r"timed? ?out", re.IGNORECASE)
 PLACE = re.compile(r"^\[[^\]]*:\d+\] ?")
 ADVICE = re.compile(r" This is typically caused by.*")
 TOLD = (CollectiveMismatch, CollectiveTimeout)  # as what they are; all else means a lost rank
-PATIENCE_S = 0.5  # for the rank that found the trouble to say what it is
+PATIENCE_S = SILENT_S + 1.5  # for the rank that was first to find out what it is, and to say it
 SOON_S = 0.25  # for it to begin: Gloo cuts the lines before that rank gets to say why
 
 
@@ -56,6 +66,26 @@ def seconds(limit: float) -> timedelta:
     return timedelta(seconds=min(max(limit, 0.001), FOREVER_S))
 
 
+def signed_store(distributed: Any, store: Store, timeout: float) -> Any:
+    """Return a store as torch's process groups know them; what they write is signed, too."""
+
+    class Signed(distributed.Store):  # type: ignore[misc] # torch is optional, so without types
+        def set(self, key: str, value: bytes) -> None:
+            store.set(key, value)
+
+        def get(self, key: str) -> bytes:
+            return store.get(key, timeout)
+
+        def wait(self, keys: Sequence[str], limit: timedelta | None = None) -> None:
+            for key in keys:
+                store.get(key, timeout if limit is None else limit.total_seconds())
+
+        def check(self, keys: Sequence[str]) -> bool:
+            return all(map(store.has, keys))
+
+    return Signed()
+
+
 def as_tensor(torch: Any, array: Array) -> Any:
     """Return the memory of a flat contiguous array as a tensor of its own."""
     # torch warns of memory that may not be written, though it is only read here.
@@ -66,15 +96,19 @@ def as_tensor(torch: Any, array: Array) -> Any:
 class Meeting:
     """Where the processes of a group find one another, and which of them this one is."""
 
-    store: Any  # of torch: a small dictionary that every rank can reach
+    store: Store
     rank: int
     size: int
     address: str | None = None  # of this host, as others reach it; None lets torch choose
+    ranks: Sequence[int] = ()  # of the group, as the whole job numbers them; none if this is all
 
-    def within(self, name: str, rank: int, size: int) -> Meeting:
-        """Return the meeting of a group of some of these ranks."""
-        distributed = importlib.import_module("torch.distributed")
-        return Meeting(distributed.PrefixStore(name, self.store), rank, size, self.address)
+    def within(self, name: str, ranks: Sequence[int] | None = None) -> Meeting:
+        """Return the meeting of a group of some of these ranks, or of all once more."""
+        store = self.store.within(name)
+        if ranks is None:
+            return replace(self, store=store)
+        whole = tuple(self.ranks[rank] if self.ranks else rank for rank in ranks)
+        return Meeting(store, list(ranks).index(self.rank), len(ranks), self.address, whole)
 
 
 class Held:
@@ -84,8 +118,9 @@ class Held:
     interpreter ends would take the process down with it.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, store: Any) -> None:
         self._group = group
+        self._store = store  # it has a part in Python, which must not end before the group
 
     def __getattr__(self, name: str) -> Any:
         if self._group is None:
@@ -102,6 +137,7 @@ class Trouble:
 
     def __init__(self, meeting: Meeting) -> None:
         self._store, self._rank, self._size = meeting.store, meeting.rank, meeting.size
+        self._ranks = list(meeting.ranks or range(meeting.size))
         self.told: CommunicationError | None = None
 
     def check(self) -> None:
@@ -111,15 +147,20 @@ class Trouble:
 
     def tell(self, error: CommunicationError) -> None:
         """Let the others know, unless one of them was first."""
-        word = f"{type(error).__name__} {error}"
         with contextlib.suppress(Exception):  # its server may be what is gone
-            if self._store.add("trouble/number", 1) == 1:
-                self._store.set("trouble/text", word)
+            if self._claim():
+                self._say(error)
 
     def leave(self) -> None:
         """Say that this rank is done, so that its end is no death."""
         with contextlib.suppress(Exception):
-            self._store.set(f"left/{self._rank}", "1")
+            self._store.set(f"left/{self._rank}", b"")
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a rank has said that it is done."""
+        with contextlib.suppress(Exception):
+            return self._store.has(f"left/{rank}")
+        return False
 
     @contextlib.contextmanager
     def watched(self, limit: float) -> Iterator[None]:
@@ -137,46 +178,77 @@ class Trouble:
         """Return what a failure of torch's means: what others told, or what can be told from it."""
         if self.told is None:
             late = LATE.search(_gist(error)) is not None
-            self.told = self._asked(0.0 if late else SOON_S) or self._own(error, limit)
-            self.told.__cause__ = error
-            self.tell(self.told)
+            told = self._heard(error, limit, late=late)
+            told.__cause__ = error
+            self.told = told
         return type(self.told)(str(self.told))
+
+    def _heard(self, error: BaseException, limit: float, *, late: bool) -> CommunicationError:
+        """Let the first rank that has something to say say it, and the others repeat it."""
+        try:
+            told = self._asked(0.0 if late else SOON_S)
+            if told is None and self._claim():
+                told = self._late(error, limit) if late else self._gone(error)
+                self._say(told)
+            return told or self._asked(PATIENCE_S) or self._gone(error)
+        except StoreLost as lost:
+            return self._alone(error, limit, lost, late=late)
+
+    def _claim(self) -> bool:
+        return self._store.claim("trouble/first", str(self._rank).encode())
+
+    def _say(self, error: CommunicationError) -> None:
+        self._store.set("trouble/text", f"{type(error).__name__} {error}".encode())
 
     def _asked(self, soon: float) -> CommunicationError | None:
         """Return what another rank tells; wait so long for one to begin."""
         began = time.monotonic()
-        with contextlib.suppress(Exception):
-            while time.monotonic() < began + (
-                PATIENCE_S if self._store.check(["trouble/number"]) else soon
-            ):
-                if self._store.check(["trouble/text"]):
-                    kind, _, text = self._store.get("trouble/text").decode().partition(" ")
-                    return next((one for one in TOLD if one.__name__ == kind), PeerLost)(text)
-                time.sleep(0.01)
-        return None
+        while True:
+            text = self._store.look("trouble/text")
+            if text is not None:
+                kind, _, said = text.decode().partition(" ")
+                return next((one for one in TOLD if one.__name__ == kind), PeerLost)(said)
+            patience = PATIENCE_S if self._store.has("trouble/first") else soon
+            if time.monotonic() >= began + patience:
+                return None
+            time.sleep(0.01)
 
-    def _own(self, error: BaseException, limit: float) -> CommunicationError:
-        text = _gist(error)
-        if LATE.search(text):
-            return CollectiveTimeout(
-                f"Rank {self._rank} of {self._size} waited {limit:g} s for the others. ({text})"
-            )
-        left = self._left()
-        if left:
-            who = f"Rank {left[0]} has" if len(left) == 1 else f"Ranks {_listed(left)} have"
-            return PeerLost(f"{who} finished, but rank {self._rank} still needs it. ({text})")
-        return PeerLost(
-            f"Rank {self._rank} of {self._size} lost a rank that it communicates with. ({text})"
+    def _late(self, error: BaseException, limit: float) -> CommunicationError:
+        """Say who gives no sign of life, if that is why the others were waited for in vain."""
+        silent = self._store.silent([rank for rank in self._ranks if rank != self._me])
+        if not silent:
+            return CollectiveTimeout(f"{self._waited(limit)}. ({_gist(error)})")
+        named = [
+            f"{rank} ({address})" if address else str(rank) for rank, address in silent.items()
+        ]
+        return CollectiveTimeout(
+            f"{self._waited(limit)}, and there is no sign of life from rank {', '.join(named)}: "
+            f"its host may be cut off, or frozen. ({_gist(error)})"
         )
 
-    def _left(self) -> list[int]:
-        return [rank for rank in range(self._size) if self.has_left(rank)]
+    def _gone(self, error: BaseException) -> CommunicationError:
+        left = [self._ranks[rank] for rank in range(self._size) if self.has_left(rank)]
+        if left:
+            who = f"Rank {left[0]} has" if len(left) == 1 else f"Ranks {_listed(left)} have"
+            return PeerLost(f"{who} finished, but rank {self._me} still needs it. ({_gist(error)})")
+        return PeerLost(f"Rank {self._me} lost a rank that it communicates with. ({_gist(error)})")
 
-    def has_left(self, rank: int) -> bool:
-        """Tell whether a rank has said that it is done."""
-        with contextlib.suppress(Exception):
-            return bool(self._store.check([f"left/{rank}"]))
-        return False
+    def _alone(
+        self, error: BaseException, limit: float, lost: StoreLost, *, late: bool
+    ) -> CommunicationError:
+        kind = CollectiveTimeout if late else PeerLost
+        what = self._waited(limit) if late else f"Rank {self._me} lost a rank"
+        return kind(
+            f"{what}, and {lost}: that host is gone, frozen or cut off, or this one is cut off. "
+            f"({_gist(error)})"
+        )
+
+    def _waited(self, limit: float) -> str:
+        return f"Rank {self._me} waited {limit:g} s for the others"
+
+    @property
+    def _me(self) -> int:
+        return self._ranks[self._rank]
 
 
 def _gist(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from roundelay.engines._inputs import outgoing, prepare
 from roundelay.engines._native import Part, common_dtype
 from roundelay.engines._over_messages import OverMessages, Post, Route
 from roundelay.engines._reports import as_raised, collect, report
+from roundelay.engines._store import open_store
 from roundelay.engines._torch_groups import Meeting, Schedules, load_torch
 from roundelay.engines._wire import decode, encode
 from roundelay.engines.shared_memory import SharedMemory
@@ -32,6 +33,7 @@ from roundelay.schedule import Schedule, from_json, prove, to_json
 __all__ = ["Gloo"]
 
 TIMEOUT_S = 60.0
+HERE = "127.0.0.1"
 
 
 class Gloo:
@@ -128,8 +130,9 @@ class Gloo:
 
 
 def _meeting(torch: Any, folder: str, rank: int, size: int) -> Meeting:
-    store = torch.distributed.FileStore(str(Path(folder) / "store"), size)
-    return Meeting(store, rank, size, "127.0.0.1")
+    path = str(Path(folder) / "store")
+    make = partial(torch.distributed.FileStore, path, size)
+    return Meeting(open_store(make, f"the store in {folder}", b"", TIMEOUT_S), rank, size, HERE)
 
 
 def _end(children: Children, folder: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -63,6 +64,7 @@ class StoreAt:
     port: int
     serves: bool
     corner: str
+    server: str = "rank 0"  # who serves it, in words
 
 
 def found_place(environ: Mapping[str, str]) -> Place:
@@ -103,7 +105,7 @@ def found_store(environ: Mapping[str, str], place: Place) -> StoreAt:
     """Read where torch's store is: torchrun serves one, else rank 0 does.
 
     >>> found_store({"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}, Place(1, Job("", 2, Path())))
-    StoreAt(host='node0', port=29500, serves=False, corner='roundelay/0')
+    StoreAt(host='node0', port=29500, serves=False, corner='roundelay/0', server='rank 0')
     """
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not environ.get(name):
@@ -115,8 +117,9 @@ def found_store(environ: Mapping[str, str], place: Place) -> StoreAt:
     agent = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     port = _whole(environ, "MASTER_PORT", 1, 65535)
-    serves = place.rank == 0 and not agent
-    return StoreAt(environ["MASTER_ADDR"], port, serves, f"roundelay/{attempt}")
+    serves, corner = place.rank == 0 and not agent, f"roundelay/{attempt}"
+    server = "torchrun" if agent else "rank 0"
+    return StoreAt(environ["MASTER_ADDR"], port, serves, corner, server)
 
 
 def found_timeout(environ: Mapping[str, str]) -> float | None:
@@ -171,6 +174,7 @@ def rank_environments(
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves torch's store, not we
         "ROUNDELAY_JOB": job,
+        "ROUNDELAY_SECRET": environ.get("ROUNDELAY_SECRET") or secrets.token_hex(32),
         "PYTHONUNBUFFERED": "1",
     }
     if timeout is not None:

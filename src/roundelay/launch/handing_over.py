@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,19 +14,36 @@ from roundelay.errors import MissingPackageError
 
 __all__ = ["hand_over", "mpi_environment", "mpirun_command", "torchrun_command", "with_timeout"]
 
+#: What torchrun calls the time for hosts to find one another: without, and with a backend.
+WAITS = ("timeout", "join_timeout", "read_timeout")
 
-def torchrun_command(size: int, options: Mapping[str, str], target: Sequence[str]) -> list[str]:
+
+def torchrun_command(
+    size: int, options: Mapping[str, str], target: Sequence[str], timeout: float | None = None
+) -> list[str]:
     """Return the words by which torchrun starts `size` ranks on this host, as one of several.
 
     >>> torchrun_command(2, {"nnodes": "2", "node_rank": "1"}, ["train.py", "--lr", "1"])[3:]
     ['--nproc-per-node', '2', '--nnodes', '2', '--node-rank', '1', 'train.py', '--lr', '1']
+    >>> torchrun_command(2, {"rdzv_conf": "read_timeout=9"}, ["train.py"], timeout=1.5)[5:]
+    ['--rdzv-conf', 'timeout=2,join_timeout=2,read_timeout=9', 'train.py']
     """
     if find_spec("torch") is None:
         raise MissingPackageError("To start several hosts", "torch")
     words = ["--nproc-per-node", str(size)]
-    for name, value in options.items():
+    for name, value in _waiting(options, timeout).items():
         words += [f"--{name.replace('_', '-')}", value]
-    return [sys.executable, "-m", "torch.distributed.run", *words, *target]
+    return [sys.executable, "-m", "roundelay.launch._torchrun", *words, *target]
+
+
+def _waiting(options: Mapping[str, str], timeout: float | None) -> dict[str, str]:
+    """Return options by which hosts wait so long for one another, where nothing else was said."""
+    if timeout is None:
+        return dict(options)
+    given = options.get("rdzv_conf", "")
+    named = {word.partition("=")[0].strip() for word in given.split(",")}
+    limits = [f"{name}={math.ceil(timeout)}" for name in WAITS if name not in named]
+    return {**options, "rdzv_conf": ",".join([*limits, *([given] if given else [])])}
 
 
 def mpirun_command(size: int, words: Sequence[str], target: Sequence[str]) -> list[str]:

@@ -7,28 +7,31 @@ ranks meet in shared memory under it. Several hosts are joined by Gloo.
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C import _distributed_c10d as torch_store
 
 from roundelay import _core
 from roundelay.communicator import Communicator
-from roundelay.communicator.join import join
+from roundelay.communicator.join import await_all, join
 from roundelay.communicator.native import NativeEnd
 from roundelay.engines._hosts import host_identity
 from roundelay.engines._native import make_world
 from roundelay.engines._rendezvous import Job, meet
-from roundelay.errors import MeetingError
+from roundelay.engines._secret import found_secret
+from roundelay.engines._store import Store, open_store
 from roundelay.tuning import host_tuning
 
 __all__ = ["Met", "meet_by_store"]
+
+MEETING = "meeting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +52,27 @@ class _Told(msgspec.Struct, frozen=True):
 _read = msgspec.json.Decoder(_Told).decode
 
 
-def meet_by_store(store: Store, rank: int, size: int, *, timeout: float) -> Met:
+def meet_by_store(given: torch_store.Store, rank: int, size: int, *, timeout: float) -> Met:
     """Return the communicator of the ranks that share this store. All of them call it."""
     if size == 1:
         world = make_world(1)
         world.enter(0)
         return _on_one_host(world, rank, timeout)
-    store.set(_host_key(rank), host_identity())
-    keys = [_host_key(other) for other in range(size)]
-    _await(store, keys, rank, size, timeout)
-    hosts = [store.get(key).decode() for key in keys]
+    where = "the store of init_process_group"
+    store = open_store(lambda: given, where, found_secret(os.environ), timeout).within("roundelay")
+    keys = [f"host/{other}" for other in range(size)]
+    store.set(keys[rank], host_identity().encode())
+    hosts = await_all(store, keys, rank, size, timeout)
     if len(set(hosts)) > 1:
         return _on_several_hosts(store, rank, size, timeout)
     if rank == 0:
         told = _Told(secrets.token_hex(16), tempfile.gettempdir())
-        store.set("roundelay/meeting", msgspec.json.encode(told).decode())
-    _await(store, ["roundelay/meeting"], rank, size, timeout)
-    told = _read(store.get("roundelay/meeting"))
+        store.set(MEETING, msgspec.json.encode(told))
+    told = _read(await_all(store, [MEETING], rank, size, timeout)[0])
     job = Job(f"torch\n{told.token}", size, Path(told.folder))
     world = meet(job, rank, timeout=timeout)
     if rank == 0:  # so that a group of the same name, made later, finds nothing of this one
-        _forget(store, [*keys, "roundelay/meeting"])
+        _forget(store, [*keys, MEETING])
     return _on_one_host(world, rank, timeout)
 
 
@@ -80,29 +83,11 @@ def _on_one_host(world: _core.World, rank: int, timeout: float) -> Met:
 
 def _on_several_hosts(store: Store, rank: int, size: int, timeout: float) -> Met:
     """Join hosts: shared memory inside each, Gloo between; who fails is missed there."""
-    end = join(PrefixStore("roundelay/hosts", store), rank, size, timeout=timeout)
+    end = join(store.within("hosts"), rank, size, timeout=timeout)
     return Met(Communicator(end), lambda _word, _text: end.close())
-
-
-def _host_key(rank: int) -> str:
-    return f"roundelay/host/{rank}"
-
-
-def _await(store: Store, keys: list[str], rank: int, size: int, timeout: float) -> None:
-    """Wait until all keys are there; raise who did not come."""
-    try:
-        store.wait(keys, timedelta(seconds=timeout))
-    except Exception as error:  # noqa: BLE001 - each store has its own
-        missing = [key for key in keys if not store.check([key])]
-        who = ", ".join(f"rank {key.rpartition('/')[2]}" for key in missing if "host" in key)
-        raise MeetingError(
-            f"rank {rank} of {size} waited {timeout:g} s, but {who or 'rank 0'} did not reach "
-            f"init_process_group or new_group. See whether it started, or allow more time with "
-            f"timeout. ({type(error).__name__})"
-        ) from None
 
 
 def _forget(store: Store, keys: list[str]) -> None:
     for key in keys:
         with suppress(Exception):  # not every store can delete, and none need
-            store.delete_key(key)
+            store.forget(key)
