@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -60,6 +61,25 @@ def test_mpirun_starts_what_it_is_asked_to(script: str) -> None:
         pytest.skip(str(error))
     code, printed, errors = run("--mpi", "--timeout", "33", "-n", "2", script, "--nnodes", "7")
     assert (code, printed) == (0, DUE), errors
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ("0", r"the hosts did not come together: .*1/2 clients joined"),
+        ("1", r"this host tried for 2 s to find the others: nothing listens at MASTER_PORT"),
+    ],
+)
+def test_hosts_that_do_not_come_are_told_of_in_time_and_in_one_line(
+    node: str, why: str, script: str
+) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("no torch")
+    port = "29547" if node == "0" else "29548"
+    place = ("--nnodes", "2", "--node-rank", node, "--master-addr", "127.0.0.1")
+    code, printed, errors = run("--timeout", "2", *place, "--master-port", port, "-n", "1", script)
+    assert (code, printed) == (1, [])
+    assert re.fullmatch(f"roundelay: {why}.*\n", errors), errors
 
 
 @pytest.mark.parametrize(

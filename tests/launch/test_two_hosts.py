@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -119,6 +120,70 @@ def test_a_rank_that_dies_is_noticed_on_both_hosts(hosts: Any, victim: int) -> N
     found = [rank.result() for rank in hosts.start((2, 2), work)]
     assert found.pop(victim) == (False, "ended with -9")
     assert found == [(True, ("PeerLost", True))] * 3
+
+
+HERE = 3  # seconds that a call waits for the others
+
+
+def looping(rank: int, ready: Path) -> str:
+    """Make calls until one of them fails, and return how."""
+    comm = rd.init(timeout=HERE)
+    comm.barrier()
+    (ready / str(rank)).touch()
+    try:
+        for _ in range(10_000):
+            comm.all_reduce(np.ones(30_000))
+            time.sleep(0.01)
+    except rd.RoundelayError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        comm.close()
+    return "nothing"
+
+
+@pytest.mark.parametrize(("how", "host"), [("cut", 0), ("cut", 2), ("freeze", 1)])
+def test_a_host_that_is_cut_off_or_frozen_is_an_error_on_every_rank(
+    how: str, host: int, tmp_path: Path
+) -> None:
+    ranks = (1, 2, 1)
+    of_host = [number for number, count in enumerate(ranks) for _ in range(count)]
+    with loaded("two_hosts").Hosts(len(ranks)) as made:
+        if made.why_not:
+            pytest.skip(made.why_not)
+        started = made.start(ranks, lambda: looping(int(os.environ["RANK"]), tmp_path))
+        while len(list(tmp_path.iterdir())) < sum(ranks):
+            time.sleep(0.05)
+        stopped = [rank for rank, where in enumerate(of_host) if how == "freeze" and where == host]
+        for rank in stopped:
+            os.kill(started[rank].pid, signal.SIGSTOP)
+        if how == "cut":
+            made.cut(host)
+        awake = [rank for rank in range(sum(ranks)) if rank not in stopped]
+        told = {rank: started[rank].result() for rank in awake}
+        for rank in stopped:
+            os.kill(started[rank].pid, signal.SIGCONT)
+            told[rank] = started[rank].result()
+    assert all(good for good, _ in told.values()), told
+    for rank, (_, said) in sorted(told.items()):
+        assert said.startswith(("CollectiveTimeout: ", "PeerLost: ")), said
+        elsewhere = of_host[rank] != host
+        if elsewhere and host != 0:  # the store tells who is silent
+            assert f"({made.addresses[host]})" in said
+        elif elsewhere or how == "cut":
+            assert "no sign of life" in said or f"the store at {made.addresses[0]}:" in said
+
+
+def test_hosts_with_different_secrets_do_not_join(hosts: Any) -> None:
+    def work() -> str:
+        os.environ["ROUNDELAY_SECRET"] = "the secret of rank " + os.environ["RANK"]
+        with pytest.raises(rd.RoundelayError) as caught:
+            rd.init(timeout=20)
+        time.sleep(2)  # so that the other can still read the store
+        return str(caught.value)
+
+    for rank, told in enumerate(results(hosts.start((1, 1), work))):
+        assert f"told/{1 - rank} does not carry the signature of this job" in told
+        assert "ROUNDELAY_SECRET is not the same on all hosts" in told
 
 
 def test_roundelay_run_hands_over_to_torchrun_and_the_example_runs(
