@@ -120,7 +120,7 @@ def _server_of(store: Any) -> str | None:
 
 
 def await_all(
-    store: Store, keys: Sequence[str], rank: int, size: int, timeout: float
+    store: Store, keys: Sequence[str], rank: int, size: int, timeout: float, *, came: str = "come"
 ) -> list[bytes]:
     """Return the records of the first ranks, one for each key, or raise who did not come."""
     end = time.monotonic() + timeout
@@ -130,7 +130,7 @@ def await_all(
         missing = [str(other) for other, key in enumerate(keys) if not store.has(key)]
         raise MeetingError(
             f"rank {rank} of {size} waited {timeout:g} s, but rank {', '.join(missing)} did not "
-            f"come. See whether it started, or allow more time with timeout."
+            f"{came}. See whether it started, or allow more time with timeout."
         ) from None
     except StoreLost as lost:
         raise MeetingError(

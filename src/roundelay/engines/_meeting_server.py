@@ -172,8 +172,8 @@ class Server:
                 missing = self._missing()
                 still = f"; {ranks_text(missing)} of {self.size} had not come" if missing else ""
                 raise MeetingError(
-                    f"rank {caller.rank} (process {caller.pid}) went away while the ranks were "
-                    f"meeting{still}."
+                    f"rank {caller.rank} (process {caller.pid}) went away during the "
+                    f"rendezvous{still}."
                 ) from None
             problem = f"process {caller.pid} is no rank: {error}"
             hello = None
@@ -240,7 +240,7 @@ class Server:
             ) from None
         except (EOFError, OSError):
             raise MeetingError(
-                f"rank {caller.rank} (process {caller.pid}) went away while the ranks were meeting."
+                f"rank {caller.rank} (process {caller.pid}) went away during the rendezvous."
             ) from None
 
     def _end_politely(self) -> None:

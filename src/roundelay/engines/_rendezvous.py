@@ -99,7 +99,7 @@ def _join(
                 raise
             if isinstance(error, (EOFError, OSError)):
                 raise MeetingError(
-                    f"rank 0 went away while rank {rank} and the others were meeting."
+                    f"rank 0 went away during the rendezvous with rank {rank} and the others."
                 ) from None
             raise
     os.close(taken.pop(0))  # the world has its own

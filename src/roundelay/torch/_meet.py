@@ -32,6 +32,7 @@ from roundelay.tuning import host_tuning
 __all__ = ["Met", "meet_by_store"]
 
 MEETING = "meeting"
+REACHED = "reach init_process_group or new_group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,13 @@ def meet_by_store(given: torch_store.Store, rank: int, size: int, *, timeout: fl
     store = open_store(lambda: given, where, found_secret(os.environ), timeout).within("roundelay")
     keys = [f"host/{other}" for other in range(size)]
     store.set(keys[rank], host_identity().encode())
-    hosts = await_all(store, keys, rank, size, timeout)
+    hosts = await_all(store, keys, rank, size, timeout, came=REACHED)
     if len(set(hosts)) > 1:
         return _on_several_hosts(store, rank, size, timeout)
     if rank == 0:
         told = _Told(secrets.token_hex(16), tempfile.gettempdir())
         store.set(MEETING, msgspec.json.encode(told))
-    told = _read(await_all(store, [MEETING], rank, size, timeout)[0])
+    told = _read(await_all(store, [MEETING], rank, size, timeout, came=REACHED)[0])
     job = Job(f"torch\n{told.token}", size, Path(told.folder))
     world = meet(job, rank, timeout=timeout)
     if rank == 0:  # so that a group of the same name, made later, finds nothing of this one
