@@ -219,8 +219,7 @@ def test_tensors_of_a_device_are_refused_by_name() -> None:
     for engine in ("gloo", "shared_memory"):
         (told,) = rd.run(work, 1, engine=engine)
         for call, text in zip(("all_reduce", "broadcast", "send"), told, strict=True):
-            assert text.startswith(f"{call} got a tensor on meta; this engine works on CPU memory.")
-            assert "engine='nccl'" in text
+            assert text.startswith(f"{call} got a tensor on meta, which has no memory.")
 
 
 def test_without_torch_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
