@@ -609,8 +609,10 @@ def test_tensors_and_arrays_come_back_as_they_went() -> None:
             pack([bad], put, "it")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "zero3"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    "name", [name for name in STRATEGIES if name not in ("zero3", "ps by servers of their own")]
+)
 def test_a_parameter_of_no_elements_comes_back(tmp_path: Path, name: str, size: int) -> None:
     """Whatever comes before and after it."""
 

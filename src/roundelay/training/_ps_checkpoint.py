@@ -147,7 +147,10 @@ def as_tensors(value: Any) -> Any:
     if isinstance(value, dict) and "of" not in value:
         return {key: as_tensors(one) for key, one in value.items()}
     if isinstance(value, dict):
-        flat = torch.from_numpy(value["of"].copy()).view(getattr(torch, value["dtype"]))
+        kind = getattr(torch, value["dtype"])
+        if not len(value["of"]):  # an array of nothing has no strides to view it by
+            return torch.empty(value["shape"], dtype=kind)
+        flat = torch.from_numpy(value["of"].copy()).view(kind)
         return flat.view(value["shape"])
     if isinstance(value, list):
         return [as_tensors(one) for one in value]
