@@ -44,6 +44,7 @@ CASES = {
     "explain broadcast -a chain -O segments=x": "Its default is 4",
     "explain broadcast -a chain -O segments": "name=value",
     "explain broadcast -a chain -O segments=2 -O segments=3": "twice",
+    "list -n 99999999999999999999": "up to 1024 ranks",
     "explain all_reduce --bytes 0": "between 1 byte",
     "explain all_reduce --bytes -1": "between 1 byte",
     "explain all_reduce --bytes 1XB": "write 1MiB",

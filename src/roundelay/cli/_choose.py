@@ -103,14 +103,18 @@ def default_algorithm(collective: Collective) -> Algorithm:
     return next((each for each in found if each.short_name == wanted), found[0])
 
 
-def schedule_of(
-    algorithm: Algorithm, size: int, root: int = 0, options: Mapping[str, Any] | None = None
-) -> Schedule:
-    """Return the schedule, after checking what the algorithm itself would trip over."""
+def _check_size(size: int) -> None:
     if size > MOST_RANKS:
         raise InvalidArgumentError(
             f"-n {size} is more than the command line takes; up to {MOST_RANKS} ranks are fine."
         )
+
+
+def schedule_of(
+    algorithm: Algorithm, size: int, root: int = 0, options: Mapping[str, Any] | None = None
+) -> Schedule:
+    """Return the schedule, after checking what the algorithm itself would trip over."""
+    _check_size(size)
     if root and not algorithm.collective.rooted:
         raise InvalidArgumentError(
             f"{algorithm.collective.name} has no root: its ranks are all alike. Leave out --root."
@@ -183,6 +187,7 @@ def network_called(text: str, size: int) -> Network:
     """Return a network by name (`switch`), with options (`hosts:per_host=4`), or from a file."""
     if text.endswith(".json") or "/" in text:
         return load_network(Path(text))
+    _check_size(size)
     name, _, rest = text.partition(":")
     make = networks.load(name.replace("-", "_"))
     pairs = [pair for pair in rest.split(",") if pair]
