@@ -105,7 +105,7 @@ std::uint64_t World::allocate(std::size_t bytes) {
 }
 
 void World::release(std::uint64_t offset, std::size_t bytes) {
-    if (foreign()) return;
+    if (foreign() || troubled()) return;  // what went wrong is still to be read there
     {
         const std::lock_guard own(mutex_);
         given_back_.emplace_back(offset, std::max(round_up(bytes, page_bytes), page_bytes));

@@ -50,6 +50,12 @@ Group::Group(std::shared_ptr<World> world, std::shared_ptr<Block> block, int ran
       // Spinning pays only while every rank has a core to itself.
       spin_ns_(world_->size() <= available_cores() ? spin_ns : 0) {
     mine_->stage = Stage::in;
+    if (at_ == world_->header().group_at) return;  // of which everybody knows
+    for (int rank = 0; rank < size_; ++rank) {
+        areas_[rank].size.store(std::uint32_t(size_), std::memory_order_relaxed);
+        areas_[rank].world_rank.store(std::uint32_t(world_ranks_[std::size_t(rank)]),
+                                      std::memory_order_relaxed);
+    }
 }
 
 void Group::tell(Stage stage) {
@@ -60,7 +66,14 @@ void Group::tell(Stage stage) {
 }
 
 bool Group::gone(int world_rank) const {
-    return world_->rank(world_rank).life.load() == Life::left || told(world_rank, Stage::left);
+    return world_->rank(world_rank).life.load() == Life::left || told(world_rank, Stage::left) ||
+           ended(world_rank);
+}
+
+bool Group::ended(int world_rank) const {
+    const auto found = std::ranges::find(world_ranks_, world_rank);
+    return found != world_ranks_.end() &&
+           areas_[found - world_ranks_.begin()].ended.value.load(std::memory_order_acquire) != 0;
 }
 
 const char* Group::going(int world_rank) const {
@@ -77,15 +90,28 @@ bool Group::told(int world_rank, Stage stage) const {
     return found == world_ranks_.end() || areas_[found - world_ranks_.begin()].stage.load() >= stage;
 }
 
-Record Group::record(int rank, std::uint64_t call) const {
-    const auto& records = areas_[rank].records;
-    if (call != 0) return records[call % record_count].get();
-    Record latest{};
-    for (const SharedRecord& one : records) {
-        const Record record = one.get();
-        if (record.call >= latest.call) latest = record;
+void Group::name(std::uint64_t serial, std::uint32_t made) {
+    mine_->serial.store(serial, std::memory_order_relaxed);
+    mine_->made.store(made, std::memory_order_relaxed);
+}
+
+// Nobody waits for a group that is dropped, and nothing is raised: if its last calls differ, the others,
+// and this rank, hear of it with their next call or at the end of the job.
+Group::~Group() {
+    if (world_->foreign() || at_ == world_->header().group_at) return;
+    try {
+        end(Ending::dropped, 0);
+    } catch (const Broken&) {
     }
-    return latest;
+}
+
+Record RankArea::latest() const {
+    Record found{};
+    for (const auto& one : records) {
+        const Record each = one.get();
+        if (each.call >= found.call) found = each;
+    }
+    return found;
 }
 
 void Group::run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
@@ -141,7 +167,7 @@ bool Group::agree(const Call& call, const Plan& plan, Reached& where, Waiter& wa
     bool all = fits(call.record);
     for (int other = 0; all && other < size_; ++other) {
         if (other != rank_) wait(other, base_ + 1, call, waiter);
-        const Record record = areas_[other].records[calls_ % record_count].get();
+        const Record record = areas_[other].record(calls_);
         all = fits(record);
         where.in.push_back(world_->at<std::byte>(record.in_at));
         where.out.push_back(world_->at<std::byte>(record.out_at));
@@ -259,9 +285,84 @@ void Group::wait(int rank, std::uint32_t target, const Call& call, Waiter& waite
 
 void Group::compare(int rank, std::uint64_t number, std::uint32_t hash) {
     compared_[std::size_t(rank)] = number;
-    if (areas_[rank].line.hash[number % 2].load(std::memory_order_relaxed) == hash) return;
-    world_->fail(Trouble::mismatch, world_rank(rank), world_rank(rank_), at_, number, "");
+    if (areas_[rank].line.hash[number % 2].load(std::memory_order_relaxed) != hash)
+        differ(rank, number);
+}
+
+void Group::differ(int rank, std::uint64_t number) {
+    const Record before = areas_[rank].record(number - 1), mine = mine_->record(number - 1);
+    if (before.call == number - 1 && mine.call == number - 1 && before.hash != mine.hash) --number;
+    const Record theirs = areas_[rank].record(number);
+    // A script that ends while others need it may have been ended: that is a loss, to those others.
+    const bool left = theirs.call == number && theirs.collective == ending &&
+                      Ending(theirs.root) == Ending::script && !ended_;
+    world_->fail(left ? Trouble::lost : Trouble::mismatch, world_rank(rank), world_rank(rank_), at_,
+                 number, left ? "left" : "");
     throw Broken{};
+}
+
+void Group::show_end(Ending how, std::uint32_t site) {
+    ended_ = true;
+    Call call;
+    call.record.collective = ending;
+    call.record.root = std::int32_t(how);
+    call.record.site = site;
+    begin(call);
+    mine_->ended.set(1);
+    mine_->line.flag.wake();  // whoever sleeps on it sees that nothing more comes
+}
+
+void Group::end(Ending how, std::uint32_t site) {
+    if (ended_) return;
+    show_end(how, site);
+    if (areas_[0].ends.fetch_add(1) + 1 == std::uint32_t(size_)) compare_ends();
+}
+
+void Group::end_together(Ending how, std::uint32_t site, Waiter& waiter) {
+    if (ended_) return;
+    show_end(how, site);
+    Life alive = Life::alive;
+    world_->rank(world_rank(rank_))
+        .life.compare_exchange_strong(alive, how == Ending::script ? Life::left : Life::ended);
+    for (int other = 0; other < size_; ++other) world_->rank(world_rank(other)).bell.ring();
+    std::int64_t start = now_ns();
+    for (int other = 0; other < size_; ++other) {
+        RankArea& theirs = areas_[other];
+        while (other != rank_ && theirs.ended.value.load(std::memory_order_acquire) == 0) {
+            kill_point();
+            if (world_->troubled()) throw Broken{};
+            const Record made = theirs.record(calls_);
+            if (made.call == calls_ && made.collective != ending) differ(other, calls_);
+            if (now_ns() - start > timeout_ns_) break;
+            theirs.ended.sleep(0, nap_ns);
+            const bool on = waiter.goes_on(other, now_ns() - start);
+            if (world_->foreign()) throw Broken{};  // forked by a signal handler: it is no rank
+            if (!on) {
+                world_->fail(Trouble::interrupted, world_rank(rank_), world_rank(rank_), at_, calls_, "");
+                throw Broken{};
+            }
+            if (theirs.ended.value.load(std::memory_order_acquire) != 0) start = now_ns();
+        }
+    }
+    compare_ends();
+    if (world_->troubled()) throw Broken{};
+}
+
+// Of ranks that have ended: all calls but the last were compared when the next one began.
+void Group::compare_ends() {
+    std::uint64_t first = calls_;
+    for (int other = 0; other < size_; ++other)
+        if (areas_[other].ended.value.load(std::memory_order_acquire) != 0)
+            first = std::min(first, areas_[other].latest().call);
+    for (std::uint64_t number = std::max<std::uint64_t>(first, 2) - 1; number <= first; ++number) {
+        const Record mine = mine_->record(number);
+        for (int other = 0; other < size_; ++other) {
+            const Record theirs = areas_[other].record(number);
+            if (theirs.call == number && mine.call == number &&
+                (theirs.hash != mine.hash || theirs.collective != mine.collective))
+                differ(other, number);
+        }
+    }
 }
 
 void Group::show_core() {
@@ -301,15 +402,17 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
         if (arrived()) return;
         sched_yield();
     }
+    const Waiting shown(*world_, world_rank(rank_),
+                        {.since = start, .group = at_, .call = calls_, .other = world_rank(rank),
+                         .site = call.record.site, .kind = Waits::call});
     while (true) {
         kill_point();
         if (arrived()) return;
         if (world_->troubled()) throw Broken{};
-        const Record theirs = areas_[rank].records[calls_ % record_count].get();
-        if (theirs.call == calls_ && theirs.hash != call.record.hash) {
-            world_->fail(Trouble::mismatch, world_rank(rank), world_rank(rank_), at_, calls_, "");
-            throw Broken{};
-        }
+        const Record theirs = areas_[rank].record(calls_);
+        if (theirs.call == calls_ && theirs.hash != call.record.hash) differ(rank, calls_);
+        if (ended(world_rank(rank)) && !arrived())
+            differ(rank, std::min(calls_, areas_[rank].latest().call));
         if (theirs.call < calls_ && gone(world_rank(rank)) && !arrived()) {
             world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_,
                          going(world_rank(rank)));

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,31 +44,6 @@ struct alignas(64) Record {
 };
 static_assert(sizeof(Record) == 64);
 
-// A record that one rank writes and others read at any time, and never see by halves.
-class SharedRecord {
-   public:
-    void put(const Record& record) {
-        const auto words = std::bit_cast<Words>(record);
-        // The number of the call goes first and comes last: in between, readers see none.
-        words_[0].store(0, std::memory_order_relaxed);
-        for (std::size_t at = 1; at < words.size(); ++at)
-            words_[at].store(words[at], std::memory_order_release);
-        words_[0].store(words[0], std::memory_order_release);
-    }
-    Record get() const {
-        Words words;
-        do {
-            for (std::size_t at = 0; at < words.size(); ++at)
-                words[at] = words_[at].load(std::memory_order_acquire);
-        } while (words_[0].load(std::memory_order_relaxed) != words[0]);
-        return std::bit_cast<Record>(words);
-    }
-
-   private:
-    using Words = std::array<std::uint64_t, 8>;
-    std::array<std::atomic<std::uint64_t>, 8> words_;
-};
-
 constexpr std::size_t record_count = 4;  // nobody is ever more than two calls ahead
 
 // How far a rank is on its way out of a group: all that it will ever send has been sent; it is gone.
@@ -77,10 +51,23 @@ enum class Stage : std::uint32_t { in, quiet, left };
 
 struct alignas(64) RankArea {
     FlagLine line;
-    std::array<SharedRecord, record_count> records;
+    std::array<Shown<Record>, record_count> records;
     std::atomic<std::int32_t> core;  // that the rank was last seen on
     std::atomic<Stage> stage;
+    Signal ended;                    // 1 once the rank makes no more calls
+    std::atomic<std::uint32_t> ends;  // in the first area: how many ranks have ended
+    // For those who are not in the group and tell of it: its size, who this is in the world, the number
+    // of the group, and the line on which this rank made it.
+    std::atomic<std::uint32_t> size, world_rank, made;
+    std::atomic<std::uint64_t> serial;
+
+    Record record(std::uint64_t call) const { return records[call % record_count].get(); }
+    Record latest() const;
 };
+
+// How a rank ends its calls: the last record says so, in place of a root.
+enum class Ending : std::int32_t { closed, returned, script, dropped };
+constexpr std::uint8_t ending = 0xff;  // in place of a collective
 
 // What a caller asks for.
 struct Call {
@@ -107,6 +94,8 @@ class Group {
     // The group of all ranks lies in the world's fixed part, others in a block that they keep.
     Group(std::shared_ptr<World> world, std::shared_ptr<Block> block, int rank,
           std::vector<int> world_ranks, std::size_t slot_bytes);
+    ~Group();
+    void name(std::uint64_t serial, std::uint32_t made);
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
 
@@ -116,7 +105,6 @@ class Group {
     int world_rank(int rank) const { return world_ranks_[std::size_t(rank)]; }
     std::uint64_t at() const { return at_; }
     std::uint64_t calls() const { return calls_; }
-    Record record(int rank, std::uint64_t call) const;  // call 0: the latest
     // Bytes read from, and written to, the memory of a rank so far.
     std::uint64_t pulled(int rank) const { return pulled_[std::size_t(rank)].load(); }
     std::uint64_t pushed(int rank) const { return pushed_[std::size_t(rank)].load(); }
@@ -129,6 +117,7 @@ class Group {
     const char* going(int world_rank) const;
     bool holds(int world_rank) const;
     bool gone(int world_rank) const;
+    bool ended(int world_rank) const;
     // Whether a rank of the world has come as far, or was never in.
     bool told(int world_rank, Stage stage) const;
 
@@ -136,12 +125,20 @@ class Group {
     // call at a time, whichever thread of this rank makes it: callers take turns.
     void run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
              std::size_t count, Waiter& waiter);
+    // Make no more calls. The last rank to end compares what all of them called last.
+    void end(Ending how, std::uint32_t site);
+    // The same for the group of all ranks: wait for the others, each of which compares. Who does not
+    // end in time is not waited for any longer; it compares with those that have.
+    void end_together(Ending how, std::uint32_t site, Waiter& waiter);
 
    private:
     struct Reached {
         std::vector<std::byte*> in, out;
     };
     void begin(Call& call);
+    void show_end(Ending how, std::uint32_t site);
+    void compare_ends();
+    [[noreturn]] void differ(int rank, std::uint64_t number);
     void meet(int rank, const Call& call, Waiter& waiter);
     void show_core();
     bool agree(const Call& call, const Plan& plan, Reached& reached, Waiter& waiter);
@@ -178,6 +175,7 @@ class Group {
     std::uint32_t previous_ = 0;       // and the one before
     std::uint32_t last_hash_ = 0;      // of the call before
     std::uint32_t slices_ = 0;
+    bool ended_ = false;
     std::size_t parity_ = 0;
     bool inline_ = false;
     std::vector<std::uint32_t> known_;   // flags as last seen

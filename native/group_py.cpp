@@ -90,7 +90,7 @@ class PyGroup {
    public:
     PyGroup(std::shared_ptr<World> world, std::shared_ptr<Block> block, int rank,
             std::vector<int> ranks, std::size_t slot_bytes, nb::object on_slow,
-            nb::object on_broken, PyGroup* parent)
+            nb::object on_broken, PyGroup* parent, std::uint64_t serial)
         : group_(std::make_shared<Group>(world, std::move(block), rank, ranks, slot_bytes)),
           line_(std::make_shared<Progress>()),
           shared_(parent != nullptr
@@ -100,6 +100,7 @@ class PyGroup {
           on_broken_(std::move(on_broken)) {
         std::erase_if(shared_->lines, [](const auto& line) { return line.expired(); });
         shared_->lines.push_back(line_);
+        group_->name(serial, site_here());
     }
 
     ~PyGroup() {
@@ -113,6 +114,7 @@ class PyGroup {
     }
 
     Group& group() { return *group_; }
+    std::uint32_t site_here() { return shared_->sites.here(); }
     bool failed() const { return line_->failed(); }
 
     void call(Plan& plan, Plan* reaching, View* in, View* out, int collective, int algorithm,
@@ -164,6 +166,20 @@ class PyGroup {
                 }
                 line->leave();
             }
+        });
+    }
+
+    // See Group::end and Group::end_together.
+    void end(int how, bool together) {
+        const std::uint32_t site = site_here();
+        with_waiter(nb::handle(), [&](PyWaiter& waiter) {
+            waiter.blocks();
+            if (!line_->enter([&] { return waiter.goes_on(*line_, world()); })) throw Broken{};
+            const Turn turn{*this};
+            if (together)
+                group_->end_together(Ending(how), site, waiter);
+            else
+                group_->end(Ending(how), site);
         });
     }
 
@@ -221,6 +237,13 @@ class PyGroup {
     }
 
    private:
+    struct Turn {
+        PyGroup& self;
+        ~Turn() {
+            if (!self.world().foreign()) self.line_->leave();
+        }
+    };
+
     World& world() const { return group_->world(); }
     int me() const { return group_->world_rank(group_->rank()); }
     std::string here() { return site(group_->rank(), shared_->sites.here()); }
@@ -285,12 +308,7 @@ class PyGroup {
             if (request.count * request.call.item > 64 * 1024 || !request.counts.empty())
                 waiter.blocks();
             if (!line_->enter([&] { return waiter.goes_on(*line_, world()); })) throw Broken{};
-            struct Turn {
-                PyGroup& self;
-                ~Turn() {
-                    if (!self.world().foreign()) self.line_->leave();
-                }
-            } const turn{*this};
+            const Turn turn{*this};
             group_->run(request.call, *request.plan, request.reaching, request.counts,
                         request.count, waiter);
         });
@@ -316,6 +334,8 @@ Plan* make_plan(nb::bytes data) {
 
 Group& group_of(nb::handle object) { return nb::cast<PyGroup&>(object).group(); }
 
+std::uint32_t site_of(nb::handle object) { return nb::cast<PyGroup&>(object).site_here(); }
+
 void register_group(nb::module_& module) {
     module.def("cut", &cut, nb::arg("count"), nb::arg("parts"), nb::arg("part"));
     nb::class_<Plan>(module, "Plan")
@@ -334,10 +354,11 @@ void register_group(nb::module_& module) {
 
     nb::class_<PyGroup>(module, "Group")
         .def(nb::init<std::shared_ptr<World>, std::shared_ptr<Block>, int, std::vector<int>,
-                      std::size_t, nb::object, nb::object, PyGroup*>(),
+                      std::size_t, nb::object, nb::object, PyGroup*, std::uint64_t>(),
              nb::arg("world"), nb::arg("block").none(), nb::arg("rank"), nb::arg("world_ranks"),
              nb::arg("slot_bytes") = default_slot_bytes, nb::arg("on_slow"),
-             nb::arg("on_broken").none() = nb::none(), nb::arg("parent").none() = nb::none())
+             nb::arg("on_broken").none() = nb::none(), nb::arg("parent").none() = nb::none(),
+             nb::arg("serial") = 0)
         .def_static("bytes_for", &Group::bytes_for, nb::arg("size"),
                     nb::arg("slot_bytes") = default_slot_bytes)
         .def_prop_ro("at", [](PyGroup& self) { return self.group().at(); })
@@ -369,12 +390,7 @@ void register_group(nb::module_& module) {
         .def("teach", &PyGroup::teach)
         .def("quick", &PyGroup::quick, nb::arg("collective"), nb::arg("given").none(),
              nb::arg("result").none(), nb::arg("op"), nb::arg("root"))
-        .def("record", [](PyGroup& self, int rank, std::uint64_t call) {
-            const Record record = self.group().record(rank, call);
-            return nb::make_tuple(record.call, record.collective, record.algorithm, record.dtype,
-                                  record.op, record.count, record.root,
-                                  self.site(rank, record.site));
-        });
+        .def("end", &PyGroup::end, nb::arg("how"), nb::arg("together"));
 }
 
 }  // namespace roundelay

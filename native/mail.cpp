@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "kill_point.hpp"
@@ -210,14 +211,25 @@ bool Mailbox::settled(Letter& letter, const Group& group) {
            (gone(letter, group) >= 0 && (!pump() || letter.done));
 }
 
-void Mailbox::fail(Trouble kind, int culprit, const char* text) {
-    world_->fail(kind, culprit, rank_, 0, 0, text);
+void Mailbox::fail(Trouble kind, int culprit, const Group& group, const char* text) {
+    world_->fail(kind, culprit, rank_, group.at(), 0, text);
     throw Broken{};
+}
+
+std::vector<Mailbox::Left> Mailbox::left_over() {
+    pump();
+    const std::lock_guard guard(mutex_);
+    std::vector<Left> found = cancelled_;
+    for (const auto& parcel : waiting_) found.push_back({true, parcel->src, parcel->envelope, 0});
+    for (const auto& parcel : arriving_)
+        if (parcel != nullptr) found.push_back({true, parcel->src, parcel->envelope, 0});
+    return found;
 }
 
 void Mailbox::wait(Letter& letter, const Group& group, std::int64_t timeout_ns, Waiter& waiter) {
     RankInfo& mine = world_->rank(rank_);
     std::int64_t start = 0;
+    std::optional<Waiting> shown;
     for (int idle = 0; !letter.done.load(std::memory_order_acquire); ++idle) {
         const std::uint32_t seen = mine.bell.value.load();
         if (pump()) idle = 0;
@@ -230,6 +242,10 @@ void Mailbox::wait(Letter& letter, const Group& group, std::int64_t timeout_ns, 
         if (start == 0) {
             start = now_ns();
             waiter.blocks();
+            shown.emplace(*world_, rank_,
+                          Wait{.since = start, .group = group.at(), .call = 0,
+                               .tag = letter.envelope.tag, .other = letter.other,
+                               .site = letter.site, .kind = letter.sends ? Waits::send : Waits::recv});
         }
         if (idle < 128) {
             sched_yield();
@@ -239,18 +255,22 @@ void Mailbox::wait(Letter& letter, const Group& group, std::int64_t timeout_ns, 
         const bool closing = !letter.sends && group.told(rank_, Stage::quiet);
         if (closing && cancel_if_nobody(letter, group)) return;
         const int missing = closing ? -1 : gone(letter, group);
-        if (missing >= 0 && !pump() && !letter.done)
-            fail(Trouble::lost, missing, group.going(missing));
+        if (missing >= 0 && !pump() && !letter.done) {
+            // Who closed did not mean to be needed any more; a script may have been ended.
+            const bool left = world_->rank(missing).life.load() == Life::left;
+            if (group.ended(missing) && !left) fail(Trouble::mismatch, missing, group, "");
+            fail(Trouble::lost, missing, group, group.going(missing));
+        }
         mine.bell.sleep(seen, nap_ns);
         const std::int64_t waited = now_ns() - start;
         const bool on = waiter.goes_on(letter.other, waited);
         if (world_->foreign()) throw Broken{};  // forked by a signal handler: it is no rank
-        if (!on) fail(Trouble::interrupted, rank_, "");
+        if (!on) fail(Trouble::interrupted, rank_, group, "");
         if (waited > timeout_ns && !letter.done) {
             if (closing && cancel(letter, Fate::late)) return;
             // From any rank: nobody in particular is late.
             const int culprit = letter.other == any_rank ? rank_ : letter.other.load();
-            fail(Trouble::timeout, culprit, letter.sends ? "send" : "recv");
+            fail(Trouble::timeout, culprit, group, "");
         }
     }
 }
@@ -287,6 +307,7 @@ bool Mailbox::cancel(Letter& letter, Fate fate) {
     if (found == wanted_.end()) return false;
     const auto kept = *found;
     wanted_.erase(found);
+    cancelled_.push_back({false, letter.other, letter.envelope, letter.site});
     letter.fate = fate;
     letter.done = true;
     world_->rank(rank_).bell.ring();  // another thread may wait for it

@@ -40,6 +40,7 @@ struct Letter {
     std::atomic<bool> done{false};
     std::atomic<Fate> fate{Fate::open};
     Envelope found{};               // receive: what really came
+    std::atomic<std::uint32_t> site{0};  // the user's line, if it had to wait
 };
 
 // Its thread holds on to it: forgotten by everybody, it ends with the last letter.
@@ -59,6 +60,14 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     // The group closes: until no letter of it is under way (`number` is that of its mail, or all).
     // Sends are waited for, then receipts, and those that nobody will ever send are cancelled.
     void drain(Group& group, std::uint64_t number, std::int64_t timeout_ns, Waiter& waiter);
+    // Messages that came and nobody received, and receives for which nothing came.
+    struct Left {
+        bool sends;  // it was sent to this rank
+        int other;
+        Envelope envelope;
+        std::uint32_t site;  // of the receive
+    };
+    std::vector<Left> left_over();
     // Nobody will post any more: the thread ends with what is under way.
     void forget();
     // From now on letters move without anybody waiting for them.
@@ -92,7 +101,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     std::shared_ptr<Letter> under_way(bool sends, std::uint64_t number);
     bool cancel(Letter& letter, Fate fate);
     bool cancel_if_nobody(Letter& letter, const Group& group);
-    [[noreturn]] void fail(Trouble kind, int culprit, const char* text);
+    [[noreturn]] void fail(Trouble kind, int culprit, const Group& group, const char* text);
 
     std::shared_ptr<World> world_;
     int rank_;
@@ -103,6 +112,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     std::list<std::shared_ptr<Letter>> wanted_;
     std::vector<std::unique_ptr<Parcel>> arriving_;  // by src
     std::list<std::unique_ptr<Parcel>> waiting_;     // whole, and nobody wants them yet
+    std::vector<Left> cancelled_;                    // receives, when a group was closed
     bool running_ = false, forgotten_ = false;  // the thread
 };
 

@@ -24,7 +24,7 @@ class PyMailbox {
     ~PyMailbox() { forget(); }
 
     std::shared_ptr<Letter> post(bool sends, int other, std::uint64_t group, std::int64_t tag,
-                                 View& view, int dtype, bool background) {
+                                 View& view, int dtype, bool background, nb::handle of) {
         if (box_->world().troubled() || box_->world().foreign()) throw Broken{};
         auto letter = std::make_shared<Letter>();
         letter->sends = sends;
@@ -34,6 +34,7 @@ class PyMailbox {
         kept_.keep(letter, nb::find(view));
         box_->post(letter);
         box_->pump();
+        if (!letter->done && !of.is_none()) letter->site = site_of(of);
         if (background && !letter->done) box_->run_in_background();
         return letter;
     }
@@ -58,6 +59,15 @@ class PyMailbox {
         with_waiter(on_slow, [&](PyWaiter& waiter) {
             box_->drain(group_of(group), mail, nanoseconds(seconds), waiter);
         });
+    }
+
+    nb::list left_over() {
+        nb::list found;
+        for (const auto& one : box_->left_over())
+            found.append(nb::make_tuple(one.sends, one.other, one.envelope.tag, one.envelope.bytes,
+                                        one.envelope.dtype,
+                                        box_->world().site(box_->rank(), one.site).data()));
+        return found;
     }
 
     void forget() {
@@ -87,7 +97,10 @@ void register_mail(nb::module_& module) {
 
     nb::class_<PyMailbox>(module, "Mailbox")
         .def(nb::init<std::shared_ptr<World>, int>())
-        .def("post", &PyMailbox::post)
+        .def("post", &PyMailbox::post, nb::arg("sends"), nb::arg("other"), nb::arg("group"),
+             nb::arg("tag"), nb::arg("view"), nb::arg("dtype"), nb::arg("background"),
+             nb::arg("of").none() = nb::none())
+        .def("left_over", &PyMailbox::left_over)
         .def("settled", &PyMailbox::settled)
         .def("wait", &PyMailbox::wait)
         .def("drain", &PyMailbox::drain, nb::arg("group"), nb::arg("number").none(),

@@ -37,6 +37,11 @@ struct Signal {
         if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(value);
     }
 
+    // Have whoever sleeps look again, though the value is what it was.
+    void wake() {
+        if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(value);
+    }
+
     void ring() {
         value.fetch_add(1, std::memory_order_seq_cst);
         if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(value);

@@ -29,7 +29,7 @@ class PyWaiter : public Waiter {
         blocks();
         const Stay here(saved_);
         if (PyErr_CheckSignals() != 0) return false;  // the exception waits in the interpreter
-        if (waited > slow_ns && !told_) {
+        if (waited > slow_ns && !told_ && on_slow_.is_valid()) {
             told_ = true;
             try {
                 on_slow_(rank, double(waited) / 1e9);

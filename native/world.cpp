@@ -194,8 +194,10 @@ void World::leave(int rank) {
     const std::lock_guard guard(mutex_);
     std::erase(local_, rank);
     speaker_ = local_.empty() ? -1 : local_.front();
-    Life alive = Life::alive;
-    this->rank(rank).life.compare_exchange_strong(alive, Life::left);
+    Life now = Life::alive;
+    std::atomic<Life>& life = this->rank(rank).life;
+    if (!life.compare_exchange_strong(now, Life::left) && now == Life::ended)
+        life.compare_exchange_strong(now, Life::left);
 }
 
 void World::watch(std::vector<int> pipes, int own_pipe) {
@@ -280,6 +282,17 @@ void World::fail(Trouble kind, int culprit, int finder, std::uint64_t group, std
         kill_point();
     }
     for (int other = 0; other < size(); ++other) rank(other).bell.ring();
+}
+
+Waiting::Waiting(World& world, int rank, Wait wait) : world_(world), rank_(world.rank(rank)) {
+    while (place_ < wait_count && rank_.waits_taken[place_].exchange(true)) ++place_;
+    if (place_ < wait_count) rank_.waits[place_].put(wait);
+}
+
+Waiting::~Waiting() {
+    if (place_ == wait_count || world_.troubled()) return;
+    rank_.waits[place_].clear();
+    rank_.waits_taken[place_] = false;
 }
 
 }  // namespace roundelay

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,7 +20,8 @@
 namespace roundelay {
 
 enum class Trouble : std::uint32_t { none, mismatch, lost, timeout, failed, interrupted };
-enum class Life : std::uint32_t { absent, alive, left, dead };
+// Who has ended has made its last call and waits for the others to end too; then it has left.
+enum class Life : std::uint32_t { absent, alive, left, dead, ended };
 
 // The kernel has no more memory to give; the message says how much was asked for.
 struct OutOfMemory : std::runtime_error {
@@ -31,12 +33,59 @@ struct Broken : std::exception {
     const char* what() const noexcept override { return "the group is broken"; }
 };
 
+// 64 bytes that one rank writes and others read at any time, and never see by halves. The first word
+// is a number that no other value in the same place has; 0 is none.
+template <class T>
+class Shown {
+   public:
+    void put(const T& value) {
+        const auto words = std::bit_cast<Words>(value);
+        // The number goes first and comes last: in between, readers see none.
+        words_[0].store(0, std::memory_order_relaxed);
+        for (std::size_t at = 1; at < words.size(); ++at)
+            words_[at].store(words[at], std::memory_order_release);
+        words_[0].store(words[0], std::memory_order_release);
+    }
+    void clear() { words_[0].store(0, std::memory_order_release); }
+    T get() const {
+        Words words;
+        do {
+            for (std::size_t at = 0; at < words.size(); ++at)
+                words[at] = words_[at].load(std::memory_order_acquire);
+        } while (words_[0].load(std::memory_order_relaxed) != words[0]);
+        return std::bit_cast<T>(words);
+    }
+
+   private:
+    using Words = std::array<std::uint64_t, 8>;
+    std::array<std::atomic<std::uint64_t>, 8> words_;
+};
+
+enum class Waits : std::uint32_t { nothing, call, recv, send };
+
+// What a thread of a rank waits for, once that takes long: for the error that tells who waits for whom.
+struct Wait {
+    std::int64_t since;  // by the monotonic clock; also tells waits apart
+    std::uint64_t group;  // where it lies
+    std::uint64_t call;
+    std::int64_t tag;
+    std::int32_t other;  // world rank, or any
+    std::uint32_t site;
+    Waits kind;
+    std::uint32_t unused;
+    std::array<std::uint64_t, 2> unused_too;
+};
+static_assert(sizeof(Wait) == 64);
+constexpr std::size_t wait_count = 4;  // that others see of one rank at a time
+
 // What one rank shows the others, on cache lines of its own.
 struct alignas(64) RankInfo {
     Signal bell;  // rung when mail comes, when mail is taken, and when trouble begins
     std::atomic<Life> life;
     std::atomic<std::uint32_t> pid;
     std::atomic<std::int64_t> heartbeat;  // when it last beat; a stopped process's no longer does
+    std::array<std::atomic<bool>, wait_count> waits_taken;
+    std::array<Shown<Wait>, wait_count> waits;
 };
 
 constexpr std::uint32_t no_rank = ~std::uint32_t{0};
@@ -168,6 +217,20 @@ class Block : public std::enable_shared_from_this<Block> {
     std::shared_ptr<World> world_;
     std::uint64_t at_;
     std::size_t bytes_;
+};
+
+// A thread of a rank waits for long, and shows for what. It stays to be seen if trouble ends the wait.
+class Waiting {
+   public:
+    Waiting(World& world, int rank, Wait wait);
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    World& world_;
+    RankInfo& rank_;
+    std::size_t place_ = 0;
 };
 
 // Have the kernel set pages aside now, so that no write to them fails later. The kernel would rather

@@ -6,6 +6,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <system_error>
 
 #include "group.hpp"
@@ -25,6 +29,56 @@ nb::object trouble_of(World& world) {
     static const char* const kinds[] = {"none", "mismatch", "lost", "timeout", "failed", "interrupted"};
     return nb::make_tuple(kinds[int(header.trouble.load())], header.culprit, header.finder,
                           header.group, header.call, header.text.data());
+}
+
+nb::tuple told(World& world, int world_rank, const Record& record) {
+    return nb::make_tuple(record.call, record.collective, record.algorithm, record.dtype, record.op,
+                          record.count, record.root, world.site(world_rank, record.site).data());
+}
+
+// Who is in the group that lies there: each one's rank in the world, its record of a call, and of the
+// latest; before that the number of the group and the line that made it.
+nb::tuple calls_of(World& world, std::uint64_t at, std::uint64_t call) {
+    const bool whole = at == world.header().group_at;
+    const RankArea* areas = world.at<RankArea>(at);
+    const int size = whole ? world.size() : int(areas->size.load());
+    nb::list every;
+    std::string made;
+    std::uint64_t serial = 0;
+    for (int rank = 0; rank < size; ++rank) {
+        const RankArea& area = areas[rank];
+        const int world_rank = whole ? rank : int(area.world_rank.load());
+        if (area.serial.load() != 0 && serial == 0) {
+            serial = area.serial.load();
+            made = world.site(world_rank, area.made.load()).data();
+        }
+        every.append(nb::make_tuple(world_rank, told(world, world_rank, area.record(call)),
+                                    told(world, world_rank, area.latest())));
+    }
+    return nb::make_tuple(serial, made, every);
+}
+
+// What the threads of a rank wait for: kind, group, call, the other rank, tag, line.
+nb::list waits_of(World& world, int rank) {
+    nb::list found;
+    for (const auto& place : world.rank(rank).waits) {
+        const Wait wait = place.get();
+        if (wait.since != 0)
+            found.append(nb::make_tuple(int(wait.kind), wait.group, wait.call, wait.other, wait.tag,
+                                        world.site(rank, wait.site).data()));
+    }
+    return found;
+}
+
+// Python gives no way to change the exit code at its end; this does, unless it tells of a failure already.
+void fail_at_exit() {
+    on_exit(
+        [](int code, void*) {
+            if (code != 0) return;
+            std::fflush(nullptr);
+            _exit(1);
+        },
+        nullptr);
 }
 
 }  // namespace
@@ -47,6 +101,7 @@ void register_world(nb::module_& module) {
     module.def("skip_package", &Sites::skip_package);
     module.def("caller", &Sites::caller);
     module.def("work_for", &Sites::work_for, nb::arg("place").none());
+    module.def("fail_at_exit", &fail_at_exit);
     module.def("available_cores", &available_cores);
     module.def("available_memory", &available_memory, nb::arg("root") = "");
 
@@ -88,6 +143,9 @@ void register_world(nb::module_& module) {
         .def("life", [](World& world, int rank) { return int(world.rank(rank).life.load()); })
         .def("pid", [](World& world, int rank) { return world.rank(rank).pid.load(); })
         .def("heartbeat", [](World& world, int rank) { return world.rank(rank).heartbeat.load(); })
+        .def_prop_ro("group_at", [](World& world) { return world.header().group_at; })
+        .def("calls", &calls_of, nb::arg("at"), nb::arg("call") = 0)
+        .def("waits", &waits_of)
         .def("next_serial", [](World& world) { return ++world.header().serial; })
         .def_prop_ro("troubled", &World::troubled)
         .def("allocate", &World::allocate, nb::call_guard<Unlocked>())

@@ -77,11 +77,14 @@ def _attempt(world: Any, rank: int, fn: Callable[[Any], Any], options: dict[str,
     comm = Communicator(NativeEnd(world, rank, **options))
     try:
         found = Outcome(fn(comm))
+        ended = time.monotonic()
+        comm.close()
     except BaseException as error:  # noqa: BLE001 - how it ended is what the test asks
         found = Outcome(None, type(error).__name__, str(error), traceback.format_exc())
+        ended = time.monotonic()
         world.fail("failed", rank, f"{type(error).__name__}: {error}")
-    found.ended = time.monotonic()
-    comm.close()
+        comm._end.close()
+    found.ended = ended
     return found
 
 

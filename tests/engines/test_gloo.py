@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -15,7 +16,7 @@ import pytest
 
 import roundelay as rd
 from roundelay.engines._torch_groups import load_torch
-from roundelay.errors import InvalidArgumentError, RankFailed
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RankFailed
 
 torch = pytest.importorskip("torch")
 
@@ -140,11 +141,13 @@ def left_behind(comm: rd.Communicator) -> None:
         comm.all_reduce(np.ones(1000))
 
 
-def test_a_rank_that_said_goodbye_is_missed_by_name() -> None:
+def test_a_rank_that_closes_while_others_call_is_told_to_all() -> None:
     told = [first for first, _, _ in seen(left_behind, 3, 30.0)]
-    assert [text.split(" (")[0].split(", but")[0] for text in (told[0], told[2])] == [
-        "PeerLost: Rank 1 has finished"
-    ] * 2
+    assert told == [told[0]] * 3
+    title, others, odd = told[0].splitlines()
+    assert title == "CollectiveMismatch: The ranks made different calls:"
+    assert others.startswith("  ranks 0, 2: all_reduce float64[1000] op=sum at ")
+    assert odd.startswith("  rank 1: closed the communicator at ")
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "recv", "walk"])
@@ -255,7 +258,8 @@ def test_closing_ends_its_threads(work: Callable[[rd.Communicator], None], size:
     # One that is still there when the interpreter ends takes the process down with it.
     def body(comm: rd.Communicator) -> list[str]:
         work(comm)
-        comm.close()
+        with contextlib.suppress(CollectiveMismatch):  # of who made one more call
+            comm.close()
         names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
         return [name for name in names if "gloo" in name]
 

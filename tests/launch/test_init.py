@@ -97,9 +97,52 @@ if comm.rank == 0:
     comm.barrier()
 """
     zero, one = start(program, 2)
-    assert one == (0, "", "")
-    assert zero[0] == 1
-    assert "PeerLost: Rank 1 has finished, but rank 0 still needs it." in zero[2]
+    assert zero[0] == one[0] == 1
+    assert "PeerLost: Rank 1 has finished, but rank 0 still needs it:" in zero[2]
+    assert "CollectiveMismatch: The ranks made different calls:" in one[2]
+    for told in (zero[2], one[2]):
+        assert "rank 0: barrier #1 (dissemination) at <string>:" in told
+        assert "rank 1: came to the end of its script" in told
+
+
+def test_an_early_exit_keeps_its_code(start: Start) -> None:
+    program = """
+import sys
+comm = rd.init()
+if comm.rank == 1:
+    sys.exit(3)
+comm.barrier()
+"""
+    zero, one = start(program, 2)
+    assert (zero[0], one[0]) == (1, 3)
+    assert "PeerLost: Rank 1 has finished, but rank 0 still needs it:" in zero[2]
+
+
+def test_last_calls_that_differ_are_told_at_the_end_of_the_script(start: Start) -> None:
+    program = """
+import atexit
+atexit.register(print, "the rest of the end")
+comm = rd.init()
+comm.broadcast(bytearray(3), comm.rank)
+print("done")
+"""
+    for code, stdout, stderr in start(program, 3):
+        assert (code, stdout) == (1, "done\nthe rest of the end\n")
+        assert "CollectiveMismatch: The ranks made different calls:" in stderr
+        for rank in range(3):
+            assert f"rank {rank}: broadcast #1 uint8[3] root={rank} (direct) at <string>" in stderr
+
+
+def test_a_script_that_ends_well_ends_with_0(start: Start) -> None:
+    program = """
+import time
+comm = rd.init()
+sub = comm.split(comm.rank % 2)
+comm.broadcast(bytearray(3), 1)
+sub.broadcast(bytearray(3))
+time.sleep(0.2 * comm.rank)
+"""
+    assert start(program, 3) == [(0, "", "")] * 3
 
 
 def test_a_fork_is_no_rank(start: Start) -> None:

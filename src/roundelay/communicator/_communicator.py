@@ -298,13 +298,25 @@ class Communicator(Mail, Groups, ObjectCalls):
             level = level._parent
 
     def close(self) -> None:
-        """Wait for what was begun, then say goodbye: who still needs this rank is told at once."""
+        """Make no more calls, and raise `CollectiveMismatch` if the ranks did not make the same.
+
+        Waits for what was begun. The communicator of all ranks also waits for all of them to
+        close, but no longer than `timeout`. A group waits for nobody: the last rank to close it
+        compares.
+        """
+        self.end("closed", together=True)
+
+    def end(self, how: str, *, together: bool) -> None:
+        """Close, by one of `ENDINGS`; without `together` wait for no other rank."""
         while self._goodbyes:
             self._goodbyes.pop()()
         try:
-            self._end.close()
+            self._end.end_calls(how, together=self._parent is None and together)
         finally:
-            self._quick = self._end.quick  # which now refuses, so that the long way can say why
+            try:
+                self._end.close()
+            finally:
+                self._quick = self._end.quick  # which now refuses; the long way can say why
 
     # ---- how a job runs
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from roundelay.arguments import index_of, indices_of, shown, whole
 from roundelay.engines._end import End
-from roundelay.errors import InvalidArgumentError, NoRoomError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NoRoomError
 
 __all__ = ["Groups"]
 
@@ -58,7 +58,22 @@ class Groups(ABC):
             raise InvalidArgumentError(
                 f"group takes different ranks from 0 to {self.size - 1}, not {shown(ranks)}."
             )
+        self._compare(numbers)
         return self._make(numbers)
+
+    def _compare(self, ranks: list[int]) -> None:
+        """Raise, on every rank, who asks for which group, if that is not the same everywhere."""
+        # A hash of numbers is the same in all processes.
+        told = self.all_gather(np.array([len(ranks), hash(tuple(ranks))], np.int64))
+        if (told == told[0]).all():
+            return
+        padded = np.full(int(told[:, 0].max()), -1, np.int64)
+        padded[: len(ranks)] = ranks
+        lists = zip(told[:, 0].tolist(), self.all_gather(padded).tolist(), strict=True)
+        lines = [f"  rank {rank}: {row[:count]}" for rank, (count, row) in enumerate(lists)]
+        raise CollectiveMismatch(
+            "\n".join(["group needs the same ranks in the same order on every rank:", *lines])
+        )
 
     def _make(self, ranks: list[int]) -> Self | None:
         end = self._end.group(ranks)

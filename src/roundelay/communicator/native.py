@@ -13,6 +13,7 @@ import numpy as np
 from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, DTYPES, view
+from roundelay.communicator.doings import left_over
 from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.plans import COLLECTIVES, Plans
 from roundelay.communicator.pool import Pool
@@ -23,7 +24,7 @@ from roundelay.communicator.trouble import (
     refuse_nested,
     say_slow,
 )
-from roundelay.engines._end import End, Job, never
+from roundelay.engines._end import ENDINGS, End, Job, never
 from roundelay.engines._limits import limit_hit
 from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
 from roundelay.reductions import Array
@@ -67,7 +68,9 @@ class NativeEnd(End):
             on_slow=self.slow,
             on_broken=_broken_teller(self),
             parent=None if _parent is None else _parent._open(),
+            serial=_mail_group,
         )
+        self.at = self.native.at
         self._mailbox: _core.Mailbox = (
             _core.Mailbox(world, self.ranks[rank]) if _parent is None else _parent._mailbox
         )
@@ -77,7 +80,7 @@ class NativeEnd(End):
         self._closed = False
         shelf = _core.Shelf(world, self.ranks[rank])
         self._plans = Plans(rank, self.size, tuning or default_for(self.size), shelf)
-        self.told: CommunicationError | None = None  # what went wrong, once somebody has asked
+        self.told: CommunicationError | None = None  # of the root: what went wrong, once asked
         self.heard = False  # of the root: whether any group of this rank has told it
         self.timeout = timeout
         self.quick = self.native.quick  # no Python between the caller and the native core
@@ -139,14 +142,14 @@ class NativeEnd(End):
         background: bool = True,
     ) -> _Letter:
         """Put the message into the shared mailboxes; in the background a native thread goes on."""
-        self._open()
+        native = self._open()
         if sends and other is not None:
             self._mailed[other] += data.nbytes
         rank = -1 if other is None else self.ranks[other]
         number = _core.ANY_TAG if tag is None else tag
         try:
             letter = self._mailbox.post(
-                sends, rank, self._mail_group, number, view(data), CODES[dtype], background
+                sends, rank, self._mail_group, number, view(data), CODES[dtype], background, native
             )
         except _core.OutOfMemory:
             raise NoRoomError(data.nbytes) from None
@@ -230,42 +233,56 @@ class NativeEnd(End):
 
     def fail(self, word: str, text: str) -> None:
         """Write it into the shared world, where all ranks see it at once."""
+        self._root.heard = True
         self.world.fail(word, self.ranks[self.rank], text)
 
-    def close(self) -> None:
-        """Finish what was begun, then say goodbye: who still needs this rank is told at once."""
-        if self._closed or self.native is None:
+    def end_calls(self, how: str, *, together: bool) -> None:
+        """Finish what was begun, show the end as a last call, and compare the one before it."""
+        native = self.native
+        if self._closed or native is None:
             return
-        self.native.close()  # which may be refused
+        native.close()  # which may be refused
         self._closed = True
+        if self.world.foreign:
+            return  # a child has begun nothing
         try:
-            if not self.world.foreign:  # a child has begun nothing
-                self._drain(self.native)
-        finally:
-            self.quick = never
-            self.native.leave()
-            if self._root is self:
-                self._mailbox.forget()
-                self.world.leave(self.ranks[self.rank])
-            self.native = None
-
-    def _drain(self, native: _core.Group) -> None:
-        """Wait until nothing is under way, here and in groups made from this one.
-
-        Raises what has gone wrong in the background, unless somebody has heard of it.
-        """
-        for made in list(self._made):
-            made.close()
-        whole = self._root is self
-        try:
-            native.drain(whole)
-            number = None if whole else self._mail_group
-            self._mailbox.drain(native, number, self.timeout, self.slow_mail)
+            self._drain(native, how)
+            native.end(ENDINGS.index(how), together)
             broken = native.failed
         except _core.Broken:
             broken = True
+        # What has gone wrong in the background is raised here, unless somebody has heard of it.
         if broken and not self._root.heard and not own_doing(self):
             raise explain(self)
+        if not broken and together and (letters := self._mailbox.left_over()):
+            sys.stderr.write(left_over(self.ranks[self.rank], letters) + "\n")
+
+    def close(self) -> None:
+        """Finish what was begun, then say goodbye: who still needs this rank is told at once."""
+        if self.native is None:
+            return
+        try:
+            self.end_calls("closed", together=False)
+        finally:
+            if self._closed:
+                self.quick = never
+                self.native.leave()
+                if self._root is self:
+                    self._mailbox.forget()
+                    self.world.leave(self.ranks[self.rank])
+                self.native = None
+
+    def _drain(self, native: _core.Group, how: str) -> None:
+        """Wait until nothing is under way, here and in groups made from this one."""
+        for made in list(self._made):
+            try:
+                made.end_calls(how, together=False)
+            finally:
+                made.close()
+        whole = self._root is self
+        native.drain(whole)
+        number = None if whole else self._mail_group
+        self._mailbox.drain(native, number, self.timeout, self.slow_mail)
 
     def _open(self) -> _core.Group:
         if self._closed or self.native is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from roundelay.algorithms import algorithms
+from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.communicator.buffers import DTYPES
+from roundelay.communicator import doings
+from roundelay.engines._meeting_server import ranks_text
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -15,10 +16,8 @@ from roundelay.errors import (
     InvalidArgumentError,
     PeerLost,
 )
-from roundelay.reductions import REDUCTIONS
 
 if TYPE_CHECKING:
-    from roundelay import _core
     from roundelay.communicator.native import NativeEnd
 
 __all__ = ["cancelled", "explain", "own_doing", "refuse_nested", "say_slow"]
@@ -28,7 +27,6 @@ PATIENCE = 1.0  # seconds, for ranks that are on their way, and perhaps still co
 BEAT = 0.5  # seconds without a heartbeat that mean a stopped process
 GONE = {"left": "finished", "closed": "closed the group"}
 LATE = 2  # the native core's number for a letter that did not come in time
-LEFT = 2  # the native core's number for a rank that said goodbye
 
 
 def explain(end: NativeEnd) -> CommunicationError:
@@ -38,38 +36,34 @@ def explain(end: NativeEnd) -> CommunicationError:
             "This process was forked from a rank and is none itself. Communicate in the parent, or "
             "start processes that make a communicator of their own."
         )
-    end._root.heard = True
-    if end.told is None:
-        end.told = _explain(end)
-    return type(end.told)(str(end.told))
+    root = end._root
+    root.heard = True
+    if root.told is None:
+        root.told = _explain(end)
+    return type(root.told)(str(root.told))
 
 
 def _explain(end: NativeEnd) -> CommunicationError:
-    trouble = end.world.trouble
-    if trouble is None:
+    world = end.world
+    if world.trouble is None:
         return CommunicationError("The group is broken, but nobody said why.")
-    kind, culprit, finder, at, call, text = trouble
-    here = end.native is not None and end.native.at == at
-    if here and kind == "mismatch":
-        _let_all_come(end, call)
-    table = f"\n{_table(end, call)}" if here and call else ""
-    if kind == "mismatch":
-        return CollectiveMismatch(f"The ranks made different calls:{table}")
-    if kind == "lost" and text in GONE:
+    kind, culprit, finder, at, call, text = world.trouble
+    if kind == "mismatch" or (kind == "lost" and text in GONE):
+        table = _calls(world, at, call) if call else f":\n{_waits(world, at, call)}"
+        if kind == "mismatch" or culprit == end.ranks[end.rank]:
+            return CollectiveMismatch(f"The ranks made different calls{table}")
         how = GONE[text]
-        return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it.{table}")
+        return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it{table}")
     if kind == "lost":
-        pid = end.world.pid(culprit)
-        return PeerLost(f"Rank {culprit} (process {pid}) died.{_last_call(end, culprit)}")
-    if kind == "timeout" and culprit == finder:
-        return CollectiveTimeout(
-            f"Rank {finder} waited {end.timeout:g} s for a message from any rank, and none came."
-        )
+        last = doings.last(doings.last_of(world, end.at, culprit))
+        pid = world.pid(culprit)
+        return PeerLost(f"Rank {culprit} (process {pid}) died. {last[0].upper()}{last[1:]}.")
     if kind == "timeout":
         # As the one who waited found it: a rank that goes on later is no witness of its own stop.
-        state = _stopped_or_busy(end, culprit, stopped=text == "stopped")
+        whom = _whom(world, finder, culprit, stopped=text == "stopped")
         return CollectiveTimeout(
-            f"Rank {finder} waited {end.timeout:g} s for rank {culprit}, which is {state}.{table}"
+            f"Rank {finder} waited {end.timeout:g} s for {whom}. What the ranks were doing:\n"
+            f"{_waits(world, at, call)}{doings.circle(world)}"
         )
     if kind == "failed":
         return PeerLost(f"Rank {culprit} failed: {text}")
@@ -111,85 +105,67 @@ def _named(call: int | str, site: str) -> str:
 
 def say_slow(end: NativeEnd, rank: int, seconds: float) -> str:
     """Return the warning that a rank lets others wait."""
-    name = f"rank {end.ranks[rank]}" if rank >= 0 else "any rank"
-    state = f", which is {_state(end, end.ranks[rank])}" if rank >= 0 else ""
-    mine = end.native.record(end.rank, 0) if end.native is not None else None
-    what = f" in {_describe(mine)}" if mine and mine[0] else ""
+    me = end.ranks[end.rank]
+    whom = "any rank"
+    if rank >= 0:
+        other = end.ranks[rank]
+        whom = _whom(end.world, me, other, stopped=_is_stopped(end.world, other))
+    what = "; ".join(doings.of_rank(end.world, end.at, 0, me))
     return (
-        f"roundelay: rank {end.ranks[end.rank]} has waited {seconds:.0f} s for {name}{state}"
-        f"{what}; it gives up after {end.timeout:g} s."
+        f"roundelay: rank {me} has waited {seconds:.0f} s for {whom}; it gives up after "
+        f"{end.timeout:g} s. It is in {what}."
     )
 
 
-def _let_all_come(end: NativeEnd, call: int) -> None:
+def _calls(world: _core.World, at: int, call: int) -> str:
+    """Say in which group, and list who called what there, where; one line for all that agree."""
+    _let_all_come(world, at, call)
+    seen: dict[str, list[int]] = {}
+    for rank, record, latest in world.calls(at, call)[2]:
+        line = doings.call(record)
+        if record[0] != call:
+            line = f"not there; {doings.last(latest)}" if latest[0] else "has made no call yet"
+        seen.setdefault(line, []).append(rank)
+    return f"{doings.group(world, at)}:\n{_lines(seen)}"
+
+
+def _let_all_come(world: _core.World, at: int, call: int) -> None:
     """Give ranks that are on their way a moment to show what they call."""
-    group, limit = end.native, time.monotonic() + PATIENCE
-    while group is not None and time.monotonic() < limit:
-        if all(group.record(rank, 0)[0] >= call for rank in range(end.size)):
+    limit = time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
+        if all(latest[0] >= call for _, _, latest in world.calls(at, call)[2]):
             return
         time.sleep(0.002)
 
 
-def _table(end: NativeEnd, call: int) -> str:
-    """List who called what, where; one line for all ranks that did the same."""
-    group = end.native
-    if group is None:
-        return ""
+def _waits(world: _core.World, at: int, call: int) -> str:
+    """List what every rank was doing when it went wrong; one line for all that did the same."""
     seen: dict[str, list[int]] = {}
-    for rank in range(end.size):
-        record = group.record(rank, call)
-        latest = group.record(rank, 0)
-        if record[0] == call:
-            line = _describe(record)
-        elif latest[0] == 0:
-            line = "has made no call yet"
-        else:
-            line = f"not there; its last call was {_describe(latest)}"
-        seen.setdefault(line, []).append(end.ranks[rank])
-    return "\n".join(f"  {_ranks(ranks)}: {line}" for line, ranks in seen.items())
+    for rank in range(world.size):
+        for line in doings.of_rank(world, at, call, rank):
+            seen.setdefault(line, []).append(rank)
+    return _lines(seen)
 
 
-def _ranks(ranks: list[int]) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))}"
+def _lines(seen: dict[str, list[int]]) -> str:
+    return "\n".join(f"  {ranks_text(ranks)}: {line}" for line, ranks in seen.items())
 
 
-def _describe(record: tuple[int, int, int, int, int, int, int, str]) -> str:
-    call, collective, algorithm, dtype, op, count, root, site = record
-    made = collectives.load(collectives.names()[collective])
-    details = f" {DTYPES[dtype]}[{count}]" if made.name != "barrier" else ""
-    if made.reduces and made.name != "barrier":
-        details += f" op={list(REDUCTIONS)[op]}"
-    if made.rooted:
-        details += f" root={root}"
-    elif root:
-        details += f" label={root}"
-    short = algorithms.load(algorithms.names()[algorithm]).short_name
-    where = f" at {site}" if site else ""
-    return f"{made.name} #{call}{details} ({short}){where}"
+def _whom(world: _core.World, me: int, other: int, *, stopped: bool) -> str:
+    """Say for whom a rank waits, and what is known of that one."""
+    if other == me:
+        sources = {wait[3] for wait in world.waits(me)}
+        return "a message from itself" if me in sources else "a message from any rank"
+    if stopped:
+        return f"rank {other}, which is stopped (process {world.pid(other)} does not run)"
+    if world.waits(other):
+        return f"rank {other}, which waits itself"
+    return f"rank {other}, which is running but has not entered this call"
 
 
-def _last_call(end: NativeEnd, culprit: int) -> str:
-    if culprit not in end.ranks or end.native is None:
-        return ""
-    latest = end.native.record(end.ranks.index(culprit), 0)
-    return f" Its last call was {_describe(latest)}." if latest[0] else " It had made no call yet."
-
-
-def _state(end: NativeEnd, rank: int) -> str:
+def _is_stopped(world: _core.World, rank: int) -> bool:
     """Tell a stopped process from a busy one by its heartbeat."""
-    world = end.world
     before, limit = world.heartbeat(rank), time.monotonic() + BEAT
     while before and world.heartbeat(rank) == before and time.monotonic() < limit:
         time.sleep(0.02)
-    if world.life(rank) == LEFT:
-        return "gone: it said goodbye"
-    return _stopped_or_busy(end, rank, stopped=bool(before) and world.heartbeat(rank) == before)
-
-
-def _stopped_or_busy(end: NativeEnd, rank: int, *, stopped: bool) -> str:
-    if stopped:
-        return f"stopped (process {end.world.pid(rank)} does not run)"
-    return "alive but elsewhere" + _last_call(end, rank).rstrip(".").lower().replace(
-        " its last", ": its last"
-    ).replace(" it had", ": it had")
+    return bool(before) and world.heartbeat(rank) == before

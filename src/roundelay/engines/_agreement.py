@@ -19,7 +19,7 @@ from roundelay.engines._meeting_server import ranks_text
 from roundelay.errors import CollectiveMismatch
 from roundelay.reductions import Array
 
-__all__ = ["Plan", "differing", "plan_of", "spoken"]
+__all__ = ["Plan", "differing", "end_plan", "plan_of", "spoken"]
 
 LONGEST = 512  # bytes of a description that others see
 
@@ -58,6 +58,11 @@ def plan_of(job: Job, algorithm: str | None, ranks: tuple[int, ...]) -> Plan:
     forced = f" algorithm={algorithm}" if algorithm else ""
     what = f"{job.collective} {job.dtype}[{count}]{op}{root}{label}{forced}"
     return Plan(ranks, what, " ".join(map(str, job.counts)), site)
+
+
+def end_plan(ranks: tuple[int, ...]) -> Plan:
+    """Return what the end of all calls is to others."""
+    return Plan(ranks, "closed the communicator", "", _user_site())
 
 
 def spoken(plan: Plan) -> Array:

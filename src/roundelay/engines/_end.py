@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from roundelay.engines._agreement import Plan
 
 __all__ = [
+    "ENDINGS",
     "INNER_TAGS",
     "End",
     "Job",
@@ -35,6 +36,9 @@ __all__ = [
 
 #: From here on tags belong to parts of larger messages, which "any tag" never takes.
 INNER_TAGS = 1 << 62
+
+#: How a rank ends its calls: by `close`, by the end of its function or script, by letting go.
+ENDINGS = ("closed", "returned", "script", "dropped")
 
 
 @dataclass(slots=True)
@@ -162,6 +166,14 @@ class End(ABC):
     def moved(self) -> tuple[list[int], list[int]] | None:
         """Return the bytes taken from, and given to, each rank so far; None if nobody counts."""
         return None
+
+    @abstractmethod
+    def end_calls(self, how: str, *, together: bool) -> None:
+        """Make no more calls, in one of `ENDINGS`; raise if the ranks did not make the same ones.
+
+        With `together`, wait for all ranks to do so, though not for ever. Who has raised an error
+        of this group before is not told once more.
+        """
 
     @abstractmethod
     def close(self) -> None:

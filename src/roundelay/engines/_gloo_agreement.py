@@ -44,6 +44,11 @@ class GlooAgreement:
             job.output.reshape(-1)[:] = fold(rows, True)  # noqa: FBT003 - a fold's form
         return given is not None or (job.collective == "barrier" and algorithm is None)
 
+    def agree(self, group: Any, plan: Plan) -> None:
+        """Go on if all ranks plan the same; otherwise raise, on all of them, who plans what."""
+        if self._size > 1:
+            self._compared(group, plan, None)
+
     def _compared(self, group: Any, plan: Plan, given: Array | None) -> Array:
         """Return what the ranks gave along."""
         self._mine[:8].view(np.int64)[0] = plan.number

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from roundelay.engines._agreement import plan_of
+from roundelay.engines._agreement import Plan, end_plan, plan_of
 from roundelay.engines._end import End, Job, Letter
 from roundelay.engines._gloo_agreement import GlooAgreement
 from roundelay.engines._gloo_calls import GlooCalls
@@ -30,7 +30,12 @@ from roundelay.engines._torch_groups import (
     signed_store,
 )
 from roundelay.engines._torch_mail import TorchMail
-from roundelay.errors import CommunicationError, InvalidArgumentError, MeetingError
+from roundelay.errors import (
+    CollectiveTimeout,
+    CommunicationError,
+    InvalidArgumentError,
+    MeetingError,
+)
 from roundelay.reductions import Array
 
 __all__ = ["GlooEnd", "connected", "cut_lines"]
@@ -150,6 +155,19 @@ class GlooEnd(End):
             how = f"failed: {text}" if word == "failed" else f"was {word}."
             self._trouble.tell(CommunicationError(f"Rank {self.rank} {how}"))
             self._hang_up()
+
+    def end_calls(self, how: str, *, together: bool) -> None:
+        """Compare the end as a last call; all before it were compared when they were made."""
+        del how
+        if not together or self._group is None or self._trouble.told is not None:
+            return
+        plan = end_plan((self.rank,))
+        with contextlib.suppress(CollectiveTimeout):  # who takes longer to end does no harm
+            self._line.run(lambda: self._agree_on(plan))
+
+    def _agree_on(self, plan: Plan) -> None:
+        with self._trouble.watched(self._timeout):
+            self._agreement.agree(self._open(), plan)
 
     def close(self) -> None:
         """Say goodbye, in smaller groups too, once all that was begun is over."""

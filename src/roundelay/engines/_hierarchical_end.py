@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from roundelay.engines._agreement import plan_of
+import numpy as np
+
+from roundelay.engines._agreement import Plan, end_plan, plan_of
 from roundelay.engines._end import End, Job, Letter, Task
 from roundelay.engines._hierarchical_calls import HierarchicalCalls
 from roundelay.engines._in_order import InOrder
 from roundelay.engines._places import Places
-from roundelay.errors import CollectiveMismatch, CommunicationError
+from roundelay.errors import CollectiveMismatch, CollectiveTimeout, CommunicationError
 from roundelay.reductions import Array
 
 __all__ = ["HierarchicalEnd"]
@@ -70,9 +72,13 @@ class HierarchicalEnd(End):
         return self._line.start(self._work(self._calls, job, algorithm))
 
     def _work(
-        self, calls: HierarchicalCalls, job: Job, algorithm: str | None
+        self,
+        calls: HierarchicalCalls,
+        job: Job,
+        algorithm: str | None,
+        plan: Plan | None = None,
     ) -> Callable[[], None]:
-        planned = replace(job, plan=plan_of(job, algorithm, self._places.here))
+        planned = replace(job, plan=plan or plan_of(job, algorithm, self._places.here))
 
         def work() -> None:
             if self._told is not None:
@@ -156,6 +162,18 @@ class HierarchicalEnd(End):
         """Tell the ranks of this host and those of the others."""
         for end in self._ends():
             end.fail(word, text)
+
+    def end_calls(self, how: str, *, together: bool) -> None:
+        """Compare the end as a last call: with all hosts, and then inside this one."""
+        if together and self._calls is not None and self._told is None:
+            nothing = np.empty(0, np.uint8)
+            met = Job("barrier", "uint8", 1, 0, 0, lambda: None, nothing, nothing, op="max")
+            plan = end_plan(self._places.here)
+            try:
+                self._line.run(self._work(self._calls, met, None, plan))
+            except CollectiveTimeout:  # who takes longer to end does no harm
+                return
+        self._inside.end_calls(how, together=together)
 
     def close(self) -> None:
         """Say goodbye, here and elsewhere, once all that was begun is over."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from roundelay.engines._agreement import Plan, plan_of
+from roundelay.engines._agreement import Plan, end_plan, plan_of
 from roundelay.engines._end import End, Job, ScheduleFor, Task
 from roundelay.engines._mpi_agreement import MpiAgreement
 from roundelay.engines._mpi_calls import OwnCalls
@@ -154,6 +155,15 @@ class MpiEnd(End):
         return type(self)(
             self._mpi, made, self._progress, self._schedules, self.timeout, self._most
         )
+
+    def end_calls(self, how: str, *, together: bool) -> None:
+        """Compare the end as a last call; all before it were compared when they were made."""
+        del how
+        if not together or not self._open or self._error is not None:
+            return
+        come = self._agreement.steps(end_plan((self.rank,)))
+        with contextlib.suppress(CollectiveTimeout):  # who takes longer to end does no harm
+            self._begin(come, "close", background=False).wait()
 
     def close(self) -> None:
         """Say goodbye, once all that was begun is over and MPI has what was sent."""

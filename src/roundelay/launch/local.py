@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -63,7 +64,7 @@ def run(
             result = fn(comm, *given)
         except ServerFinished:
             result = None
-        comm.close()  # a rank that fails says so instead of goodbye
+        _end(comm, fn)  # a rank that fails says so instead of goodbye
         return result
 
     def native(world: _core.World, rank: int) -> NativeEnd:
@@ -94,6 +95,18 @@ def _telling(at: Meeting, work: Callable[[End], bytes], timeout: float) -> bytes
     except BaseException as error:
         end.fail("failed", f"{type(error).__name__}: {error}")
         raise
+
+
+def _end(comm: Communicator, fn: Callable[..., Any]) -> None:
+    """Close the communicator of a rank whose function has returned."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    code = getattr(fn, "__code__", None)
+    _core.work_for(None if code is None else (code, 0, code.co_firstlineno))
+    try:
+        comm.end("returned", together=True)
+    finally:
+        _core.work_for(None)
 
 
 def check_timeout(name: str, seconds: float | None) -> float:

@@ -7,10 +7,11 @@ import os
 import sys
 from types import TracebackType
 
+from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.engines._end import End
 from roundelay.engines._mpi_library import load_mpi
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import CommunicationError, InvalidArgumentError
 from roundelay.launch.ends import check_engine, end_for
 from roundelay.launch.environment import found_place, found_timeout
 from roundelay.launch.local import check_timeout
@@ -47,8 +48,13 @@ class _Started:
             load_mpi().COMM_WORLD.Abort(1)
 
     def _leave(self) -> None:
-        if os.getpid() == self.pid:
-            self.comm.close()
+        if os.getpid() != self.pid:
+            return
+        try:
+            self.comm.end("script", together=True)
+        except CommunicationError as error:
+            self._show(type(error), error, error.__traceback__)
+            _core.fail_at_exit()
 
 
 _started: _Started | None = None  # a process has one launcher, so one of these

@@ -196,7 +196,8 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         """Finish what is under way and say goodbye to the other ranks."""
         self._line.clear()
         self._wait_for_pending_works()
-        self.comm.close()
+        # Ranks destroy torch's groups in any order: the last one to do so compares.
+        self.comm.end("closed", together=False)
 
     def abort(self) -> None:
         """Give up what is under way, on every rank, and say goodbye."""

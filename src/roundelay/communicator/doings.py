@@ -1,0 +1,129 @@
+"""What ranks do and wait for, as the shared memory shows it: in words, with the user's lines."""
+
+from __future__ import annotations
+
+from roundelay import _core
+from roundelay.algorithms import algorithms
+from roundelay.collectives import collectives
+from roundelay.communicator.buffers import DTYPES
+from roundelay.engines._end import ENDINGS
+from roundelay.engines._meeting_server import ranks_text
+from roundelay.reductions import REDUCTIONS
+
+__all__ = ["call", "circle", "group", "last", "last_of", "left_over", "of_rank"]
+
+Record = tuple[int, int, int, int, int, int, int, str]
+
+ENDING = 0xFF  # the native core's mark, in place of a collective
+CALL, RECV = 1, 2  # its numbers for what is waited for
+ENDED = {
+    "closed": "closed the communicator",
+    "returned": "returned from its function",
+    "script": "came to the end of its script",
+    "dropped": "let go of the group",
+}
+
+
+def call(record: Record) -> str:
+    """Describe a call: what, with what, how and where."""
+    number, collective, algorithm, dtype, op, count, root, site = record
+    where = f" at {site}" if site else ""
+    if collective == ENDING:
+        return f"{ENDED[ENDINGS[root]]}{where}"
+    made = collectives.load(collectives.names()[collective])
+    details = f" {DTYPES[dtype]}[{count}]" if made.name != "barrier" else ""
+    if made.reduces and made.name != "barrier":
+        details += f" op={list(REDUCTIONS)[op]}"
+    if made.rooted:
+        details += f" root={root}"
+    elif root:
+        details += f" label={root}"
+    short = algorithms.load(algorithms.names()[algorithm]).short_name
+    return f"{made.name} #{number}{details} ({short}){where}"
+
+
+def last(record: Record) -> str:
+    """Tell of the last call of a rank."""
+    if not record[0]:
+        return "it had made no call yet"
+    return call(record) if record[1] == ENDING else f"its last call was {call(record)}"
+
+
+def last_of(world: _core.World, at: int, rank: int) -> Record:
+    """Return a rank's last call in that group; if it made none there, in the group of all ranks."""
+    whole = world.calls(world.group_at)[2]
+    inside = {member: latest for member, _, latest in world.calls(at)[2]} if at else {}
+    found = inside.get(rank, whole[rank][2])
+    return found if found[0] else whole[rank][2]
+
+
+def group(world: _core.World, at: int) -> str:
+    """Say in which group; nothing for the group of all ranks."""
+    if at in (0, world.group_at):
+        return ""
+    serial, made, members = world.calls(at)
+    where = f"; made at {made}" if made else ""
+    return f" in group {serial} ({ranks_text([member[0] for member in members])}{where})"
+
+
+def of_rank(world: _core.World, at: int, number: int, rank: int) -> list[str]:
+    """Say what the threads of a rank wait for, or what it did last.
+
+    `number` is the call that went wrong in the group that lies at `at`: who shows that one and does
+    not wait came to it when all was over.
+    """
+    found = [_wait(world, rank, wait) for wait in world.waits(rank)]
+    latest = last_of(world, at, rank)
+    if found:
+        ended = [f"{call(latest)}{group(world, at)}"] if latest[1] == ENDING else []
+        return [*ended, *found]
+    records = {one: record for one, record, _ in world.calls(at, number)[2]} if number else {}
+    if latest[0] and latest == records.get(rank):
+        return [f"came too late to {call(latest)}"]
+    if latest[1] == ENDING:
+        return [f"{call(latest)}{group(world, at)}"]
+    return [f"not waiting; {last(latest)}"]
+
+
+def _wait(world: _core.World, rank: int, wait: tuple[int, int, int, int, int, str]) -> str:
+    kind, at, number, other, tag, site = wait
+    who = "any rank" if other < 0 else "itself" if other == rank else f"rank {other}"
+    if kind == CALL:
+        records = {member: record for member, record, _ in world.calls(at, number)[2]}
+        return f"{call(records[rank])}{group(world, at)}, waiting for {who}"
+    said = "any tag" if tag == _core.ANY_TAG else f"tag {tag}"
+    where = f" at {site}" if site else ""
+    way = "recv from" if kind == RECV else "send to"
+    return f"{way} {who}, {said},{where}{group(world, at)}".rstrip(",")
+
+
+def circle(world: _core.World) -> str:
+    """Name ranks that wait for one another in a circle, in a line of its own; nothing if none do.
+
+    A rank that waits in several threads counts by one of them.
+    """
+    waits = {rank: world.waits(rank) for rank in range(world.size)}
+    waits_for = {rank: found[0][3] for rank, found in waits.items() if found}
+    for start in waits_for:
+        path = [start]
+        while (after := waits_for.get(path[-1], -1)) not in (-1, *path):
+            path.append(after)
+        if after == start and len(path) > 1:
+            steps = ", ".join(f"rank {one} waits for rank {waits_for[one]}" for one in path)
+            return f"\nThey wait in a circle: {steps}."
+    return ""
+
+
+def left_over(rank: int, letters: list[tuple[bool, int, int, int, int, str]]) -> str:
+    """Return the warning of messages that nobody received, and receives that got none."""
+    came: list[str] = []
+    wanted: list[str] = []
+    for sent, other, tag, nbytes, dtype, site in letters:
+        said = "any tag" if tag == _core.ANY_TAG else f"tag {tag}"
+        who = "any rank" if other < 0 else f"rank {other}"
+        where = f" at {site}" if site else ""
+        one = f"from {who}, {said}, {nbytes} bytes of {DTYPES[dtype]}{where}"
+        (came if sent else wanted).append(one)
+    told = [f"messages that it never received: {'; '.join(came)}"] if came else []
+    told += [f"receives for which no message came: {'; '.join(wanted)}"] if wanted else []
+    return f"roundelay: rank {rank} ended with {', and with '.join(told)}."
