@@ -33,7 +33,7 @@ COUNTED: dict[str, Call] = {
     "all_to_all": lambda c, _, n: c.all_to_all(np.ones((c.size, n))),
     "scan": lambda c, _, n: c.scan(np.ones(n)),
     "exscan": lambda c, _, n: c.exscan(np.ones(n)),
-    "in the background": lambda c, _, n: c.start.broadcast(np.ones(n), c.rank),
+    "in the background": lambda c, root, n: c.start.broadcast(np.ones(n), (root + 1) % c.size),
 }
 CALLS: dict[str, Call] = {
     **COUNTED,

@@ -6,7 +6,7 @@ from roundelay import _core
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import DTYPES
-from roundelay.engines._end import ENDINGS
+from roundelay.engines._end import ENDINGS, INNER_TAGS
 from roundelay.engines._meeting_server import ranks_text
 from roundelay.reductions import REDUCTIONS
 
@@ -91,10 +91,14 @@ def _wait(world: _core.World, rank: int, wait: tuple[int, int, int, int, int, st
     if kind == CALL:
         records = {member: record for member, record, _ in world.calls(at, number)[2]}
         return f"{call(records[rank])}{group(world, at)}, waiting for {who}"
-    said = "any tag" if tag == _core.ANY_TAG else f"tag {tag}"
-    where = f" at {site}" if site else ""
+    said, where = _tag(tag), f" at {site}" if site else ""
     way = "recv from" if kind == RECV else "send to"
     return f"{way} {who}, {said},{where}{group(world, at)}".rstrip(",")
+
+
+def _tag(tag: int) -> str:
+    """Name a tag; the parts of an object have the user's, from `INNER_TAGS` on."""
+    return "any tag" if tag == _core.ANY_TAG else f"tag {tag % INNER_TAGS}"
 
 
 def circle(world: _core.World) -> str:
@@ -119,7 +123,7 @@ def left_over(rank: int, letters: list[tuple[bool, int, int, int, int, str]]) ->
     came: list[str] = []
     wanted: list[str] = []
     for sent, other, tag, nbytes, dtype, site in letters:
-        said = "any tag" if tag == _core.ANY_TAG else f"tag {tag}"
+        said = _tag(tag)
         who = "any rank" if other < 0 else f"rank {other}"
         where = f" at {site}" if site else ""
         one = f"from {who}, {said}, {nbytes} bytes of {DTYPES[dtype]}{where}"
