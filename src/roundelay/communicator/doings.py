@@ -97,8 +97,9 @@ def _wait(world: _core.World, rank: int, wait: tuple[int, int, int, int, int, st
 
 
 def _tag(tag: int) -> str:
-    """Name a tag; the parts of an object have the user's, from `INNER_TAGS` on."""
-    return "any tag" if tag == _core.ANY_TAG else f"tag {tag % INNER_TAGS}"
+    if tag == _core.ANY_TAG:
+        return "any tag"
+    return "part of an object" if tag >= INNER_TAGS else f"tag {tag}"
 
 
 def circle(world: _core.World) -> str:
