@@ -327,7 +327,28 @@ bool Mailbox::cancel_if_nobody(Letter& letter, const Group& group) {
 void Mailbox::forget() {
     const std::lock_guard guard(mutex_);
     forgotten_ = true;
+    if (!running_ || world_->troubled()) give_up();
     world_->rank(rank_).bell.ring();
+}
+
+// Under the mutex: nothing moves any more.
+void Mailbox::give_up() {
+    const auto end = [](const std::shared_ptr<Letter>& letter) {
+        if (letter == nullptr || letter->done) return;
+        letter->fate = Fate::broken;
+        letter->done = true;
+    };
+    for (auto& letters : outgoing_) {
+        std::ranges::for_each(letters, end);
+        letters.clear();
+    }
+    std::ranges::for_each(wanted_, end);
+    wanted_.clear();
+    for (auto& parcel : arriving_) {
+        if (parcel == nullptr) continue;
+        end(parcel->letter);
+        parcel = nullptr;
+    }
 }
 
 void Mailbox::run_in_background() {
@@ -347,6 +368,9 @@ void Mailbox::run_in_background() {
             kill_point();
             if (!box.pump()) mine.bell.sleep(seen, nap_ns);
         }
+        const std::lock_guard guarded(box.mutex_);
+        box.running_ = false;
+        if (box.forgotten_) box.give_up();
     };
     std::thread(see_to_it).detach();
     running_ = true;

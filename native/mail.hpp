@@ -25,9 +25,9 @@ struct Envelope {
     std::uint64_t dtype;
 };
 
-// Why a letter is done though nothing has come: its group was closed, and whoever could have sent it
-// had left, or did not in time.
-enum class Fate : std::uint32_t { open, nobody, late };
+// Why a letter is done though it has not come: its group was closed, and whoever could have sent it had
+// left, or did not in time; or the world broke, and nobody carries letters any more.
+enum class Fate : std::uint32_t { open, nobody, late, broken };
 
 // One send or receive under way. Ranks are world ranks.
 struct Letter {
@@ -68,7 +68,8 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
         std::uint32_t site;  // of the receive
     };
     std::vector<Left> left_over();
-    // Nobody will post any more: the thread ends with what is under way.
+    // Nobody will post any more: the thread ends with what is under way. What no thread carries is given
+    // up, so that its buffers are free.
     void forget();
     // From now on letters move without anybody waiting for them.
     void run_in_background();
@@ -101,6 +102,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     std::shared_ptr<Letter> under_way(bool sends, std::uint64_t number);
     bool cancel(Letter& letter, Fate fate);
     bool cancel_if_nobody(Letter& letter, const Group& group);
+    void give_up();
     [[noreturn]] void fail(Trouble kind, int culprit, const Group& group, const char* text);
 
     std::shared_ptr<World> world_;

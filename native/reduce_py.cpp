@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lock_py.hpp"
 #include "reduce.hpp"
 
 namespace nb = nanobind;
@@ -76,7 +77,7 @@ void fold_buffers(std::string_view op_name, std::string_view dtype_name, nb::lis
         if (src.size() != bytes) refuse("All buffers must have the length of the first source.");
         from.push_back(src.data());
     }
-    nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     fold(*op, *dtype, to.data(), static_cast<int>(to.size()), from.data(),
          static_cast<int>(from.size()), bytes / record, divide_by);
 }
@@ -95,7 +96,7 @@ bool copy_checked_buffers(nb::handle dst, nb::handle src, std::string_view dtype
     if (begin < target + to.size() && target < begin + from.size()) {
         refuse("copy_checked needs two buffers that do not overlap.");
     }
-    nb::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return copy_checked(*dtype, to.data(), from.data(), from.size() / itemsize(*dtype));
 }
 

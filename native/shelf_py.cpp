@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "lock_py.hpp"
 #include "shelf.hpp"
 
 namespace nb = nanobind;
@@ -19,7 +20,7 @@ void register_shelf(nb::module_& module) {
                  std::string_view found;
                  auto kind = Shelf::Found::later;
                  {
-                     const nb::gil_scoped_release unlocked;
+                     const Unlocked unlocked;
                      kind = self.take(key, part, found);
                  }
                  if (kind == Shelf::Found::whole) return nb::bytes(found.data(), found.size());
@@ -32,7 +33,7 @@ void register_shelf(nb::module_& module) {
                      const auto data = nb::cast<nb::bytes>(part);
                      views.emplace_back(data.c_str(), data.size());
                  }
-                 const nb::gil_scoped_release unlocked;
+                 const Unlocked unlocked;
                  self.put(key, views);
              })
         .def("drop", &Shelf::drop);

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,28 @@ def test_close_is_silent_about_what_was_raised_before(ranks: Any) -> None:
 
     outcomes = ranks.outcomes(2, work)
     assert [one.error for one in outcomes] == ["CollectiveMismatch"] * 2  # of starting once more
+
+
+def test_a_rank_that_fails_keeps_no_buffers(threads: Any) -> None:
+    """Also those of calls that never end: a receive, a send that does not fit, a collective."""
+    buffers: list[weakref.ref[Any]] = []
+
+    def work(comm: Any) -> None:
+        made = [comm.empty(100_000) for _ in range(3)]
+        buffers.extend(map(weakref.ref, made))
+        comm.start.recv(made[0], 0, 1)
+        comm.start.send(made[1], 1 - comm.rank, 2)
+        if comm.rank == 0:
+            comm.start.all_reduce(made[2])
+        del made
+        raise KeyError("on purpose")
+
+    assert all(one.error in ("KeyError", "PeerLost") for one in threads.outcomes(2, work))
+    limit = time.monotonic() + 20
+    while any(one() is not None for one in buffers):
+        assert time.monotonic() < limit, "buffers of calls that are over are kept"
+        time.sleep(0.01)
+        threads(1, lambda _: gc.collect())  # a new world sweeps up after the old ones
 
 
 def test_closing_waits_for_the_calls_of_other_threads(ranks: Any) -> None:

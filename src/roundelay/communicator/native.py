@@ -32,6 +32,7 @@ from roundelay.tuning import Tuning, default_for
 
 __all__ = ["NativeEnd"]
 
+BROKEN = 3  # the native core's number for a letter that nobody carries any more
 CLOSED = "This communicator is closed."
 PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
 
@@ -338,7 +339,7 @@ class _Letter:
                 end._mailbox.wait(letter, end.native, end.timeout, end.slow_mail)
         except _core.Broken:
             raise explain(end) from None
-        if not letter.done:  # closed, and not in peace
+        if not letter.done or letter.fate == BROKEN:  # closed, and not in peace
             raise explain(end)
         if letter.fate:
             raise cancelled(end, letter)
