@@ -202,6 +202,24 @@ def test_closing_waits_for_the_calls_of_other_threads(ranks: Any) -> None:
     ranks(2, work, timeout=FOR_EVER)
 
 
+def test_several_threads_may_close_at_once(ranks: Any) -> None:
+    """One of them waits for what is under way; the others do not leave before it has come."""
+
+    def work(comm: Any) -> None:
+        group = comm.split(0)
+        time.sleep(0.1 * comm.rank)  # so that the others close while a call waits
+        handle = group.start.all_reduce(np.ones(3))
+        closers = [threading.Thread(target=one.close) for one in (group, comm, group, comm)]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+        comm.close()
+        assert (handle.wait() == comm.size).all()
+
+    ranks(2, work, timeout=FOR_EVER)
+
+
 def in_the_middle(comm: Any, action: Callable[[], Any]) -> list[Any]:
     """Have rank 0 do something in a signal handler while it waits in an all-reduce."""
     found: list[Any] = []

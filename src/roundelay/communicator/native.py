@@ -79,6 +79,7 @@ class NativeEnd(End):
         self._root: NativeEnd = self if _parent is None else _parent._root
         self._made: weakref.WeakSet[NativeEnd] = weakref.WeakSet()  # groups made from this one
         self._closed = False
+        self._ending = False
         shelf = _core.Shelf(world, self.ranks[rank])
         self._plans = Plans(rank, self.size, tuning or default_for(self.size), shelf)
         self.told: CommunicationError | None = None  # of the root: what went wrong, once asked
@@ -246,12 +247,15 @@ class NativeEnd(End):
         self._closed = True
         if self.world.foreign:
             return  # a child has begun nothing
+        self._ending = True
         try:
             self._drain(native, how)
             native.end(ENDINGS.index(how), together)
             broken = native.failed
         except _core.Broken:
             broken = True
+        finally:
+            self._ending = False
         # What has gone wrong in the background is raised here, unless somebody has heard of it.
         if broken and not self._root.heard and not own_doing(self):
             raise explain(self)
@@ -260,8 +264,8 @@ class NativeEnd(End):
 
     def close(self) -> None:
         """Finish what was begun, then say goodbye: who still needs this rank is told at once."""
-        if self.native is None:
-            return
+        if self.native is None or self._ending:
+            return  # another thread is at it, or was
         try:
             self.end_calls("closed", together=False)
         finally:
