@@ -4,8 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
+#include <charconv>
+#include <cstdio>
+#include <string_view>
 #include <vector>
 
 namespace roundelay {
@@ -14,15 +15,46 @@ namespace {
 
 constexpr std::size_t plenty = std::size_t{1} << 60;
 
+// The lines of a file; none if it can't be read. By C's own means: beside a libstdc++ that another
+// library has brought along, torch's for CUDA among them, C++ streams read nothing, or crash.
+std::vector<std::string> lines_of(const std::string& path) {
+    std::vector<std::string> lines;
+    std::FILE* file = std::fopen(path.c_str(), "re");
+    if (file == nullptr) return lines;
+    std::string line;
+    for (int next = std::fgetc(file); next != EOF; next = std::fgetc(file)) {
+        if (next != '\n') {
+            line.push_back(char(next));
+            continue;
+        }
+        lines.push_back(std::move(line));
+        line.clear();
+    }
+    if (!line.empty()) lines.push_back(std::move(line));
+    std::fclose(file);
+    return lines;
+}
+
+std::vector<std::string> words_of(std::string_view line) {
+    std::vector<std::string> words;
+    while (true) {
+        line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+        if (line.empty()) return words;
+        const std::size_t end = std::min(line.find_first_of(" \t"), line.size());
+        words.emplace_back(line.substr(0, end));
+        line.remove_prefix(end);
+    }
+}
+
 // The number after `key` at the beginning of a line, or `otherwise`; an empty key is the first line.
 std::size_t number_in(const std::string& path, const std::string& key, std::size_t otherwise) {
-    std::ifstream file(path);
-    std::string line;
-    while (std::getline(file, line)) {
+    for (const std::string& line : lines_of(path)) {
         if (line.compare(0, key.size(), key) != 0) continue;
+        const char* end = line.data() + line.size();
+        const char* first = std::find_if(line.data() + key.size(), end, [](char c) { return c != ' '; });
         std::size_t found = 0;
         // Limits that are none are "max", or larger than there are bytes.
-        return std::istringstream(line.substr(key.size())) >> found ? found : otherwise;
+        return std::from_chars(first, end, found).ec == std::errc{} ? found : otherwise;
     }
     return otherwise;
 }
@@ -52,9 +84,7 @@ bool has_word(const std::string& list, const std::string& word) {
 
 // Where in the hierarchy this process is, as /proc/self/cgroup says it; "" if nowhere.
 std::string own_group(const std::string& root, bool second) {
-    std::ifstream file(root + "/proc/self/cgroup");
-    std::string line;
-    while (std::getline(file, line)) {
+    for (const std::string& line : lines_of(root + "/proc/self/cgroup")) {
         const std::size_t first = line.find(':'), next = line.find(':', first + 1);
         if (first == std::string::npos || next == std::string::npos) continue;
         const std::string controllers = line.substr(first + 1, next - first - 1);
@@ -83,15 +113,13 @@ std::size_t left_up_from(const std::string& root, const std::string& mounted_at,
 }
 
 std::size_t left_in_groups(const std::string& root) {
-    std::ifstream file(root + "/proc/self/mountinfo");
-    std::string line;
     std::size_t left = plenty;
-    while (std::getline(file, line)) {
+    for (const std::string& line : lines_of(root + "/proc/self/mountinfo")) {
         // number parent device root mount-point options … - kind source options
-        std::istringstream words(line);
-        std::vector<std::string> before, after;
-        for (std::string word; words >> word && word != "-";) before.push_back(word);
-        for (std::string word; words >> word;) after.push_back(word);
+        const std::vector<std::string> words = words_of(line);
+        const auto dash = std::find(words.begin(), words.end(), "-");
+        const std::vector<std::string> before(words.begin(), dash);
+        const std::vector<std::string> after(dash == words.end() ? dash : dash + 1, words.end());
         if (before.size() < 5 || after.size() < 3) continue;
         const bool second = after[0] == "cgroup2";
         if (second || (after[0] == "cgroup" && has_word(after[2], "memory")))

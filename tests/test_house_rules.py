@@ -191,6 +191,15 @@ def test_pickle_is_there_only_for_callers_who_allow_it() -> None:
         assert asked.value is False
 
 
+def test_the_native_core_reads_nothing_by_streams() -> None:
+    """Beside another libstdc++, which torch for CUDA brings along, they read nothing, or crash."""
+    for path in sorted((Path(__file__).parent.parent / "native").iterdir()):
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(r"#include <(fstream|sstream|iostream|regex|locale)>", text), (
+            path.name
+        )
+
+
 def test_the_command_line_may_print() -> None:
     assert list(word_offences("cli/new.py", ast.parse("print(1)"))) == []
 
