@@ -105,7 +105,7 @@ class PyGroup {
 
     ~PyGroup() {
         if (!world().foreign()) {
-            line_->forget();
+            line_->forget(false);
             return;
         }
         // Locks that threads held stay locked in a forked child: it touches none.
@@ -181,6 +181,14 @@ class PyGroup {
             else
                 group_->end(Ending(how), site);
         });
+    }
+
+    // After all that: others are told, and the thread ends.
+    void leave() {
+        group_->tell(Stage::left);
+        if (world().foreign()) return;
+        const Unlocked unlocked;
+        line_->forget(true);
     }
 
     // Programs of one collective by size, so that plain calls of it need no Python.
@@ -386,7 +394,7 @@ void register_group(nb::module_& module) {
         .def("close", &PyGroup::close)
         .def("drain", &PyGroup::drain, nb::arg("every"))
         .def_prop_ro("failed", &PyGroup::failed)
-        .def("leave", [](PyGroup& self) { self.group().tell(Stage::left); })
+        .def("leave", &PyGroup::leave)
         .def("teach", &PyGroup::teach)
         .def("quick", &PyGroup::quick, nb::arg("collective"), nb::arg("given").none(),
              nb::arg("result").none(), nb::arg("op"), nb::arg("root"))

@@ -324,11 +324,20 @@ bool Mailbox::cancel_if_nobody(Letter& letter, const Group& group) {
     return !pump() && cancel(letter, Fate::nobody);
 }
 
-void Mailbox::forget() {
-    const std::lock_guard guard(mutex_);
-    forgotten_ = true;
-    if (!running_ || world_->troubled()) give_up();
+void Mailbox::forget(bool waits) {
+    std::thread thread;
+    {
+        const std::lock_guard guard(mutex_);
+        forgotten_ = true;
+        thread.swap(thread_);
+        if (!thread.joinable() || world_->troubled()) give_up();
+    }
     world_->rank(rank_).bell.ring();
+    if (!thread.joinable()) return;
+    if (waits)
+        thread.join();
+    else
+        thread.detach();
 }
 
 // Under the mutex: nothing moves any more.
@@ -353,7 +362,7 @@ void Mailbox::give_up() {
 
 void Mailbox::run_in_background() {
     const std::lock_guard guard(mutex_);
-    if (running_) return;
+    if (thread_.joinable()) return;
     const auto see_to_it = [self = shared_from_this()] {
         pthread_setname_np(pthread_self(), "roundelay-mail");
         Mailbox& box = *self;
@@ -369,11 +378,9 @@ void Mailbox::run_in_background() {
             if (!box.pump()) mine.bell.sleep(seen, nap_ns);
         }
         const std::lock_guard guarded(box.mutex_);
-        box.running_ = false;
         if (box.forgotten_) box.give_up();
     };
-    std::thread(see_to_it).detach();
-    running_ = true;
+    thread_ = std::thread(see_to_it);
 }
 
 }  // namespace roundelay

@@ -7,6 +7,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "group.hpp"
@@ -68,9 +69,9 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
         std::uint32_t site;  // of the receive
     };
     std::vector<Left> left_over();
-    // Nobody will post any more: the thread ends with what is under way. What no thread carries is given
-    // up, so that its buffers are free.
-    void forget();
+    // Nobody will post any more: the thread ends with what is under way, which is waited for or not. What
+    // no thread carries is given up, so that its buffers are free.
+    void forget(bool waits);
     // From now on letters move without anybody waiting for them.
     void run_in_background();
     int rank() const { return rank_; }
@@ -115,7 +116,8 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     std::vector<std::unique_ptr<Parcel>> arriving_;  // by src
     std::list<std::unique_ptr<Parcel>> waiting_;     // whole, and nobody wants them yet
     std::vector<Left> cancelled_;                    // receives, when a group was closed
-    bool running_ = false, forgotten_ = false;  // the thread
+    bool forgotten_ = false;
+    std::thread thread_;
 };
 
 }  // namespace roundelay

@@ -21,7 +21,14 @@ class PyMailbox {
    public:
     PyMailbox(std::shared_ptr<World> world, int rank)
         : box_(std::make_shared<Mailbox>(std::move(world), rank)) {}
-    ~PyMailbox() { forget(); }
+    ~PyMailbox() {
+        if (!box_->world().foreign()) {
+            box_->forget(false);
+            return;
+        }
+        // Locks that threads held stay locked in a forked child: it touches none.
+        new std::shared_ptr<Mailbox>(std::move(box_));
+    }
 
     std::shared_ptr<Letter> post(bool sends, int other, std::uint64_t group, std::int64_t tag,
                                  View& view, int dtype, bool background, nb::handle of) {
@@ -71,9 +78,9 @@ class PyMailbox {
     }
 
     void forget() {
-        if (!box_->world().foreign()) return box_->forget();
-        // Locks that threads held stay locked in a forked child: it touches none.
-        new std::shared_ptr<Mailbox>(std::move(box_));
+        if (box_->world().foreign()) return;
+        const Unlocked unlocked;
+        box_->forget(true);
     }
 
    private:

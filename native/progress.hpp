@@ -36,8 +36,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
     void submit(const std::shared_ptr<Task>& task) {
         {
             const std::lock_guard guard(mutex_);
-            if (!running_) std::thread([self = shared_from_this()] { self->run(); }).detach();
-            running_ = true;
+            if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run(); });
             push(task);
         }
         changed_.notify_all();
@@ -83,13 +82,20 @@ class Progress : public std::enable_shared_from_this<Progress> {
         changed_.notify_all();
     }
 
-    // Nothing more will be submitted: the thread ends with what it has.
-    void forget() {
+    // Nothing more will be submitted: the thread ends with what it has, which is waited for or not.
+    void forget(bool waits) {
+        std::thread thread;
         {
             const std::lock_guard guard(mutex_);
             forgotten_ = true;
+            thread.swap(thread_);
         }
         changed_.notify_all();
+        if (!thread.joinable()) return;
+        if (waits)
+            thread.join();
+        else
+            thread.detach();
     }
 
     // How many threads stand still until something here is done.
@@ -162,7 +168,8 @@ class Progress : public std::enable_shared_from_this<Progress> {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::shared_ptr<Task>> queue_;
-    bool running_ = false, forgotten_ = false;
+    bool forgotten_ = false;
+    std::thread thread_;
     std::atomic<bool> failed_ = false;
     std::atomic<int> wanted_ = 0, slow_rank_ = -1;
     std::atomic<std::int64_t> slow_ns_ = 0;

@@ -82,7 +82,7 @@ def _attempt(world: Any, rank: int, fn: Callable[[Any], Any], options: dict[str,
     except BaseException as error:  # noqa: BLE001 - how it ended is what the test asks
         found = Outcome(None, type(error).__name__, str(error), traceback.format_exc())
         ended = time.monotonic()
-        world.fail("failed", rank, f"{type(error).__name__}: {error}")
+        comm._end.fail("failed", f"{type(error).__name__}: {error}")
         comm._end.close()
     found.ended = ended
     return found
