@@ -200,6 +200,7 @@ class PyGroup {
     // True when done; false when the caller must go the long way, which knows more kinds of
     // buffers and names what it refuses.
     bool quick(int collective, nb::handle given, nb::handle result, int op, int root) {
+        if (closed_) return false;  // the long way says so
         const auto found = taught_.find({collective, root});
         if (found == taught_.end() || op < 0) return false;
         const Taught& known = found->second;

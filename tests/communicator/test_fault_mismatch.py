@@ -195,6 +195,15 @@ def test_waiting_for_any_when_all_others_have_closed(ranks: Any) -> None:
         assert "ranks 1, 2: closed the communicator" in found.message
 
 
+def test_calls_that_look_alike_are_told_to_differ_in_counts(ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        comm.reduce_scatter(np.ones(3), axis=0, counts=[1, 1, 1] if comm.rank else [3, 0, 0])
+
+    for found in ranks.outcomes(3, work):
+        assert found.error == "CollectiveMismatch"
+        assert "they differ in counts=" in found.message
+
+
 def test_a_rank_that_raises_is_told_to_the_others(ranks: Any) -> None:
     def work(comm: Any) -> None:
         if comm.rank == 1:

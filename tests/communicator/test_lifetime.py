@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import roundelay as rd
 from roundelay.communicator.mail import ANY
 from roundelay.errors import (
     CollectiveMismatch,
@@ -366,3 +368,13 @@ def test_daemon_threads_inside_a_call_do_not_disturb_the_exit(call: str, delay: 
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stderr) == (5, "")
+
+
+def test_a_copy_that_closes_is_told_by_name_on_the_quick_way_too() -> None:
+    def work(comm: Any) -> None:
+        comm.all_reduce(np.ones(2))  # by now the native core knows this call
+        copy.copy(comm).close()
+        with pytest.raises(InvalidArgumentError, match="closed"):
+            comm.all_reduce(np.ones(2))
+
+    rd.run(work, 1, "threads")

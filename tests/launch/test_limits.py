@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -161,3 +162,13 @@ def test_a_place_that_can_hold_no_socket_is_named(
         monkeypatch.setenv(name, value)
     with pytest.raises(MeetingError, match=f"can't meet in {place}: .*Set XDG_RUNTIME_DIR or TMP"):
         rd.init(timeout=3)
+
+
+def test_the_launcher_names_the_limit_too(tmp_path: Path) -> None:
+    script = tmp_path / "idle.py"
+    script.write_text("")
+    command = f"ulimit -n 40; exec {sys.executable} -m roundelay run -n 20 {script}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"rank \d+ can't be started: .*`ulimit -n 1024`", done.stderr), done.stderr
+    assert "Traceback" not in done.stderr

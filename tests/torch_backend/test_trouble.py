@@ -143,6 +143,21 @@ def fails_in_the_background() -> list[str]:
     return told
 
 
+def destroyed_before_anybody_waited() -> str:
+    work = dist.all_reduce(torch.ones(3 + dist.get_rank()), async_op=True)
+    try:
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        return f"{type(error).__name__} {work.is_completed()}"
+    return "silence"
+
+
+def test_an_error_that_nobody_waited_for_is_raised_when_the_group_is_destroyed(worlds: Any) -> None:
+    world = worlds.fresh(2)
+    assert world(destroyed_before_anybody_waited) == ["CollectiveMismatch True"] * 2
+    world.close()
+
+
 def test_an_error_in_the_background_is_in_the_future_and_in_every_wait(worlds: Any) -> None:
     world = worlds.fresh(2)
     for first, second, third in world(fails_in_the_background):

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import click
 
+from roundelay.errors import RoundelayError
+
 __all__ = ["open_standard_streams", "output_kept"]
 
 READER_LEFT = 141  # what shells report of a command that SIGPIPE ended: `yes | head`
@@ -38,6 +40,8 @@ def output_kept() -> Iterator[None]:
     except BrokenPipeError:
         _write_no_more()
         raise click.exceptions.Exit(READER_LEFT) from None
+    except RoundelayError:
+        raise  # a limit that was hit is an OSError, too
     except OSError as error:
         if error.filename is not None:  # a file that the user named, not the output
             raise click.ClickException(f"{error.filename}: {error.strerror}.") from error

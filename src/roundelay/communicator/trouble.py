@@ -50,6 +50,8 @@ def _explain(end: NativeEnd) -> CommunicationError:
     kind, culprit, finder, at, call, text = world.trouble
     if kind == "mismatch" or (kind == "lost" and text in GONE):
         table = _calls(world, at, call) if call else f":\n{_waits(world, at, call)}"
+        if kind == "mismatch" and call and table.count("\n") == 1:
+            table += "\nThey look alike: they differ in counts=, which must be one list on all."
         if kind == "mismatch" or culprit == end.ranks[end.rank]:
             return CollectiveMismatch(f"The ranks made different calls{table}")
         how = GONE[text]

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from roundelay.engines._death import end_with_parent, load_prctl
+from roundelay.engines._limits import limit_hit
 from roundelay.errors import RoundelayError
 from roundelay.launch._last_words import ErrorStream
 from roundelay.launch._output import Screen, Stream
@@ -146,4 +147,5 @@ def _start(
             preexec_fn=lambda: end_with_parent(launcher),  # noqa: PLW1509 - there is one thread
         )
     except OSError as error:
-        raise RoundelayError(f"rank {rank} can't be started: {error}.") from None
+        named = limit_hit(f"rank {rank} can't be started", error)
+        raise named or RoundelayError(f"rank {rank} can't be started: {error}.") from None

@@ -46,7 +46,10 @@ class _End:
     def _leave(self) -> None:
         if os.getpid() == self._pid:
             for group in list(self.groups):
-                group.shutdown()
+                try:
+                    group.shutdown()
+                except Exception as error:  # noqa: BLE001 - of a call that nobody waited for
+                    self._show(type(error), error, error.__traceback__)
             let_futures_complete()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
@@ -188,16 +187,28 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         return work
 
     def _wait_for_pending_works(self) -> None:
-        for work in list(self._under_way):
-            with suppress(Exception):  # whoever waits for that work is told
+        self._finish_works()
+
+    def _finish_works(self) -> Exception | None:
+        """Wait for all works; return what went wrong with one, if nobody has heard of any."""
+        works = list(self._under_way)
+        heard = any(work.told for work in works)
+        errors = []
+        for work in works:
+            try:
                 work.wait()
+            except Exception as error:  # noqa: BLE001 - whatever a call raises
+                errors.append(error)
+        return None if heard or not errors else errors[0]
 
     def shutdown(self) -> None:
         """Finish what is under way and say goodbye to the other ranks."""
         self._line.clear()
-        self._wait_for_pending_works()
+        lost = self._finish_works()
         # Ranks destroy torch's groups in any order: the last one to do so compares.
         self.comm.end("closed", together=False)
+        if lost is not None:
+            raise lost
 
     def abort(self) -> None:
         """Give up what is under way, on every rank, and say goodbye."""

@@ -57,6 +57,7 @@ class Work(dist.Work):
         self._over = False
         self._error: Exception | None = None
         self._source = -1
+        self.told = False  # whether somebody who waited has heard what went wrong
         self._begun: Future[None] | None = None  # completes, and with it what users got
         self._future: Future[Any] | None = None
 
@@ -66,6 +67,7 @@ class Work(dist.Work):
             self._await(timeout.total_seconds())
         self._settle()
         if self._error is not None:
+            self.told = True
             raise self._error.with_traceback(None)
         return True
 
