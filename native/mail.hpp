@@ -51,6 +51,9 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
     Mailbox(std::shared_ptr<World> world, int rank);
 
+    // The ring of messages to a rank, made by the first: that may have to wait for others.
+    bool has_ring(int dst) { return ring(rank_, dst) != nullptr; }
+    void open_ring(int dst);
     void post(const std::shared_ptr<Letter>& letter);
     // Move what can be moved; true if anything did.
     bool pump();
@@ -94,7 +97,6 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     // Made by the first message from one to the other; null before.
     Ring* ring(int src, int dst);
     std::atomic<std::uint64_t>& ring_at(int src, int dst);
-    void open_ring(int dst);
     bool push(Letter& letter);
     bool pull(int src);
     bool matches(const Letter& letter, const Parcel& parcel) const;

@@ -7,6 +7,7 @@
 #include "group_py.hpp"
 #include "inside_py.hpp"
 #include "kept_py.hpp"
+#include "lock_py.hpp"
 #include "mail.hpp"
 #include "view_py.hpp"
 #include "waiter_py.hpp"
@@ -39,6 +40,10 @@ class PyMailbox {
         letter->envelope = {group, tag, view.bytes(), std::uint64_t(dtype)};
         letter->data = view.data;
         kept_.keep(letter, nb::find(view));
+        if (sends && !box_->has_ring(other)) {
+            const Unlocked unlocked;  // another rank may have the arena, and keep it for long
+            box_->open_ring(other);
+        }
         box_->post(letter);
         box_->pump();
         if (!letter->done && !of.is_none()) letter->site = site_of(of);
