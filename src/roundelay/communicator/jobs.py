@@ -15,7 +15,7 @@ import numpy as np
 
 from roundelay.arguments import index_of, indices_of, shown
 from roundelay.communicator.buffers import Bound, bind
-from roundelay.communicator.memory import contiguous, is_block, new, overlap, require_host, same
+from roundelay.communicator.memory import contiguous, is_block, new, overlap, same
 from roundelay.engines._end import Job
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 from roundelay.reductions import REDUCTIONS, Array, Located, paired, reduction
@@ -47,12 +47,11 @@ class Jobs:
         given = x if isinstance(x, Located) else Located(x, np.array(self.rank))
         source = bind(call, given.values)
         REDUCTIONS[op].check(source.dtype)
-        require_host(call, (source.array,))
         if out is not None:
             raise InvalidArgumentError(
                 f"{call} with op={op!r} returns values and locations, and takes no out=."
             )
-        packed = paired(call, source.array, given.locations)
+        packed = paired(call, np.asarray(source.array), given.locations)  # of a device: by the host
         result = np.empty_like(packed)
 
         def finish() -> Located:
