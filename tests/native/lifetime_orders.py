@@ -174,8 +174,10 @@ def order(seed: int) -> None:
     print(f"seed {seed}: {engine}, {size} ranks, {ends}", flush=True)  # noqa: T201
     try:
         found = rd.run(work, size, engine, (seed, ends, same.randrange(12)), timeout=TIMEOUT_S)
-    except (KeyError, RankFailed) as error:
-        if not bad and getattr(error, "kind", "") != "SystemExit":
+    except (KeyError, RankFailed, CommunicationError) as error:
+        # A daemon's receive fails all if every other rank has left before its own rank ends.
+        alone = "daemon" in ends and ": recv from any rank, tag 9" in str(error)
+        if not bad and not alone and getattr(error, "kind", "") != "SystemExit":
             raise
         judge(lenient=True)
         return
