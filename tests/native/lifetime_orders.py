@@ -29,6 +29,8 @@ from roundelay.errors import CommunicationError, RankFailed, RoundelayError
 
 LIMIT_S = 120  # for one order; a hang, as far as this machine can tell
 TIMEOUT_S = 60.0
+#: The address sanitizer's own allocator may be locked in a child for good.
+FORKS = "libasan" not in os.environ.get("LD_PRELOAD", "")
 GOOD_ENDS = ("return", "close", "close twice", "close elsewhere", "daemon", "cycle", "exit")
 BAD_ENDS = ("raise", "_exit", "killed")
 kept: list[Any] = []  # what outlives its rank, up to the end of the interpreter
@@ -96,7 +98,7 @@ class Rank:
         gc.collect()
 
     def fork(self) -> None:
-        if self.own.random() < 0.3:
+        if self.own.random() < 0.3 and FORKS:
             pid = os.fork()
             if pid == 0:
                 with contextlib.suppress(CommunicationError):
