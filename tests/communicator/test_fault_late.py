@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from roundelay.communicator import ANY
 from roundelay.errors import CollectiveTimeout, CommunicationError
 
-SOON = 5.0
+SOON = 20.0
 
 
 def until_trouble(comm: Any) -> None:
@@ -83,9 +84,12 @@ def stop_me() -> None:
 
 
 def wake(pid: int, after: float) -> threading.Thread:
-    """Let a stopped process go on in a while."""
+    """Let a process go on a while after it has been seen to stop."""
 
     def go() -> None:
+        stat = Path(f"/proc/{pid}/stat")
+        while stat.read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.005)
         time.sleep(after)
         os.kill(pid, signal.SIGCONT)
 

@@ -13,7 +13,7 @@ import pytest
 from roundelay.communicator import ANY
 from roundelay.errors import CollectiveMismatch, CommunicationError
 
-SOON = 5.0  # generous: it takes milliseconds
+SOON = 20.0  # generous: it takes milliseconds
 Calls = Callable[[Any], Any]
 
 ones = np.ones

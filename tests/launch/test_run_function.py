@@ -133,7 +133,7 @@ def test_a_process_that_ends_without_a_result_is_named(
     began = time.monotonic()
     with pytest.raises(RankFailed, match=f"rank {culprit} .*{said}"):
         rd.run(work, ranks=size)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_rank_that_computes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
