@@ -275,3 +275,31 @@ def test_schedulers_step_once_for_each_batch(gated: bool) -> None:  # noqa: FBT0
     else:
         with pytest.raises(InvalidArgumentError, match=r"loader\.last_of_step"):
             rd.run(be_rank, 2, "threads")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "ps"])
+def test_gradients_may_be_forgotten_where_a_batch_begins(strategy: str) -> None:
+    """A batch in one piece, and in micro-batches with `zero_grad` before each or the first."""
+    rows = torch.arange(48.0, dtype=torch.float64).reshape(12, 4).sin()
+
+    def train(comm: Any, micro_batch: int | None, where: str) -> list[float]:
+        model = torch.nn.Linear(4, 1, bias=False).double()
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+        data = torch.utils.data.TensorDataset(rows)
+        batches = rd.loader(
+            data, 4, comm=comm, model=model, micro_batch=micro_batch, shuffle=False, quiet=True
+        )
+        for (x,) in batches:
+            if where == "each" or batches.first_of_step:
+                optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        weight: list[float] = rd.full_state_dict(model)["weight"].flatten().tolist()
+        return weight
+
+    due = rd.run(train, 2, "threads", (None, "each"))[0]
+    for where in ("each", "first"):
+        for found in rd.run(train, 2, "threads", (1, where)):
+            assert found == pytest.approx(due, rel=1e-12)

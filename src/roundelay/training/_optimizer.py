@@ -85,8 +85,11 @@ class Prepared:
         return loss if scaler is None else scaler.apply(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own
-        """Forget the gradients, wherever the strategy keeps them, and how their losses weigh."""
-        if self.run.step.holds:
+        """Forget the gradients, wherever the strategy keeps them, and how their losses weigh.
+
+        Not while a loader's batch has micro-batches to come whose gradients are to be added.
+        """
+        if self.run.step.adds_up:
             return
         self.run.step.begin()
         self.run.sharing.zero_grad(super().zero_grad, set_to_none=set_to_none)  # type: ignore[misc]

@@ -91,6 +91,16 @@ class Step:
         return self.turn is not None and self.turn.more
 
     @property
+    def adds_up(self) -> bool:
+        """Whether gradients of a loader's batch are there that its other micro-batches add to."""
+        return (
+            self.waiting > 0
+            and self.owner is not None
+            and self.owner is self.turn
+            and not self.torn
+        )
+
+    @property
     def parts(self) -> int:
         """How many micro-batches the batch at hand has."""
         return 1 if self.turn is None else self.turn.parts
