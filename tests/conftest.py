@@ -20,8 +20,8 @@ TORCH = (
     "tests/torch_backend", "tests/training", "tests/communicator/test_torch.py",
     "tests/engines/nccl_on_gpu.py", "tests/engines/test_gloo.py",
     "tests/engines/test_hierarchical.py", "tests/engines/test_nccl.py",
-    "tests/launch/test_two_hosts.py", "tests/test_docs.py", "tests/test_examples.py",
-    "tests/test_house_rules.py",
+    "tests/launch/test_store.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
+    "tests/test_examples.py", "tests/test_house_rules.py",
 )  # fmt: skip
 ON_TORCH = ("gloo", "nccl")
 BOTH = ("test_every_engine.py", "conftest.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -216,22 +215,6 @@ def test_schedules_prices_and_networks_read_numbers_likewise(name: str) -> None:
         with pytest.raises(InvalidArgumentError) as caught:
             place.call(None, value)
         assert len(str(caught.value)) < 400
-
-
-def test_tensors_of_one_integer_are_indices_too() -> None:
-    torch = sys.modules.get("torch") or pytest.importorskip("torch")
-
-    def work(comm: Any) -> list[int]:
-        with pytest.raises(InvalidArgumentError, match="no root tensor"):
-            comm.broadcast(np.ones(1), torch.tensor([True]))
-        with pytest.raises(InvalidArgumentError, match="no root tensor"):
-            comm.broadcast(np.ones(1), torch.tensor(0.0))
-        with pytest.raises(InvalidArgumentError, match="no root"):
-            comm.broadcast(np.ones(1), torch.tensor(0, device="meta"))
-        found: list[int] = comm.broadcast(np.full(2, comm.rank), torch.tensor(1)).tolist()
-        return found
-
-    assert rd.run(work, 2, "threads") == [[1, 1]] * 2
 
 
 def test_numpy_ranks_reach_the_right_rank(ranks: Any) -> None:

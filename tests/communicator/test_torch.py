@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import roundelay as rd
 from roundelay.errors import InvalidArgumentError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -137,3 +138,17 @@ def test_the_arena_serves_tensors(ranks: Any) -> None:
         assert x.unique().tolist() == [6.0]
 
     ranks(3, work)
+
+
+def test_tensors_of_one_integer_are_indices_too() -> None:
+    def work(comm: Any) -> list[int]:
+        with pytest.raises(InvalidArgumentError, match="no root tensor"):
+            comm.broadcast(np.ones(1), torch.tensor([True]))
+        with pytest.raises(InvalidArgumentError, match="no root tensor"):
+            comm.broadcast(np.ones(1), torch.tensor(0.0))
+        with pytest.raises(InvalidArgumentError, match="no root"):
+            comm.broadcast(np.ones(1), torch.tensor(0, device="meta"))
+        found: list[int] = comm.broadcast(np.full(2, comm.rank), torch.tensor(1)).tolist()
+        return found
+
+    assert rd.run(work, 2, "threads") == [[1, 1]] * 2
