@@ -292,12 +292,19 @@ void Group::compare(int rank, std::uint64_t number, std::uint32_t hash) {
 void Group::differ(int rank, std::uint64_t number) {
     const Record before = areas_[rank].record(number - 1), mine = mine_->record(number - 1);
     if (before.call == number - 1 && mine.call == number - 1 && before.hash != mine.hash) --number;
-    const Record theirs = areas_[rank].record(number);
-    // A script that ends while others need it may have been ended: that is a loss, to those others.
-    const bool left = theirs.call == number && theirs.collective == ending &&
-                      Ending(theirs.root) == Ending::script && !ended_;
-    world_->fail(left ? Trouble::lost : Trouble::mismatch, world_rank(rank), world_rank(rank_), at_,
-                 number, left ? "left" : "");
+    // A script that ends while others need it may have been ended: that is a loss, to those others,
+    // whichever of the two sees it first.
+    const auto left = [&](int one, int other) {
+        const Record last = areas_[one].record(number), wanted = areas_[other].record(number);
+        return last.call == number && last.collective == ending && Ending(last.root) == Ending::script &&
+               wanted.call == number && wanted.collective != ending;
+    };
+    if (left(rank_, rank))
+        world_->fail(Trouble::lost, world_rank(rank_), world_rank(rank), at_, number, "left");
+    else if (left(rank, rank_))
+        world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, number, "left");
+    else
+        world_->fail(Trouble::mismatch, world_rank(rank), world_rank(rank_), at_, number, "");
     throw Broken{};
 }
 

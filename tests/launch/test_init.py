@@ -90,9 +90,12 @@ raise ValueError("x")
         assert (code, stdout) == (1, "mine: x\n")
 
 
-def test_a_rank_that_says_goodbye_is_missed_by_name(start: Start) -> None:
-    program = """
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_says_goodbye_is_missed_by_name(start: Start, late: int) -> None:
+    program = f"""
+import time
 comm = rd.init()
+time.sleep(0.5 * (comm.rank == {late}))
 if comm.rank == 0:
     comm.barrier()
 """
