@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server import ParameterServer
     from roundelay.training.strategies.zero import Zero
     from roundelay.training.unprepare import unprepare
+    from roundelay.training.whole import whole
 
 __all__ = [
     "ANY",
@@ -56,6 +57,7 @@ __all__ = [
     "staleness",
     "unprepare",
     "verify",
+    "whole",
     "whole_tensors",
 ]
 
@@ -90,6 +92,7 @@ _WHERE = {
     "staleness": "training.staleness",
     "unprepare": "training.unprepare",
     "verify": "launch.verify",
+    "whole": "training.whole",
     "whole_tensors": "training.state",
 }
 

@@ -116,6 +116,21 @@ class Serving(Sharing):
                     for index in edited
                 ])  # fmt: skip
 
+    def open(self, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ARG002 - all come at once
+        """Have what the servers have, where they update."""
+        if self.options.server_updates:
+            self.take_edits()
+            self.rest()
+            self.setup.comm.barrier()
+            self.pull()
+            self.setup.comm.barrier()  # or somebody's next gradient would come before a late pull
+
+    def shut(self, tensors: Sequence[torch.Tensor], *, keep: bool, written: bool) -> None:
+        """Bring the servers what was written before anybody's next gradient comes."""
+        super().shut(tensors, keep=keep, written=written)
+        if self.options.server_updates:
+            self.setup.comm.barrier()
+
     def applied(self) -> list[list[int]]:
         """Ask how many gradients each server has taken of each worker, in rank order."""
         workers = self.setup.comm.size

@@ -21,7 +21,7 @@ from roundelay.training._strategy import Sharing, Strategy
 # Source lines in errors are the user's, not those of torch between him and us.
 _core.skip_package(f"{Path(torch.__file__).parent}/")
 
-__all__ = ["FIRST_UNPREPARE", "Run", "live_runs", "refuse_prepared", "run_of"]
+__all__ = ["FIRST_UNPREPARE", "Run", "live_runs", "refuse_prepared", "run_of", "run_with"]
 
 FIRST_UNPREPARE = "Take it back first: model, optimizer = rd.unprepare(model)."
 
@@ -167,6 +167,16 @@ def run_of(call: str, model: object) -> Run:
         )
     found: Run = kept.run
     return found
+
+
+def run_with(call: str, module: object) -> Run:
+    """Return the run of a prepared model, or of the one that a module is part of."""
+    if isinstance(module, torch.nn.Module):
+        own = vars(module)["_modules"].get("_orig_mod", module)
+        for run in live_runs():
+            if any(one is own for one in run.setup.model.modules()):
+                return run
+    return run_of(call, module)
 
 
 def live_runs() -> list[Run]:

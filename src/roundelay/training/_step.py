@@ -54,6 +54,7 @@ class Step:
     number: int = 0  # steps that were taken
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in
+    opened: int = 0  # how many `rd.whole` we are in
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
     # ---- of this step
@@ -114,6 +115,7 @@ class Step:
 
     def begin_pass(self) -> None:
         """Count a backward pass, and refuse one that can't be part of this step."""
+        self.check_shut("A backward pass")
         owner = self.owner
         if self.passes and owner is not None and owner.more and owner is not self.turn:
             raise InvalidArgumentError(TWO_LOADERS)
@@ -149,8 +151,17 @@ class Step:
             raise InvalidArgumentError(RESCHEDULED.format(before=changed[0], after=changed[1]))
         self.options = now
 
+    def check_shut(self, what: str) -> None:
+        """Refuse what can't be inside `rd.whole`, where the user has the parameters."""
+        if self.opened:
+            raise InvalidArgumentError(
+                f"{what} is for outside of `with rd.whole(…)`, inside of which the parameters are "
+                f"yours to read and write. Leave the block first."
+            )
+
     def check_whole(self) -> None:
-        """Refuse a step on gradients of which some are missing."""
+        """Refuse a step on gradients of which some are missing, or inside `rd.whole`."""
+        self.check_shut("optimizer.step()")
         if self.torn:
             raise InvalidArgumentError(TORN)
 

@@ -7,7 +7,7 @@ adding a file to `strategies/`: the grids of the tests, the ledger and the table
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -128,6 +128,18 @@ class Sharing(ABC):
 
     def loaded(self, index: int, values: torch.Tensor) -> None:  # noqa: B027 - likewise
         """Hear what `model.load_state_dict` brings, before it is rounded to the model's dtype."""
+
+    def open(self, tensors: Sequence[torch.Tensor]) -> None:  # noqa: B027 - likewise
+        """Have these parameters whole on every rank, and the same, until `shut`."""
+
+    def written(self, tensors: Sequence[torch.Tensor]) -> bool:  # noqa: ARG002 - likewise
+        """Tell whether the user has written into these parameters, where autograd can't see it."""
+        return False
+
+    def shut(self, tensors: Sequence[torch.Tensor], *, keep: bool, written: bool) -> None:  # noqa: ARG002
+        """Take what was written into these parameters, the same on every rank, if it is kept."""
+        if keep:
+            self.take_edits()
 
     @abstractmethod
     def forget(self) -> None:

@@ -23,9 +23,9 @@ ALLOWED = {
 ELEMENTS = {"data", "T", "mT", "H", "mH", "real", "imag"}
 MARK = "_roundelay_away"
 DIVIDED = (
-    "is divided between the ranks under zero3 and whole only while its module runs. Look at it by "
-    "rd.full_state_dict(model), load it before rd.prepare or by rd.load, and name the module that "
-    "computes with it in rd.Zero(stage=3, units=…)."
+    "is divided between the ranks under zero3 and whole only while its module runs. Look at it and "
+    "write into it inside `with rd.whole(module)`, or look at all by rd.full_state_dict(model), "
+    "load it by rd.load, and name the module that computes with it in rd.Zero(stage=3, units=…)."
 )
 
 

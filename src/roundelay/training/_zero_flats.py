@@ -50,8 +50,8 @@ class Flat:
         shapes = [tuple(parameters[index].tensor.shape) for index in indices]
         self.layout = Layout(indices, shapes, size=comm.size)
         self.whole = torch.zeros(self.layout.padded, dtype=self.dtype, device=device)
-        own = self.whole[self.layout.own(comm.rank)]
-        self.part = own if resident else shared_tensor(comm, len(own), self.dtype, device)
+        numel = self.layout.part
+        self.part = self.own if resident else shared_tensor(comm, numel, self.dtype, device)
         self.master = self.part
         if trained and precision.mixed:
             kind = master_dtype(first.dtype)
@@ -64,6 +64,11 @@ class Flat:
             torch.nn.Parameter(self.master[one.inside], requires_grad=trained)
             for one in self.pieces
         ]
+
+    @property
+    def own(self) -> torch.Tensor:
+        """What this rank owns, in the whole row."""
+        return self.whole[self.layout.own(self.comm.rank)]
 
     @property
     def has_masters(self) -> bool:
@@ -83,7 +88,7 @@ class Flat:
             parameter.grad = None
             parameter.data = there
         if not self.resident:
-            self.part.copy_(self.whole[self.layout.own(self.comm.rank)])
+            self.part.copy_(self.own)
             self.free()
 
     def view(self, place: Place, row: torch.Tensor | None = None) -> torch.Tensor:

@@ -29,6 +29,10 @@ __all__ = ["Flight", "Traveller"]
 
 MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
 FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
+INSIDE = (
+    "rd.whole was called while the model runs, when parameters come and go. Call it before or "
+    "after model(x), not in a forward method or hook."
+)
 UNTOLD = 2  # units that stay in backward though nothing will tell when they are done with
 
 
@@ -48,6 +52,7 @@ class Traveller:
         self.missing: set[int] = set()
         self.frozen = any(not flat.trained for flat in flats)
         self.calls = 0  # whose inputs are still to get gradients
+        self.pins = 0  # blocks of `rd.whole` that we are in
 
     @property
     def name(self) -> str:
@@ -101,7 +106,9 @@ class Flight:
     def _watch(self, module: nn.Module, needs: list[Traveller], *, whole: bool) -> None:
         taken: list[tuple[bool, bool]] = []  # for each call: whether it entered, and watches
 
-        def before(_: nn.Module, args: Any, options: Any) -> None:
+        def before(own: nn.Module, args: Any, options: Any) -> None:
+            if own is not module:
+                return  # but a copy of it, which has its parameters
             if whole:
                 self._begin_forward()
                 self._depth += 1
@@ -111,7 +118,9 @@ class Flight:
                 self._enter(needs)
                 self._at_end_of_inputs(needs, (args, options))
 
-        def after(_: nn.Module, __: Any, ___: Any, result: Any) -> None:
+        def after(own: nn.Module, __: Any, ___: Any, result: Any) -> None:
+            if own is not module:
+                return
             entered, watches = taken.pop() if taken else (False, False)
             if watches:
                 self._saved.leave()
@@ -293,9 +302,36 @@ class Flight:
             one.missing.clear()
             self._drop(one)
 
+    # ---- staying
+
+    def pin(self, tensors: Sequence[torch.Tensor]) -> list[Traveller]:
+        """Bring the units of these parameters, to stay until `unpin`; return them."""
+        if self._depth or any(one.users for one in self._travellers):
+            raise InvalidArgumentError(INSIDE)
+        found = self.owners(tensors)
+        for one in found:
+            self._fetch(one, pinned=True)
+        for one in found:
+            self._bring(one)
+            one.pins += 1
+        return found
+
+    def owners(self, tensors: Sequence[torch.Tensor]) -> list[Traveller]:
+        """Return the units that have these parameters."""
+        wanted = {id(self._of_parameter[id(one)]) for one in tensors}
+        return [one for one in self._travellers if id(one) in wanted]
+
+    def unpin(self, pinned: Sequence[Traveller]) -> None:
+        """Let units go that nobody else wants to stay."""
+        for one in pinned:
+            one.pins -= 1
+            for flat in one.flats:
+                flat.attach()  # parameters may have been given other memory
+            self._drop(one)
+
     # ---- moving
 
-    def _fetch(self, one: Traveller | None) -> None:
+    def _fetch(self, one: Traveller | None, *, pinned: bool = False) -> None:
         """Begin to gather a unit."""
         if one is None or one.here or one.handles is not None:
             return
@@ -303,6 +339,7 @@ class Flight:
         self.peak = max(self.peak, self.in_flight)
         one.handles = []
         label = 1 + self._travellers.index(one)  # two units may look alike
+        label += pinned * len(self._travellers)
         for flat in one.flats:
             mine, whole = flat.make_room()
             one.handles.append(self.comm.start.all_gather(mine, out=whole, axis=0, label=label))
@@ -324,14 +361,21 @@ class Flight:
                 handle.wait()
         except CollectiveMismatch as error:
             labels = sorted({int(label) for label in re.findall(r"label=(\d+)", str(error))})
-            names = [f"{label} is {self._travellers[label - 1].name}" for label in labels]
+            names = [f"{label} is {self._called(label)}" for label in labels]
             raise CollectiveMismatch(
                 f"{error}\nUnder zero3 all ranks must call the same units in the same order; of "
                 f"the labels, {', '.join(names)}. Call every unit on every rank, or use "
                 f"strategy='zero2'."
             ) from None
 
+    def _called(self, label: int) -> str:
+        """Return what a call with this label was for."""
+        pinned, number = divmod(label - 1, len(self._travellers))
+        return f"{self._travellers[number].name}{' in rd.whole' if pinned else ''}"
+
     def _drop(self, one: Traveller) -> None:
+        if one.pins:
+            return
         if one.handles is not None:
             self._land(one)
         elif not one.here:

@@ -10,8 +10,9 @@ import torch
 from roundelay.communicator import Communicator, Traffic
 from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._buckets import shared_tensor
+from roundelay.training._buckets import Place, shared_tensor
 from roundelay.training._checkpoint_parts import Part, Saved, restore_state, stretch
+from roundelay.training._masters import merge
 from roundelay.training._setup import Parameter, Setup
 from roundelay.training._zero_elementwise import repoint_to_pieces
 from roundelay.training._zero_flats import Flat
@@ -100,24 +101,52 @@ class Parts:
     @torch.no_grad()
     def take_edits(self) -> None:
         """Have rows and masters hold what the user has written into the parameters."""
-        for flat in self.trained:
-            if flat.resident:
-                self._take_strays(flat)
+        lent = [flat for one in self.travellers if one.pins for flat in one.flats]
+        for flat in [*(flat for flat in self.trained if flat.resident), *lent]:
+            self._take_strays(flat)
+            if not flat.resident:
+                flat.part.copy_(flat.own)
             if flat.has_masters:
-                rounded = flat.master.to(flat.part.dtype)
-                if not torch.equal(rounded, flat.part):
-                    edited = flat.part.to(flat.master.dtype)
-                    flat.master.copy_(torch.where(rounded != flat.part, edited, flat.master))
+                merge(flat.master, flat.part)
+
+    # ---- `rd.whole`
+
+    def open(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have these parameters whole until `shut`."""
+        if self.flight is not None:
+            self.flight.pin(tensors)
+
+    def written(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether the user has written into what this rank owns of these units."""
+        if self.flight is None:
+            return False  # autograd sees it by itself
+        flats = [flat for one in self.flight.owners(tensors) for flat in one.flats]
+        return any(not torch.equal(flat.own, flat.part) or any(self._strays(flat))
+                   for flat in flats)  # fmt: skip
+
+    @torch.no_grad()
+    def shut(self, tensors: Sequence[torch.Tensor], *, keep: bool, written: bool) -> None:
+        """Take what the user has written into these parameters, or let it go with their rows."""
+        flight = self.flight
+        lent = [] if flight is None else flight.owners(tensors)
+        flats = [flat for one in lent for flat in one.flats]
+        try:
+            if keep:
+                self.take_edits()
+            for flat in flats if written else ():
+                flat.touch()
+            for flat in () if keep else flats:
+                if flat.has_masters:
+                    merge(flat.master, flat.part)  # of what was loaded
+        finally:
+            if flight is not None:
+                flight.unpin(lent)
 
     def _take_strays(self, flat: Flat) -> None:
         """Take parameters back into their row that were given other memory (`p.data = …`)."""
-        begin, width = flat.whole.data_ptr(), flat.whole.itemsize
-        for place in flat.layout.places:
+        for place in self._strays(flat):
             parameter = self.parameters[place.index]
-            tensor = parameter.tensor
-            if tensor.data_ptr() == begin + place.start * width or place.numel == 0:
-                continue
-            there = flat.view(place)
+            tensor, there = parameter.tensor, flat.view(place)
             if (tensor.shape, tensor.dtype) != (there.shape, there.dtype):
                 raise InvalidArgumentError(
                     f"The parameter {parameter.name} was {there.dtype} of shape "
@@ -127,10 +156,18 @@ class Parts:
             there.copy_(tensor.detach())
             tensor.data = there
 
+    def _strays(self, flat: Flat) -> Iterator[Place]:
+        """Yield the places of parameters that lie elsewhere."""
+        begin, width = flat.whole.data_ptr(), flat.whole.itemsize
+        for place in flat.layout.places:
+            at = self.parameters[place.index].tensor.data_ptr()
+            if at != begin + place.start * width and place.numel:
+                yield place
+
     @torch.no_grad()
     def load(self, index: int, values: torch.Tensor) -> None:
         """Bring loaded values to this rank's piece of a parameter, in the optimizer's dtype."""
-        if self.flight is not None:
+        if self.flight is not None and not self._owner[index].pins:
             return  # the parameter itself refuses
         for flat, piece, stepped in self._owned():
             if piece.index == index and flat.has_masters:
@@ -159,6 +196,7 @@ class Parts:
     @torch.no_grad()
     def take_back(self, saved: Saved) -> None:
         """Read the same."""
+        self.setup.step.check_shut("What is loaded")
         for flat, piece, stepped in self._owned():
             where = self.parameters[piece.index].name, piece.start, piece.stop
             stepped.copy_(saved.values(*where))

@@ -23,6 +23,7 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, of its 
     other layers frozen, another strategy, another precision.
     """
     run = run_of("unprepare", model)
+    run.step.check_shut("unprepare")
     setup = run.setup
     optimizer: Any = setup.optimizer
     state = optimizer.state_dict()

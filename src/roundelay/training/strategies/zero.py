@@ -6,7 +6,7 @@ Every stage computes the same numbers as data parallel does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -121,6 +121,18 @@ class _Divided(Sharing):
     def loaded(self, index: int, values: torch.Tensor) -> None:
         """Bring what was loaded to this rank's piece, unrounded."""
         self.parts.load(index, values)
+
+    def open(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Gather the units of these parameters."""
+        self.parts.open(tensors)
+
+    def written(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether what this rank owns of these units was written into."""
+        return self.parts.written(tensors)
+
+    def shut(self, tensors: Sequence[torch.Tensor], *, keep: bool, written: bool) -> None:
+        """Take what was written, and let the units go."""
+        self.parts.shut(tensors, keep=keep, written=written)
 
     def before_step(self) -> None:
         """Give the optimizer this rank's part of the gradients."""
