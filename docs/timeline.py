@@ -23,7 +23,8 @@ def measure(comm: rd.Communicator, model: GPT, data: Text) -> str:
     optimizer = torch.optim.AdamW(model.parameters())
     chosen = rd.Ddp(bucket_bytes=2 << 20)
     _, optimizer = rd.prepare(model, optimizer, strategy=chosen, comm=comm)
-    for step, (tokens, targets) in enumerate(rd.loader(data, 8, comm=comm, quiet=True)):
+    batches = rd.loader(data, 8, comm=comm, drop_last=True, quiet=True)
+    for step, (tokens, targets) in enumerate(batches):
         optimizer.zero_grad()
         loss_of(model, tokens, targets).backward()  # type: ignore[no-untyped-call]
         if step == STEPS:

@@ -69,7 +69,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     strategy = in_buckets(name, options.bucket)
     _, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
-    batches = rd.loader(data, options.batch, comm=comm, model=model, quiet=True)
+    batches = rd.loader(data, options.batch, comm=comm, model=model, drop_last=True, quiet=True)
     losses, times = [], []
     for tokens, targets in batches:
         began = time.perf_counter()

@@ -54,16 +54,17 @@ def main() -> None:
     )
     data = Text(read_text(options.text), size.context)
     batches = rd.loader(
-        data, options.batch, comm=comm, model=model, micro_batch=options.micro_batch
+        data, options.batch, comm=comm, model=model, micro_batch=options.micro_batch, drop_last=True
     )
     losses: list[float] = []
     if options.resume is not None:
         before = rd.load(options.resume, model, optimizer).extra
-        batches.epoch, batches.done, losses = before["epoch"], before["done"], before["losses"]
+        losses = before["losses"]
+        batches.load_state_dict(before["batches"])
     train(model, optimizer, batches, comm, options, losses)
     if options.save is not None:
-        place = {"epoch": batches.epoch, "done": batches.done, "losses": losses}
-        rd.save(options.save, model, optimizer, extra=place)
+        extra = {"batches": batches.state_dict(), "losses": losses}
+        rd.save(options.save, model, optimizer, extra=extra)
     book = rd.ledger(model)
     optimizer.zero_grad()
     state = rd.full_state_dict(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -22,27 +23,6 @@ class Numbers(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
 
     def __getitem__(self, row: int) -> Any:
         return torch.tensor([float(row), 1.0], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize(("rows", "batch"), [(24, 12), (50, 12), (100, 24)])
-def test_every_row_of_whole_batches_comes_once_and_batches_are_the_same(
-    size: int, rows: int, batch: int
-) -> None:
-    def be_rank(comm: Any) -> list[list[list[float]]]:
-        loader = rd.loader(Numbers(rows), batch, comm=comm, quiet=True)
-        return [[one[:, 0].tolist() for one in loader] for _ in range(2)]
-
-    ranks = rd.run(be_rank, size, "threads")
-    alone = rd.run(be_rank, 1, "threads")[0]
-    for epoch in range(2):
-        merged = [
-            [row for rank in ranks for row in rank[epoch][step]] for step in range(rows // batch)
-        ]
-        assert merged == alone[epoch]
-        flat = [row for step in merged for row in step]
-        assert len(flat) == len(set(flat)) == rows // batch * batch
-    assert alone[0] != alone[1]  # another order every epoch
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 1), (2, 3)])
@@ -105,12 +85,67 @@ def test_micro_batches_change_nothing(size: int, micro: int | None) -> None:
         np.testing.assert_allclose(weight, model.weight.detach().numpy(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "ps"])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_every_row_weighs_the_same_however_a_batch_is_divided(strategy: str, batch: int) -> None:
+    """Batches that no number of ranks divides, ranks and micro-batches without rows."""
+    rows = torch.arange(44.0, dtype=torch.float64).reshape(11, 4).sin()
+    labels = torch.arange(11) % 3
+    data = torch.utils.data.TensorDataset(rows, labels)
+    start = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+    def train(comm: Any, strategy: str, micro: int | None) -> tuple[Any, int]:
+        model = copy.deepcopy(start).double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+        batches = rd.loader(data, batch, comm=comm, model=model, micro_batch=micro, quiet=True)
+        for x, y in batches:
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state = rd.full_state_dict(model)
+        return torch.cat([one.flatten() for one in state.values()]).numpy(), optimizer.run.steps
+
+    due, steps = rd.run(train, 1, "threads", ("ddp", None))[0]
+    assert steps == -(-11 // batch)
+    for size in (1, 2, 3):
+        for micro in (None, 2, 1):
+            for found, count in rd.run(train, size, "threads", (strategy, micro)):
+                assert count == steps
+                np.testing.assert_allclose(found, due, rtol=1e-12, atol=1e-13)
+
+
+def test_only_backward_passes_weigh() -> None:
+    """What `torch.autograd.grad` and `rd.backward` give is left alone."""
+
+    def be_rank(comm: Any) -> None:
+        model = torch.nn.Linear(2, 1, bias=False).double()
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, optimizer = rd.prepare(model, optimizer, comm=comm)
+        for rows in rd.loader(Numbers(3), 3, comm=comm, shuffle=False, quiet=True):
+            mean = model(rows).mean()
+            (own,) = torch.autograd.grad(mean, [model.weight], retain_graph=True)
+            np.testing.assert_allclose(own[0].numpy(), rows.mean(0).numpy(), rtol=1e-12)
+            mean.backward()
+            np.testing.assert_allclose(model.weight.grad[0].numpy(), [1.0, 1.0], rtol=1e-12)
+            optimizer.zero_grad()
+            rd.backward(model(rows).sum(), weight=len(rows))
+            np.testing.assert_allclose(model.weight.grad[0].numpy(), [1.0, 1.0], rtol=1e-12)
+            optimizer.zero_grad()
+        model(rows).mean().backward()  # after the loop nothing weighs
+        due = (np.array([0.5, 1.0]) + np.array([2.0, 1.0])) / 2
+        np.testing.assert_allclose(model.weight.grad[0].numpy(), due, rtol=1e-12)
+
+    rd.run(be_rank, 2, "threads")
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"batch_size": 5}, "multiple of 2"),
-        ({"batch_size": 0}, "multiple of 2"),
-        ({"batch_size": 400}, "fewer than one batch"),
+        ({"batch_size": 0}, "whole number from 1"),
+        ({}, "batch_size"),
+        ({"batch_size": 400, "drop_last": True}, "fewer than one batch"),
         ({"batch_size": 4, "micro_batch": 0}, "micro_batch"),
         ({"batch_size": 4, "micro_batch": 1}, "model="),
     ],
@@ -125,13 +160,19 @@ def test_what_can_not_be_shared_is_named(options: dict[str, Any], word: str) -> 
         assert word in told
 
 
-def test_the_arithmetic_is_printed_once(capsys: Any) -> None:
-    rd.run(lambda comm: len(rd.loader(Numbers(50), 12, comm=comm)), 2, "threads")
-    told = capsys.readouterr().err
-    assert told == (
-        "roundelay: batch of 12 = 2 ranks x 1 micro-batches x 6 rows; the last 2 of 50 rows are "
-        "left out\n"
+@pytest.mark.parametrize(
+    ("batch", "drop", "told"),
+    [
+        (12, False, "12 = 2 ranks x 1 micro-batches x 6 rows; the last batch has 2"),
+        (12, True, "12 = 2 ranks x 1 micro-batches x 6 rows; the last 2 of 50 rows are left out"),
+        (5, False, "5 = 2 ranks x 1 micro-batches x at most 3 rows"),
+    ],
+)
+def test_the_arithmetic_is_printed_once(capsys: Any, batch: int, drop: bool, told: str) -> None:  # noqa: FBT001
+    rd.run(
+        lambda comm: rd.loader(Numbers(50), batch, comm=comm, drop_last=drop).epoch, 2, "threads"
     )
+    assert capsys.readouterr().err == f"roundelay: batch of {told}\n"
 
 
 # ---- loops that are left

@@ -17,6 +17,7 @@ from roundelay.training._arrivals import Arrivals
 from roundelay.training._setup import Setup
 from roundelay.training._step import Turn
 from roundelay.training._strategy import Sharing, Strategy
+from roundelay.training._weighed import weighed
 
 # Source lines in errors are the user's, not those of torch between him and us.
 _core.skip_package(f"{Path(torch.__file__).parent}/")
@@ -38,6 +39,7 @@ class Run:
         #: The steps, and what the ranks had exchanged, when counting began.
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.sharing.traffic()
         self._trained = {id(one.tensor) for one in setup.parameters}
+        self._weighing: list[Any] = []  # hooks
         #: On the model itself, beside those of the strategy.
         self.hooks: list[Any] = []
         if setup.precision.mixed:
@@ -68,7 +70,7 @@ class Run:
     def close(self) -> None:
         """Leave the model: no hook is left on it."""
         self.arrivals.remove()
-        for hook in self.hooks:
+        for hook in (*self.hooks, *self._weighing):
             hook.remove()
         self.sharing.close()
         vars(self.setup.model).pop(_KEPT, None)
@@ -89,12 +91,31 @@ class Run:
         if self.step.parts > 1 and not self.step.weighed:
             self.sharing.scale_grads(1 / self.step.parts)
 
+    def take_turn(self, turn: Turn) -> None:
+        """Hear of a loader's next micro-batch, if its gradients need anything done to them."""
+        others = [one for one in self.step.turns if one is not turn]
+        matters = turn.parts > 1 or turn.factor != 1
+        self.step.turns = [*others, turn] if matters else others
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Have gradients multiplied where that is due; hooks on parameters are there only then."""
+        due = self.step.turn is not None and self.step.turn.factor != 1
+        if due and not self._weighing:
+            step = self.step
+            self._weighing = [weighed(one.tensor, step) for one in self.setup.parameters]
+        elif not due:
+            for hook in self._weighing:
+                hook.remove()
+            self._weighing = []
+
     def leave(self, turn: Turn) -> None:
         """End a loop over a loader; gradients of a batch that it has begun and not ended go."""
         self.step.turns = [one for one in self.step.turns if one is not turn]
         if turn.more and self.step.owner is turn:
             self.arrivals.forget()
         turn.more = False
+        self._weigh()
 
     def may_step(self) -> bool:
         """Tell whether the gradients are fit for a step; where the loss is scaled, all agree."""

@@ -39,8 +39,9 @@ RESCHEDULED = (
 class Turn:
     """One pass of a loader over its data: how its batches are cut, and whether one is complete."""
 
-    parts: int
+    parts: int = 1
     more: bool = False  # whether micro-batches of the batch at hand are to come
+    factor: float = 1.0  # of gradients, where micro-batches or ranks have more rows than others
 
 
 @dataclass(slots=True)
@@ -98,6 +99,7 @@ class Step:
             self.waiting > 0
             and self.owner is not None
             and self.owner is self.turn
+            and self.owner.parts > 1
             and not self.torn
         )
 
@@ -105,6 +107,11 @@ class Step:
     def parts(self) -> int:
         """How many micro-batches the batch at hand has."""
         return 1 if self.turn is None else self.turn.parts
+
+    @property
+    def factor(self) -> float:
+        """What gradients of a mean over this rank's rows are multiplied with, to count exactly."""
+        return 1.0 if self.turn is None or self.offered is not None else self.turn.factor
 
     @property
     def accumulating(self) -> bool:

@@ -3,174 +3,174 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 
-from roundelay.arguments import whole
+from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.training._batches import Drawn, Order, Plan, Stream
+from roundelay.training._loader import Loader
 from roundelay.training._run import Run, run_of
-from roundelay.training._step import Turn
 
 __all__ = ["Loader", "loader"]
 
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How a global batch becomes micro-batches of one rank."""
-
-    batch_size: int
-    size: int
-    micro_batch: int
-    accumulation: int
-
-    def __str__(self) -> str:
-        return (
-            f"batch of {self.batch_size} = {self.size} ranks x {self.accumulation} micro-batches x "
-            f"{self.micro_batch} rows"
-        )
-
-
-class Loader:
-    """Yields this rank's micro-batches, epoch after epoch in another order; `len` counts them."""
-
-    def __init__(
-        self, data: Dataset[Any], plan: _Plan, comm: Communicator, run: Run | None, **options: Any
-    ) -> None:
-        self.plan, self._comm, self._run = plan, comm, run
-        self._shuffle, self._seed = options.pop("shuffle"), options.pop("seed")
-        self._rows = len(data)  # type: ignore[arg-type]
-        self._epoch = self._done = 0
-        self._left = False  # whether a loop over this epoch has begun, and not come to its end
-        #: Of the micro-batch at hand: whether it begins a batch, and whether it ends one.
-        self.first_of_step = self.last_of_step = True
-        self._inner = DataLoader(data, batch_sampler=_Sampler(self), **options)
-
-    def __len__(self) -> int:
-        """Return the micro-batches of one epoch."""
-        return self._rows // self.plan.batch_size * self.plan.accumulation
-
-    def indices(self) -> Iterator[list[int]]:
-        """Yield the rows of this rank's micro-batches, the same order of the epoch on all ranks."""
-        plan = self.plan
-        order = torch.arange(self._rows)
-        if self._shuffle:
-            generator = torch.Generator().manual_seed(self._seed + self.epoch)
-            order = torch.randperm(self._rows, generator=generator)
-        share = plan.micro_batch * plan.accumulation
-        begin = self.done * plan.batch_size
-        for start in range(begin, self._rows - plan.batch_size + 1, plan.batch_size):
-            first = start + self._comm.rank * share
-            for at in range(first, first + share, plan.micro_batch):
-                yield order[at : at + plan.micro_batch].tolist()
-
-    def __iter__(self) -> Iterator[Any]:
-        """Go through the dataset once; steps happen after the last micro-batch of each batch.
-
-        A loop that was left early is over: the next one begins another epoch. A batch that was
-        left in the middle is given up, and its gradients are forgotten.
-        """
-        if self._left:
-            self.epoch, self.done = self._epoch + 1, 0
-        self._left = True
-        turn = Turn(self.plan.accumulation)
-        step = None if self._run is None else self._run.step
-        try:
-            for number, batch in enumerate(self._inner):
-                self.first_of_step = number % turn.parts == 0
-                self.last_of_step = (number + 1) % turn.parts == 0
-                self._done += self.last_of_step
-                turn.more = not self.last_of_step
-                if step is not None and turn.parts > 1:
-                    step.turns = [*(one for one in step.turns if one is not turn), turn]
-                yield batch
-        finally:
-            if self._run is not None:
-                self._run.leave(turn)
-        self.epoch, self.done = self._epoch + 1, 0
-
-    @property
-    def epoch(self) -> int:
-        """Which pass over the data this is, from 0; set it, and `done`, to go on from there."""
-        return self._epoch
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch, self._left = epoch, False
-
-    @property
-    def done(self) -> int:
-        """Whole batches of this epoch that were handed out."""
-        return self._done
-
-    @done.setter
-    def done(self, done: int) -> None:
-        self._done, self._left = done, False
-
-
-class _Sampler:
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._loader.indices()
-
-    def __len__(self) -> int:
-        return len(self._loader)
+Made = tuple[Plan, dict[str, Any]]
 
 
 def loader(
     dataset: Dataset[Any],
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     comm: Communicator,
     model: torch.nn.Module | None = None,
     micro_batch: int | None = None,
-    shuffle: bool = True,
+    shuffle: bool | None = None,
     seed: int = 0,
+    sampler: Any = None,  # Any: torch's samplers, or whatever gives indices
+    batch_sampler: Any = None,
+    drop_last: bool = False,
     quiet: bool = False,
     **options: Any,
 ) -> Loader:
     """Return this rank's share of the dataset, in micro-batches of a global batch.
 
     `batch_size` is that of all ranks together: the result of training does not depend on their
-    number. With `micro_batch` rows at most at a time, a batch takes several backward passes; then
-    pass the prepared `model`, and its `optimizer.step()` and `zero_grad()` act only after the last.
-    Rows that fill no whole batch are left out of an epoch. More options are DataLoader's.
+    number. Where a batch can't be divided evenly, every row weighs the same nevertheless, if losses
+    are means over rows. With `micro_batch` rows at most at a time, a batch takes several backward
+    passes; then pass the prepared `model`, and its `optimizer.step()` and `zero_grad()` act only
+    after the last. Rows are shuffled, unless they are a stream or there is a sampler, which then
+    says the order of all ranks. More options are DataLoader's. Every rank calls it.
     """
     run = None if model is None else run_of("loader", model)
     group = comm if run is None else run.comm
-    plan = _planned(batch_size, group.size, micro_batch)
-    if plan.accumulation > 1 and run is None:
+
+    draws = batch_sampler if sampler is None else sampler
+
+    def make() -> Made:
+        _check_sources(dataset, batch_size, draws, batch_sampler, shuffle, options)
+        plan = _planned(batch_size, group, micro_batch, run, sized=batch_sampler is None)
+        rows = _length(dataset if draws is None else draws)
+        _check_rows(rows, plan.batch_size, drop_last=drop_last)
+        ordered = draws is not None or isinstance(dataset, IterableDataset)
+        state = {
+            "batch_size": plan.batch_size, "rows": rows,
+            "shuffle": shuffle is not False and not ordered, "drop_last": bool(drop_last),
+            "seed": whole("loader: seed", seed, 0),
+        }  # fmt: skip
+        return plan, state
+
+    plan, state = _agree(group, make, options.get("num_workers", 0))
+    source: Order | Drawn | Stream
+    if draws is not None:
+        source = Drawn(draws, plan.batch_size, group)
+    elif isinstance(dataset, IterableDataset):
+        source = Stream(dataset, plan, drop_last=drop_last)
+    else:
+        source = Order(state["rows"], plan.batch_size or 1, shuffle=state["shuffle"])
+    if group.rank == 0 and not quiet:
+        sys.stderr.write(f"roundelay: {plan}{_rest(state)}\n")
+    return Loader(dataset, plan, source, run, group, state, **options)
+
+
+def _check_sources(
+    dataset: object,
+    batch_size: object,
+    draws: object,
+    batch_sampler: object,
+    shuffle: bool | None,  # noqa: FBT001 - as it was given
+    options: dict[str, Any],
+) -> None:
+    stream = isinstance(dataset, IterableDataset)
+    inner = getattr(draws, "sampler", None)
+    if not stream and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        wrong = (
+            f"takes a dataset with rows by number and a length, or an IterableDataset, not "
+            f"{shown(dataset)}"
+        )
+    elif draws is not None and (stream or shuffle):
+        wrong = "takes a sampler only where it says the order: without shuffle, and of no stream"
+    elif stream and shuffle:
+        wrong = "can't shuffle an IterableDataset, whose rows come as they come: shuffle in it"
+    elif batch_sampler is not None and (batch_size is not None or draws is not batch_sampler):
+        wrong = (
+            "takes a batch_sampler alone: it says the batches, so leave out batch_size and sampler"
+        )
+    elif isinstance(draws, DistributedSampler) or isinstance(inner, DistributedSampler):
+        wrong = (
+            "divides rows between the ranks itself, and a DistributedSampler would divide them "
+            "twice: pass shuffle=True, or the sampler that you would use on one device"
+        )
+    elif options.get("in_order") is False:
+        wrong = "can't take in_order=False: ranks would have rows of different batches in one step"
+    else:
+        return
+    raise InvalidArgumentError(f"loader {wrong}.")
+
+
+def _planned(
+    batch_size: object, group: Communicator, micro_batch: object, run: Run | None, *, sized: bool
+) -> Plan:
+    rows = whole("loader: batch_size", batch_size, 1) if sized else None
+    most = None if micro_batch is None else whole("loader: micro_batch", micro_batch, 1)
+    plan = Plan(rows, group.rank, group.size, most)
+    if most is not None and run is None and (rows is None or plan.parts(rows) > 1):
         raise InvalidArgumentError(
             f"loader: a {plan} needs the model: pass model=, which rd.prepare has returned, so "
             f"that optimizer.step() waits for the last micro-batch."
         )
-    rows = len(dataset)  # type: ignore[arg-type]
-    if rows < batch_size:
+    return plan
+
+
+def _length(rows: Any) -> int | None:  # Any: a dataset or a sampler
+    try:
+        return len(rows)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _check_rows(rows: int | None, batch_size: int | None, *, drop_last: bool) -> None:
+    if rows == 0:
+        raise InvalidArgumentError("loader: the dataset has no rows.")
+    if drop_last and batch_size is None:
+        raise InvalidArgumentError("loader: drop_last is for the batch_sampler to know.")
+    if drop_last and rows is not None and rows < (batch_size or 0):
         raise InvalidArgumentError(
             f"loader: the dataset has {rows} rows, fewer than one batch of {batch_size}."
         )
-    if group.rank == 0 and not quiet:
-        left = rows % batch_size
-        rest = f"; the last {left} of {rows} rows are left out" if left else ""
-        sys.stderr.write(f"roundelay: {plan}{rest}\n")
-    return Loader(dataset, plan, group, run, shuffle=shuffle, seed=seed, **options)
 
 
-def _planned(batch_size: int, size: int, micro_batch: int | None) -> _Plan:
-    batch_size = whole("loader: batch_size", batch_size, 0)
-    if batch_size < 1 or batch_size % size:
-        raise InvalidArgumentError(
-            f"loader: a batch of {batch_size} rows can't be shared evenly by {size} ranks; take a "
-            f"multiple of {size}."
+def _agree(comm: Communicator, make: Callable[[], Made], workers: object) -> Made:
+    """Make the plan, and see that every rank has the same; raise on all what differs or fails."""
+    made: Made | None = None
+    problem: InvalidArgumentError | None = None
+    try:
+        made = make()
+        mine = f"micro_batch={made[0].micro_batch}, num_workers={workers}, " + ", ".join(
+            f"{name}={value}" for name, value in made[1].items()
         )
-    share = batch_size // size
-    most = share if micro_batch is None else whole("loader: micro_batch", micro_batch, 1)
-    # The largest micro-batch that divides the share: all of them weigh the same.
-    fitting = next(rows for rows in range(min(most, share), 0, -1) if share % rows == 0)
-    return _Plan(batch_size, size, fitting, share // fitting)
+    except InvalidArgumentError as error:
+        problem, mine = error, str(error)
+    every: list[tuple[bool, str]] = comm.all_gather_object((problem is not None, mine))
+    if made is None or problem is not None:
+        raise problem or InvalidArgumentError("loader needs a dataset.")
+    for rank, (failed, theirs) in enumerate(every):
+        if failed or theirs != mine:
+            raise CollectiveMismatch(
+                f"loader needs the same dataset and options on every rank, and divides the rows "
+                f"itself; but they differ:\n  rank {comm.rank}: {mine}\n  rank {rank}: {theirs}"
+            )
+    return made
+
+
+def _rest(state: dict[str, Any]) -> str:
+    rows, batch_size = state["rows"], state["batch_size"]
+    left = rows % batch_size if rows and batch_size else 0
+    if not left:
+        return ""
+    if state["drop_last"]:
+        return f"; the last {left} of {rows} rows are left out"
+    return f"; the last batch has {left}"
