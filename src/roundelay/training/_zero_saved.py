@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,8 +25,7 @@ __all__ = ["SavedTensors"]
 _autograd = torch._C._autograd  # noqa: SLF001 - where torch's own saved_tensors_hooks finds them
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a saved tensor lay in its row, and how often the row's weights had changed.
 
     It must not lead to the model: Python's collector does not see through autograd's graphs.
@@ -43,7 +41,10 @@ class _Place:
 
     def tensor(self) -> torch.Tensor:
         """Return it, in the row as it is now."""
-        storage = self.flat.whole.untyped_storage()
+        row = self.flat.whole
+        if row.dtype is self.dtype:
+            return row.as_strided(self.size, self.stride, self.offset)
+        storage = row.untyped_storage()
         made = torch.empty(0, dtype=self.dtype, device=storage.device)
         return made.set_(storage, self.offset, self.size, self.stride)
 
@@ -92,14 +93,12 @@ class SavedTensors:
 
     def place_of(self, tensor: torch.Tensor) -> _Place | None:
         """Return where a tensor lies, if that is in a row."""
-        if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-            return None  # lies elsewhere, or is more than a place
         try:
             found = self._rows.get(tensor.untyped_storage().data_ptr())
         except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
             return None
-        if found is None:
-            return None
+        if found is None or tensor.is_conj() or tensor.is_neg():
+            return None  # lies elsewhere, or is more than a place
         number, flat = found
         offset = int(tensor.storage_offset())
         return _Place(
