@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
     from roundelay.reductions import Located, Op
+    from roundelay.training._checkpoint_keep import latest_checkpoint
     from roundelay.training.checkpoint import load, save
+    from roundelay.training.export import export
     from roundelay.training.ledger import Ledger, ledger
     from roundelay.training.loader import Loader, loader
     from roundelay.training.materialize import materialize, materialize_later
     from roundelay.training.precision import Precision
     from roundelay.training.prepare import prepare
+    from roundelay.training.read_checkpoint import read_checkpoint
     from roundelay.training.staleness import Staleness, staleness
     from roundelay.training.state import full_state_dict, whole_tensors
     from roundelay.training.steps import accumulate, backward
@@ -44,14 +47,17 @@ __all__ = [
     "__version__",
     "accumulate",
     "backward",
+    "export",
     "full_state_dict",
     "init",
+    "latest_checkpoint",
     "ledger",
     "load",
     "loader",
     "materialize",
     "materialize_later",
     "prepare",
+    "read_checkpoint",
     "run",
     "save",
     "staleness",
@@ -79,14 +85,17 @@ _WHERE = {
     "Zero": "training.strategies.zero",
     "accumulate": "training",
     "backward": "training",
+    "export": "training.export",
     "full_state_dict": "training",
     "init": "launch",
+    "latest_checkpoint": "training._checkpoint_keep",
     "ledger": "training",
     "load": "training.checkpoint",
     "loader": "training",
     "materialize": "training.materialize",
     "materialize_later": "training.materialize",
     "prepare": "training",
+    "read_checkpoint": "training.read_checkpoint",
     "run": "launch",
     "save": "training.checkpoint",
     "staleness": "training.staleness",

@@ -229,12 +229,9 @@ class CheckpointMismatch(CheckpointError, InvalidArgumentError):  # noqa: N818 -
 
     def __init__(self, path: object, differences: Sequence[str]) -> None:
         self.differences = list(differences)
-        most = 20
-        more = len(self.differences) - most
-        shown = [*self.differences[:most], *([f"… and {more} more"] if more > 0 else [])]
         super().__init__(
-            "\n  ".join([f"The checkpoint {path} is not one of this model:", *shown])
-            + "\nNothing was loaded."
+            "\n  ".join([f"The checkpoint {path} is not one of this model:", *self.differences])
+            + "\nNothing was loaded. rd.load(…, strict=False) loads what fits."
         )
 
 

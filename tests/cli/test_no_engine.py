@@ -80,7 +80,8 @@ def test_help_names_every_command_all_the_same() -> None:
 
 @pytest.mark.parametrize("name", sorted({*COMMANDS.names()} - {*LOOKING, "doctor"}))
 def test_every_command_that_needs_ranks_says_why_not(name: str) -> None:
-    words = {"run": ["-n", "2", __file__], "verify": [f"{__file__}:job"]}.get(name, [])
+    words = {"run": ["-n", "2", __file__], "verify": [f"{__file__}:job"],
+             "export": ["checkpoint", "model.safetensors"]}.get(name, [])  # fmt: skip
     done = run(name, *words)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: Ranks run on Roundelay's native core"), done.stderr

@@ -11,7 +11,7 @@ from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.engines._end import End
 from roundelay.engines._mpi_library import load_mpi
-from roundelay.errors import CommunicationError, InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.launch.ends import check_engine, end_for
 from roundelay.launch.environment import found_place, found_timeout
 from roundelay.launch.local import check_timeout
@@ -52,7 +52,7 @@ class _Started:
             return
         try:
             self.comm.end("script", together=True)
-        except CommunicationError as error:
+        except RoundelayError as error:
             self._show(type(error), error, error.__traceback__)
             _core.fail_at_exit()
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from roundelay.errors import CheckpointError
-from roundelay.training._checkpoint_format import FOLDER, MANIFEST, File
+from roundelay.training._checkpoint_format import FOLDER, MANIFEST, REMOVED, File
 
 __all__ = ["Disk", "check_file", "clear", "make_folder", "put_in_place", "write_tensors"]
 
@@ -75,25 +76,35 @@ def make_folder(disk: Disk, path: Path) -> str:
     return name
 
 
-def write_tensors(disk: Disk, path: Path, tensors: Mapping[str, torch.Tensor]) -> File:
-    """Write flat tensors as one safetensors file, and return what it should be found as.
+def write_tensors(
+    disk: Disk,
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    kinds: Mapping[str, tuple[torch.dtype, Sequence[int]]] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> File:
+    """Write tensors as one safetensors file, and return what it should be found as.
 
     One tensor after the other goes over the processor's memory, so a device's are never all there.
+    `kinds` says dtypes and shapes where tensors are made only when they are asked for.
     """
+    kinds = kinds or {key: (one.dtype, one.shape) for key, one in tensors.items()}
     # Wide elements first: so all lie at multiples of their size.
-    keys = sorted(tensors, key=lambda key: (-tensors[key].itemsize, key))
-    header: dict[str, Any] = {}
+    keys = sorted(kinds, key=lambda key: (-kinds[key][0].itemsize, key))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for key in keys:
-        tensor = tensors[key]
-        if tensor.dtype not in NAMES:
-            raise CheckpointError(f"{key} is of {tensor.dtype}, which safetensors has no name for.")
+        dtype, shape = kinds[key]
+        if dtype not in NAMES:
+            raise CheckpointError(f"{key} is of {dtype}, which safetensors has no name for.")
+        nbytes = math.prod(shape) * dtype.itemsize
         header[key] = {
-            "dtype": NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + tensor.nbytes],
+            "dtype": NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [at, at + nbytes],
         }
-        at += tensor.nbytes
+        at += nbytes
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     checksum, nbytes = hashlib.sha256(), 8 + len(text) + at
@@ -103,9 +114,9 @@ def write_tensors(disk: Disk, path: Path, tensors: Mapping[str, torch.Tensor]) -
             checksum.update(data)
             disk.write(file, data)
         for key in keys:
-            pieces = torch.split(tensors[key], AT_ONCE // tensors[key].itemsize)
-            for piece in pieces:
-                elements = piece.detach().contiguous().cpu().view(torch.uint8).numpy().data
+            flat = tensors[key].detach().reshape(-1)
+            for piece in torch.split(flat, AT_ONCE // flat.itemsize):
+                elements = piece.contiguous().cpu().view(torch.uint8).numpy().data
                 checksum.update(elements)
                 disk.write(file, elements)
         disk.sync(file.fileno())
@@ -151,11 +162,13 @@ def put_in_place(disk: Disk, path: Path, folder: str, text: bytes) -> None:
 
 def clear(disk: Disk, path: Path, *, keep: str | None) -> None:
     """Remove what saves that were replaced, or did not finish, have left; never anything else."""
-    for found in sorted(path.iterdir()):
+    leftover = re.compile(re.escape(MANIFEST) + r"\.parts-[0-9a-f]{16}|" + re.escape(REMOVED))
+    # Last what says that a checkpoint is being removed.
+    for found in sorted(path.iterdir(), key=lambda one: (one.name == REMOVED, one.name)):
         old = FOLDER.fullmatch(found.name) and found.is_dir() and not found.is_symlink()
         if old and found.name != keep:
             disk.did("remove")
             shutil.rmtree(found, ignore_errors=True)
-        elif re.fullmatch(re.escape(MANIFEST) + r"\.parts-[0-9a-f]{16}", found.name):
+        elif leftover.fullmatch(found.name):
             disk.did("remove")
             found.unlink(missing_ok=True)

@@ -11,9 +11,21 @@ import msgspec
 
 from roundelay.errors import CheckpointError
 
-__all__ = ["MANIFEST", "Entry", "File", "Group", "Manifest", "Where", "decode", "encode"]
+__all__ = [
+    "MANIFEST",
+    "REMOVED",
+    "Entry",
+    "File",
+    "Group",
+    "Manifest",
+    "Optimizer",
+    "Where",
+    "decode",
+    "encode",
+]
 
 MANIFEST = "checkpoint.json"
+REMOVED = f"{MANIFEST}.removed"  # what it is called while its checkpoint is being removed
 FORMAT = "roundelay checkpoint 1"
 FOLDER = re.compile(r"parts-[0-9a-f]{16}")
 FILE = re.compile(r"rank-[0-9]{5,9}\.safetensors")
@@ -55,6 +67,13 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Any]
 
 
+class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One optimizer: its class, and its groups. Its state is with the parameters."""
+
+    kind: str
+    groups: list[Group]
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything about a checkpoint but its tensors; values as `_checkpoint_values` packs them."""
 
@@ -62,8 +81,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str  # of this very text, with nothing between these quotes
     ranks: int
     strategy: str
-    optimizer: str
     steps: int
+    saved: float  # when, in seconds since 1970
     folder: str
     files: list[File]
     parameters: dict[str, Entry]
@@ -71,10 +90,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buffers: dict[str, Entry]
     elements: dict[str, dict[str, Entry]]  # optimizer state, by parameter
     whole: dict[str, dict[str, Any]]
-    groups: list[Group]
+    optimizers: list[Optimizer]  # in the order of prepare; none where only weights were saved
     modules: dict[str, Any]  # what get_extra_state() gave
     tensors: dict[str, Entry]  # that packed values speak of
-    random: list[Any]  # by rank
+    random: list[Any]  # by rank; none where only weights were saved
     scaler: dict[str, float] | None
     scheduler: Any
     extra: Any
@@ -130,5 +149,9 @@ def _check(manifest: Manifest, path: object) -> None:
 
 
 def new(**fields: Any) -> Manifest:  # Any: the fields of a manifest
-    """Return a manifest of the present format."""
-    return Manifest(format=FORMAT, sha256="", **fields)
+    """Return a manifest of the present format, which names no files so far."""
+    nothing: dict[str, Any] = {
+        "folder": "", "files": [], "elements": {}, "whole": {}, "tensors": {}, "random": [],
+        "modules": {}, "scheduler": None, "extra": None,
+    }  # fmt: skip
+    return Manifest(format=FORMAT, sha256="", **{**nothing, **fields})

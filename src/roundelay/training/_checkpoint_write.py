@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,29 @@ import torch
 
 from roundelay.training import _checkpoint_format as form
 from roundelay.training._checkpoint_files import Disk, write_tensors
-from roundelay.training._checkpoint_format import Entry, File, Group, Manifest, Where
+from roundelay.training._checkpoint_format import (
+    Entry,
+    File,
+    Group,
+    Manifest,
+    Optimizer,
+    Where,
+)
 from roundelay.training._checkpoint_random import random_state
 from roundelay.training._checkpoint_values import pack
 from roundelay.training._run import Run
 
-__all__ = ["Sheet", "buffers_of", "gather_up", "modules_with_extra", "write_rank"]
+__all__ = [
+    "Sheet",
+    "aliases_of",
+    "buffers_of",
+    "gather_up",
+    "modules_with_extra",
+    "optimizer_word",
+    "outline",
+    "take_down",
+    "write_down",
+]
 
 
 class Sheet(msgspec.Struct):
@@ -34,8 +52,13 @@ class Sheet(msgspec.Struct):
 _read = msgspec.json.Decoder(Sheet).decode
 
 
-def write_rank(run: Run, disk: Disk, folder: Path, say: dict[str, Any]) -> bytes:
-    """Write this rank's file; return its account, for the first rank. `say` is what all share."""
+def take_down(
+    run: Run, say: Mapping[str, Any], *, weights_only: bool, copy: bool
+) -> tuple[Sheet, dict[str, torch.Tensor]]:
+    """Return what this rank writes, and its account of it. `say` is what the first says for all.
+
+    A copy is for who goes on training before it is written.
+    """
     sheet, tensors = Sheet(), dict[str, torch.Tensor]()
     rank = run.comm.rank
 
@@ -48,6 +71,8 @@ def write_rank(run: Run, disk: Disk, folder: Path, say: dict[str, Any]) -> bytes
     for part in run.sharing.to_save():
         sheet.stretches.setdefault(part.name, []).append((part.start, part.stop))
         tensors[f"parameter/{part.name}@{part.start}"] = part.values
+        if weights_only:
+            continue
         sheet.elements[part.name] = list(part.elements)
         for key, values in part.elements.items():
             tensors[f"state.{key}/{part.name}@{part.start}"] = values
@@ -56,20 +81,66 @@ def write_rank(run: Run, disk: Disk, folder: Path, say: dict[str, Any]) -> bytes
                 key: pack(value, put, f"the optimizer's {key} of {part.name}")
                 for key, value in part.whole.items()
             }
-    sheet.random = pack(random_state(), put, "the state of random numbers")
+    if not weights_only:
+        sheet.random = pack(random_state(), put, "the state of random numbers")
     if rank == 0:
         for name, buffer in buffers_of(run.setup.model):
             tensors[f"buffer/{name}@0"] = buffer.detach().reshape(-1)
         sheet.more = {key: pack(value, put, key) for key, value in say.items()}
+    return sheet, _copies(tensors) if copy else tensors
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies where the tensors lie; on the host, if their device has no room for more."""
+    made = {}
+    for key, tensor in tensors.items():
+        try:
+            made[key] = tensor.detach().clone()
+        except torch.OutOfMemoryError:
+            made[key] = tensor.detach().cpu()
+    return made
+
+
+def write_down(
+    disk: Disk, folder: Path, rank: int, sheet: Sheet, tensors: Mapping[str, torch.Tensor]
+) -> bytes:
+    """Write this rank's file; return its account, for the first rank."""
     sheet.file = write_tensors(disk, folder / f"rank-{rank:05}.safetensors", tensors)
     return msgspec.json.encode(sheet)
 
 
-def gather_up(run: Run, folder: str, accounts: Sequence[bytes]) -> Manifest:
-    """Make one manifest of what all ranks have written."""
+def outline(run: Run, *, weights_only: bool) -> Manifest:
+    """Return what a manifest says of the model and its training, as they are now."""
+    setup = run.setup
+    return form.new(
+        ranks=run.comm.size,
+        strategy=type(run.strategy).__name__,
+        steps=run.steps,
+        saved=time.time(),
+        parameters={
+            name: Entry(list(one.shape), []) for name, one in setup.model.named_parameters()
+        },
+        aliases=aliases_of(setup.model),
+        buffers={
+            name: Entry(list(one.shape), [Where(0, 0, one.numel())])
+            for name, one in buffers_of(setup.model)
+        },
+        optimizers=[] if weights_only else [_optimizer(run)],
+        scaler=None if weights_only or setup.scaler is None else setup.scaler.state(),
+    )
+
+
+def _optimizer(run: Run) -> Optimizer:
+    """Return the groups by the names in them; their options are the first rank's to say."""
+    names = {id(one.tensor): one.name for one in run.setup.parameters}
+    groups = [[names[id(one)] for one in group if id(one) in names] for group in run.setup.groups]
+    return Optimizer(optimizer_word(run.setup.optimizer), [Group(each, {}) for each in groups])
+
+
+def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Manifest:
+    """Complete a manifest by what all ranks have written."""
     sheets = [_read(text) for text in accounts]
-    shapes = {name: list(one.shape) for name, one in run.setup.model.named_parameters()}
-    more, setup = sheets[0].more, run.setup
+    more, shapes = sheets[0].more, {name: one.shape for name, one in outline.parameters.items()}
     where = {
         name: sorted(
             (Where(rank, start, stop) for rank, sheet in enumerate(sheets)
@@ -79,28 +150,21 @@ def gather_up(run: Run, folder: str, accounts: Sequence[bytes]) -> Manifest:
         for name in shapes
     }  # fmt: skip
     kinds = {name: kinds for sheet in sheets for name, kinds in sheet.elements.items()}
-    return form.new(
-        ranks=len(sheets),
-        strategy=type(run.strategy).__name__,
-        optimizer=optimizer_word(setup.optimizer),
-        steps=run.steps,
+    options = iter(more["groups"])
+    return msgspec.structs.replace(
+        outline,
         folder=folder,
         files=[sheet.file for sheet in sheets],
         parameters={name: Entry(shape, where[name]) for name, shape in shapes.items()},
-        aliases=aliases_of(setup.model),
-        buffers={
-            name: Entry(list(one.shape), [Where(0, 0, one.numel())])
-            for name, one in buffers_of(setup.model)
-        },
         elements={
             name: {key: Entry(shapes[name], where[name]) for key in found}
             for name, found in kinds.items()
             if found
         },
         whole={name: found for sheet in sheets for name, found in sheet.whole.items()},
-        groups=[
-            Group([one.name for one in setup.parameters if one.group == number], options)
-            for number, options in enumerate(more["groups"])
+        optimizers=[
+            Optimizer(one.kind, [Group(group.names, next(options)) for group in one.groups])
+            for one in outline.optimizers
         ],
         modules=more["modules"],
         tensors={
@@ -108,8 +172,7 @@ def gather_up(run: Run, folder: str, accounts: Sequence[bytes]) -> Manifest:
             for rank, sheet in enumerate(sheets)
             for name, shape in sheet.tensors.items()
         },
-        random=[sheet.random for sheet in sheets],
-        scaler=None if setup.scaler is None else setup.scaler.state(),
+        random=[sheet.random for sheet in sheets] if outline.optimizers else [],
         scheduler=more["scheduler"],
         extra=more["extra"],
     )

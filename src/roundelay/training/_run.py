@@ -14,6 +14,7 @@ from roundelay import _core
 from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._arrivals import Arrivals
+from roundelay.training._checkpoint_saving import Saves
 from roundelay.training._setup import Setup
 from roundelay.training._step import Turn
 from roundelay.training._strategy import Sharing, Strategy
@@ -45,6 +46,7 @@ class Run:
         if setup.precision.mixed:
             follow = self._follow_loading()
             self.hooks.append(setup.model.register_load_state_dict_pre_hook(follow))  # type: ignore[no-untyped-call]
+        self.saves = Saves(setup.comm)
         vars(setup.model)[_KEPT] = _Kept(self)
         _live.runs = [weakref.ref(one) for one in (*live_runs(), self)]
 

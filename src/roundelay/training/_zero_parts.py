@@ -190,8 +190,12 @@ class Parts:
             yield stretch(name, stepped, state.get(stepped, {}), piece.start, piece.stop)
         rank, size = self.setup.comm.rank, self.setup.comm.size
         for number, (name, tensor) in enumerate(self._undivided()):
-            if number % size == rank:
+            if number % size != rank:
+                continue
+            if tensor.numel():
                 yield stretch(name, tensor, {}, 0, tensor.numel())
+            else:  # it may be absent
+                yield Part(name, 0, 0, torch.empty(0, dtype=tensor.dtype))
 
     @torch.no_grad()
     def take_back(self, saved: Saved) -> None:
@@ -203,6 +207,8 @@ class Parts:
             if flat.trained:
                 restore_state(self.setup.optimizer, stepped, saved, *where)
         for name, tensor in self._undivided():
+            if tensor.numel() == 0:
+                continue
             tensor.copy_(saved.values(name, 0, tensor.numel()).view(tensor.shape))
 
     def _owned(self) -> Iterator[tuple[Flat, Piece, torch.nn.Parameter]]:

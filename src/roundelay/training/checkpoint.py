@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from roundelay.communicator import Communicator
-from roundelay.errors import CheckpointError, InvalidArgumentError, RoundelayError
-from roundelay.training._checkpoint_compare import compare
-from roundelay.training._checkpoint_files import Disk, check_file, make_folder, put_in_place
-from roundelay.training._checkpoint_format import MANIFEST, decode, encode
+from roundelay.errors import CheckpointMismatch, InvalidArgumentError
+from roundelay.training._checkpoint_commit import Commit
+from roundelay.training._checkpoint_compare import Differences, Rename, compare, renamed
+from roundelay.training._checkpoint_files import Disk, check_file
+from roundelay.training._checkpoint_format import MANIFEST, Manifest, decode
+from roundelay.training._checkpoint_keep import Series
+from roundelay.training._checkpoint_partial import Partial, present
 from roundelay.training._checkpoint_random import restore_random, seed_from
-from roundelay.training._checkpoint_read import Reader, need_safetensors
+from roundelay.training._checkpoint_read import Reader, manifest_text, need_safetensors
+from roundelay.training._checkpoint_saving import Saving, beside_training, together
 from roundelay.training._checkpoint_write import (
+    Sheet,
     buffers_of,
-    gather_up,
     modules_with_extra,
-    write_rank,
+    outline,
+    take_down,
 )
 from roundelay.training._run import Run, run_of
 
-__all__ = ["Loaded", "load", "save"]
+__all__ = ["Loaded", "Saving", "load", "save"]
 
 #: All that a save does to the disk goes through it.
 DISK = Disk()
@@ -34,104 +38,160 @@ DISK = Disk()
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a checkpoint says beside what it put back."""
+    """What a checkpoint says beside what it put back, and what it did not fit."""
 
     steps: int  # that were trained when it was written
     ranks: int  # that wrote it
     strategy: str
     extra: Any  # as it was given to `save`
+    #: Parameters and buffers that the checkpoint has not: they are as they were.
+    missing: tuple[str, ...] = field(default=(), repr=False)
+    #: That are only in the checkpoint.
+    unexpected: tuple[str, ...] = field(default=(), repr=False)
+    #: That have another shape in the checkpoint: they are as they were.
+    reshaped: tuple[str, ...] = field(default=(), repr=False)
+    #: All of these and others, in words.
+    differences: tuple[str, ...] = field(default=(), repr=False)
 
 
 def save(
     path: str | os.PathLike[str],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None = None,
     *,
     scheduler: Any = None,  # Any: whatever has state_dict and load_state_dict
     extra: Any = None,
-) -> None:
+    keep: int | None = None,
+    wait: bool = True,
+) -> Saving:
     """Write a prepared model and all that its training needs to go on. Every rank calls it.
 
     `path` is a folder that all ranks reach. Each rank writes its share. What was there before stays
     whole until the new one is complete on the disk. `extra` is the first rank's: numbers, strings,
-    lists, dicts, arrays and tensors. Gradients are not kept: save between steps.
+    lists, dicts, arrays and tensors. Gradients are not kept: save between steps. Without an
+    optimizer, weights only are saved.
+
+    With `wait=False` each rank copies its share and goes on; a thread writes the copy. What goes
+    wrong there is raised on all ranks by `wait()` of what this returns, by the next save or load,
+    or when the communicator closes. A script that ends waits for it.
+
+    With `keep=3`, and a path that ends in a number, the last three checkpoints stay: complete older
+    ones beside this one, whose names differ in that number, are removed when it is complete.
     """
     run, where = _check("save", model, optimizer), Path(path)
+    series = None if keep is None else Series(where, keep)
+    commit = Commit(run.comm if wait else run.saves.beside(), DISK, where, series)
+    run.saves.settle(where)
     run.sharing.take_edits()
-    comm, disk = run.comm, DISK
-    first = comm.rank == 0
-    folder: str = _together(
-        comm, f"save to {where}", lambda: make_folder(disk, where) if first else ""
-    )[0]
+    commit.folder = together(run.comm, commit.what, commit.make_folder)[0]
+    taken: list[tuple[Manifest, Sheet, dict[str, torch.Tensor]]] = []
+
+    def take() -> None:
+        manifest = outline(run, weights_only=optimizer is None)
+        say = _said(run, optimizer, scheduler, extra)
+        sheet = take_down(run, say, weights_only=optimizer is None, copy=not wait)
+        taken.append((manifest, *sheet))
+
     try:
-        say = {
-            "groups": [
-                {key: value for key, value in group.items() if key != "params"}
-                for group in optimizer.param_groups
-            ],
-            "modules": {
-                name: module.get_extra_state() for name, module in modules_with_extra(model)
-            },
-            "scheduler": None if scheduler is None else scheduler.state_dict(),
-            "extra": extra,
-        }
-        accounts = _together(
-            comm, f"save to {where}", lambda: write_rank(run, disk, where / folder, say)
-        )
-
-        def finish() -> None:
-            if first:
-                put_in_place(disk, where, folder, encode(gather_up(run, folder, accounts)))
-
-        _together(comm, f"save to {where}", finish)
+        together(run.comm, commit.what, take)
     except BaseException:
-        if first:
-            _take_away(where, folder)
+        commit.take_away()
         raise
+    saving = Saving(where)
+    write = partial(commit.write, *taken.pop())
+    if wait:
+        write()
+    else:
+        run.saves.begin(saving, partial(write, beside_training(write.args[-1])))
+    return saving
+
+
+def _said(run: Run, optimizer: Any, scheduler: Any, extra: Any) -> dict[str, Any]:
+    """Return what the first rank says for all."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return {
+        "groups": [
+            {key: value for key, value in group.items() if key != "params"} for group in groups
+        ],
+        "modules": {
+            name: module.get_extra_state() for name, module in modules_with_extra(run.setup.model)
+        },
+        "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "extra": extra,
+    }
 
 
 def load(
     path: str | os.PathLike[str],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None = None,
     *,
     scheduler: Any = None,  # Any: whatever has state_dict and load_state_dict
+    strict: bool = True,
+    rename: Rename | None = None,
 ) -> Loaded:
     """Put back what `save` wrote, under any strategy and any number of ranks. Every rank calls it.
 
     Parameters, buffers, optimizer, loss scale, scheduler and random numbers are what they were.
     With another number of ranks, those that were there before get their own random numbers back,
-    and new ones a seed made from the first rank's.
+    and new ones a seed made from the first rank's. Without an optimizer, only parameters and
+    buffers are loaded, and the optimizer of the model begins with no state.
+
+    A checkpoint that differs from the model is refused, with a list of all that differs. With
+    `strict=False` what fits is loaded, the rest of the model stays as it is, and the list is in
+    what this returns. `rename={"old.": "new."}` gives prefixes of names in the checkpoint others.
     """
     run, where = _check("load", model, optimizer), Path(path)
     comm = run.comm
-    text: bytes = _together(
-        comm, f"load {where}", lambda: _manifest_text(where) if comm.rank == 0 else b""
+    run.saves.settle(where)
+    text: bytes = together(
+        comm, f"load {where}", lambda: manifest_text(where) if comm.rank == 0 else b""
     )[0]
     manifest = decode(text, where / MANIFEST)
-    compare(where, manifest, run, scheduler=scheduler is not None)
+    seen, written = renamed(manifest, rename)
+    found = compare(seen, run, optimizer=optimizer is not None, scheduler=scheduler is not None)
+    if strict and found.lines:
+        raise CheckpointMismatch(where, found.lines)
 
     def check() -> None:
         need_safetensors()
         for file in manifest.files[comm.rank :: comm.size]:
             check_file(where / manifest.folder / file.name, file)
 
-    _together(comm, f"load {where}", check)
-    saved = Reader(where, manifest)
-    _together(comm, f"load {where}", lambda: _take(run, saved, scheduler))
+    together(comm, f"load {where}", check)
+    saved = Reader(where, manifest, written)
+    with_state = optimizer is not None and not found.optimizer
+    only = Partial(saved, present(run, found.untouched), with_state=with_state)
+
+    def take() -> None:
+        run.sharing.take_back(only)
+        _take_modules(run, saved, seen, found)
+        if optimizer is not None:
+            _take_optimizer(run, saved, found)
+        if scheduler is not None and manifest.scheduler is not None:
+            scheduler.load_state_dict(saved.unpack(manifest.scheduler))
+
+    with torch.no_grad():
+        together(comm, f"load {where}", take)
     run.sharing.refresh()
-    run.step.number = manifest.steps
-    run.counted_from = run.steps, run.sharing.traffic()
+    if optimizer is not None:
+        run.step.number = manifest.steps
+        run.counted_from = run.steps, run.sharing.traffic()
     extra = saved.unpack(manifest.extra)
-    _go_on_randomly(saved, comm)
-    return Loaded(manifest.steps, manifest.ranks, manifest.strategy, extra)
+    if optimizer is not None and manifest.random:
+        _go_on_randomly(saved, comm)
+    lists = found.missing, found.unexpected, found.reshaped, found.lines
+    return Loaded(
+        manifest.steps, manifest.ranks, manifest.strategy, extra, *(tuple(one) for one in lists)
+    )
 
 
 def _check(call: str, model: torch.nn.Module, optimizer: object) -> Run:
     run = run_of(call, model)
-    if optimizer is not run.setup.optimizer:
+    if optimizer is not None and optimizer is not run.setup.optimizer:
         raise InvalidArgumentError(
-            f"{call} needs the optimizer that rd.prepare has returned with this model."
+            f"{call} needs the optimizer that rd.prepare has returned with this model, or none: "
+            f"for weights only."
         )
     if run.step.accumulating:
         raise InvalidArgumentError(
@@ -141,64 +201,23 @@ def _check(call: str, model: torch.nn.Module, optimizer: object) -> Run:
     return run
 
 
-def _together(comm: Communicator, what: str, work: Callable[[], Any]) -> list[Any]:
-    """Do something on every rank and return what each gave; what fails anywhere raises on all."""
-    result: Any = None
-    problem: Exception | None = None
-    try:
-        result = work()
-    except OSError as error:
-        problem = CheckpointError(f"{error.strerror or error}: {error.filename or what}")
-    except Exception as error:  # noqa: BLE001 - the others must not wait for this rank
-        problem = error
-    told = "" if problem is None else f"{problem}"
-    every = comm.all_gather_object((told or ("" if problem is None else repr(problem)), result))
-    failed = [(rank, one) for rank, (one, _) in enumerate(every) if one]
-    if failed:
-        text = "\n".join(f"  rank {rank}: {one}" for rank, one in failed)
-        message = f"Could not {what}:\n{text}\nA checkpoint that was there before is as it was."
-        if problem is None or type(problem) is CheckpointError:
-            raise CheckpointError(message)
-        if isinstance(problem, RoundelayError):
-            raise problem
-        raise CheckpointError(message) from problem
-    return [one for _, one in every]
+def _take_modules(run: Run, saved: Reader, seen: Manifest, found: Differences) -> None:
+    for name, buffer in buffers_of(run.setup.model):
+        if name not in found.untouched:
+            buffer.copy_(saved.buffer(name))
+    for name, module in modules_with_extra(run.setup.model):
+        if name in seen.modules:
+            module.set_extra_state(saved.module(name))
 
 
-def _take_away(where: Path, folder: str) -> None:
-    """Remove a save that came to nothing, unless it is the checkpoint already."""
-    manifest = where / MANIFEST
-    try:
-        if manifest.exists() and folder.encode() in manifest.read_bytes():
-            return
-    except OSError:
-        return
-    shutil.rmtree(where / folder, ignore_errors=True)
-    (where / f"{MANIFEST}.{folder}").unlink(missing_ok=True)
-
-
-def _manifest_text(where: Path) -> bytes:
-    try:
-        return (where / MANIFEST).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"There is no checkpoint at {where}: no {MANIFEST} in it.") from None
-
-
-@torch.no_grad()
-def _take(run: Run, saved: Reader, scheduler: Any) -> None:
+def _take_optimizer(run: Run, saved: Reader, found: Differences) -> None:
     manifest, setup = saved.manifest, run.setup
-    run.sharing.take_back(saved)
-    for name, buffer in buffers_of(setup.model):
-        buffer.copy_(saved.buffer(name))
-    modules = saved.unpack(manifest.modules)
-    for name, module in modules_with_extra(setup.model):
-        module.set_extra_state(modules[name])
-    for group, written in zip(setup.optimizer.param_groups, manifest.groups, strict=True):
-        group.update(saved.unpack(written.options))
+    if not found.groups:
+        groups = manifest.optimizers[0].groups
+        for group, written in zip(setup.optimizer.param_groups, groups, strict=True):
+            group.update(saved.unpack(written.options))
     if setup.scaler is not None and manifest.scaler is not None:
         setup.scaler.restore(manifest.scaler)
-    if scheduler is not None:
-        scheduler.load_state_dict(saved.unpack(manifest.scheduler))
 
 
 def _go_on_randomly(saved: Reader, comm: Communicator) -> None:
