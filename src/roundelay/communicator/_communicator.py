@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from itertools import count
 from time import perf_counter
@@ -309,16 +308,17 @@ class Communicator(Mail, Groups, ObjectCalls):
 
     def end(self, how: str, *, together: bool) -> None:
         """Close, by one of `ENDINGS`; without `together` wait for no other rank."""
-        with contextlib.ExitStack() as last:  # whatever is raised, all of it is done
-            last.callback(self._closed)
-            last.callback(self._end.close)
-            together = self._parent is None and together
-            last.callback(self._end.end_calls, how, together=together)
+        try:
             while self._goodbyes:
                 self._goodbyes.pop()()
-
-    def _closed(self) -> None:
-        self._quick = self._end.quick  # which now refuses; the long way can say why
+        finally:  # whatever is raised, all of it is done
+            try:
+                self._end.end_calls(how, together=self._parent is None and together)
+            finally:
+                try:
+                    self._end.close()
+                finally:
+                    self._quick = self._end.quick  # which now refuses; the long way can say why
 
     # ---- how a job runs
 
