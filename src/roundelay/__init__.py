@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from roundelay.reductions import Located, Op
     from roundelay.training._checkpoint_keep import latest_checkpoint
     from roundelay.training.checkpoint import load, save
+    from roundelay.training.evaluate import evaluate
     from roundelay.training.export import export
     from roundelay.training.ledger import Ledger, ledger
     from roundelay.training.loader import Loader, loader
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from roundelay.training.strategies.ddp import Ddp
     from roundelay.training.strategies.parameter_server import ParameterServer
     from roundelay.training.strategies.zero import Zero
+    from roundelay.training.sync_batch_norm import SyncBatchNorm
     from roundelay.training.unprepare import unprepare
     from roundelay.training.whole import whole
 
@@ -43,10 +45,12 @@ __all__ = [
     "RoundelayError",
     "ServerFinished",
     "Staleness",
+    "SyncBatchNorm",
     "Zero",
     "__version__",
     "accumulate",
     "backward",
+    "evaluate",
     "export",
     "full_state_dict",
     "init",
@@ -82,9 +86,11 @@ _WHERE = {
     "Precision": "training.precision",
     "ServerFinished": "engines._death",
     "Staleness": "training.staleness",
+    "SyncBatchNorm": "training.sync_batch_norm",
     "Zero": "training.strategies.zero",
     "accumulate": "training",
     "backward": "training",
+    "evaluate": "training.evaluate",
     "export": "training.export",
     "full_state_dict": "training",
     "init": "launch",

@@ -157,8 +157,9 @@ class Stream(IterableDataset[Any]):
 
     def __init__(self, data: IterableDataset[Any], plan: Plan, *, drop_last: bool) -> None:
         self.data, self._plan, self._drop_last = data, plan, drop_last
-        #: Epoch, and batches that are done, where worker processes that stay see it too.
-        self.place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        #: Epoch, batches that are done, and whether batches of no rows are filled: where worker
+        #: processes that stay see it too.
+        self.place = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._worker: Any = None
 
     def __iter__(self) -> Iterator[tuple[list[Any], Any, Cut]]:
@@ -168,7 +169,7 @@ class Stream(IterableDataset[Any]):
         if worker is not None:
             # A stream that divides itself between workers would be divided twice.
             torch_worker._worker_info = None  # noqa: SLF001 - torch has no other name
-        epoch, done = self.place.tolist()
+        epoch, done, filled = self.place.tolist()
         tell_epoch(self.data, epoch)
         batch_size, numbers = self._plan.batch_size or 1, count()
         rows = islice(iter(self.data), done * batch_size, None)
@@ -177,7 +178,7 @@ class Stream(IterableDataset[Any]):
                 return
             for piece, cut in self._plan.cut(len(batch)):
                 if next(numbers) % of == number:
-                    yield batch[piece], batch[0], cut
+                    yield batch[piece] or batch[:filled], batch[0], cut
 
     def __getattr__(self, name: str) -> Any:
         """Give what the user's dataset has, to the user's `worker_init_fn` for example."""

@@ -79,19 +79,32 @@ class Loader:
         last = 0 if self._state["drop_last"] or not left else self.plan.parts(left)
         return int(full * self.plan.parts(batch_size) + last)
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether there may be rows that no epoch has."""
+        rows, batch_size = self._state["rows"], self.plan.batch_size
+        return bool(self._state["drop_last"] and (rows is None or rows % (batch_size or 1)))
+
     def __iter__(self) -> Iterator[Any]:
         """Go through the dataset once; steps happen after the last micro-batch of each batch.
 
         A loop that was left early is over: the next one begins another epoch. A batch that was
         left in the middle is given up, and its gradients are forgotten.
         """
+        return self.loop()
+
+    def loop(self, *, filled: bool = False) -> Iterator[Any]:
+        """Do the same; where a batch has no rows for this rank, `filled` gives one of the others'.
+
+        It must not be counted: `rows` is 0.
+        """
         epoch, done = self._begin()
         turn = Turn()
         runs = live_runs() if self._run is None else [self._run]
         if isinstance(self._source, Stream):
-            handed = self._streamed(self._source, epoch, done)
+            handed = self._streamed(self._source, epoch, done, filled=filled)
         else:
-            handed = self._indexed(self._source, epoch, done)
+            handed = self._indexed(self._source, epoch, done, filled=filled)
         self._loops += 1
         try:
             for cut, mark, batch in handed:
@@ -120,13 +133,13 @@ class Loader:
         self._said, self._latest = None, place[0]
         return place
 
-    def _streamed(self, stream: Stream, epoch: int, done: int) -> Handed:
-        stream.place.copy_(torch.tensor([epoch, done]))
+    def _streamed(self, stream: Stream, epoch: int, done: int, *, filled: bool) -> Handed:
+        stream.place.copy_(torch.tensor([epoch, done, filled]))
         with self._served() as inner:
             for batch, cut in inner:
                 yield Cut(*cut), 0, batch
 
-    def _indexed(self, source: Order | Drawn, epoch: int, done: int) -> Handed:
+    def _indexed(self, source: Order | Drawn, epoch: int, done: int, *, filled: bool) -> Handed:
         batches, mark = self._replayed(source.batches(epoch, self._state["seed"]), done)
         # Worker processes are so far ahead. Batches are drawn when one device would draw them, and
         # in the same moment on every rank, whoever has rows of them.
@@ -152,7 +165,9 @@ class Loader:
             while draw():
                 cut, now, index = waiting.popleft()
                 found = next(inner)
-                yield cut, now, found if cut.rows else emptied(self._collate, self._row(index))
+                if not cut.rows and not filled:
+                    found = emptied(self._collate, self._row(index))
+                yield cut, now, found
 
     @contextmanager
     def _served(self) -> Iterator[Iterator[Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
@@ -22,7 +22,7 @@ Made = tuple[Plan, dict[str, Any]]
 
 
 def loader(
-    dataset: Dataset[Any],
+    dataset: Any,  # Any: torch's datasets, or whatever has rows by number and a length
     batch_size: int | None = None,
     *,
     comm: Communicator,

@@ -104,7 +104,10 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
                 if tensor.dtype != compute:  # parameters that are away have it already
                     tensor.data = tensor.data.to(compute)
         for module in model.modules():
-            kind = precision.buffers or (compute if isinstance(module, BATCH_NORMS) else None)
+            norm = isinstance(module, BATCH_NORMS) and not getattr(
+                module, "keeps_statistics", False
+            )
+            kind = precision.buffers or (compute if norm else None)
             for buffer in module.buffers(recurse=False):
                 if kind is not None and buffer.is_floating_point():
                     buffer.data = buffer.data.to(kind)

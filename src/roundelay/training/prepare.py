@@ -16,6 +16,7 @@ from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.precision import Precision, cast_inputs, precision_of
 from roundelay.training.scaler import scaler_of
 from roundelay.training.strategies import strategies
+from roundelay.training.sync_batch_norm import join_norms
 
 __all__ = ["known_strategies", "prepare", "strategy_of"]
 
@@ -64,6 +65,7 @@ def prepare(
     hooks = cast_inputs(model, setup.precision)
     run = Run(chosen, setup)
     run.hooks += hooks
+    join_norms(run)
     take_over(optimizer, run)
     return model, optimizer
 

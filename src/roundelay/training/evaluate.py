@@ -1,0 +1,147 @@
+"""`rd.evaluate`: every row once over all ranks, and the numbers that one device would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
+from roundelay.training._loader import Loader
+from roundelay.training.sync_batch_norm import SyncBatchNorm
+
+__all__ = ["evaluate"]
+
+Totals = dict[str, tuple[Any, float]]  # Any: numpy arrays; and how much they weigh
+
+
+def evaluate(
+    model: torch.nn.Module,
+    batches: Loader,
+    measure: Callable[[torch.nn.Module, Any], Any],  # Any: a batch; numbers, by name or one alone
+    *,
+    sums: Collection[str] = (),
+) -> Any:  # Any: a number or a tensor, or a dict of them
+    """Return what `measure(model, batch)` gives, over all rows of a loader. Every rank calls it.
+
+    It gives numbers by name, or one alone. A tensor with a value for each row, or one number that
+    is a mean over the rows of the batch, becomes the mean over all rows; a pair of a total and its
+    weight, tokens for example, becomes the sum of totals over the sum of weights. What is named in
+    `sums` is added up: counts, for example. The model is in eval mode and without gradients
+    meanwhile, and afterwards as it was, whatever happens.
+    """
+    if not isinstance(batches, Loader):
+        raise InvalidArgumentError(
+            f"evaluate goes over what rd.loader returns, not {type(batches).__name__}."
+        )
+    if batches.leaves_out:
+        raise InvalidArgumentError(
+            "evaluate is for all rows, and this loader leaves some out: make it without drop_last."
+        )
+    totals: Totals = {}
+    problem: Exception | None = None
+    try:
+        with _evaluating(model):
+            _add_up(model, batches, measure, sums, totals)
+    except CommunicationError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the others must not wait for this rank
+        problem = error
+    told = "" if problem is None else f"{type(problem).__name__}: {problem}"
+    every: list[tuple[str, Totals]] = batches.comm.all_gather_object((told, totals))
+    if problem is not None:
+        raise problem
+    for rank, (failed, theirs) in enumerate(every):
+        if failed:
+            raise CollectiveMismatch(f"evaluate failed on rank {rank}: {failed}")
+        if theirs.keys() != totals.keys():
+            raise CollectiveMismatch(
+                f"evaluate needs the same names on every rank, but rank {batches.comm.rank} "
+                f"measures {[*totals]} and rank {rank} {[*theirs]}."
+            )
+    found = {name: _result(name, [one[name] for _, one in every], sums) for name in totals}
+    return found[""] if [*found] == [""] else found
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _add_up(
+    model: torch.nn.Module,
+    batches: Loader,
+    measure: Callable[[torch.nn.Module, Any], Any],
+    sums: Collection[str],
+    totals: Totals,
+) -> None:
+    # A rank without rows calls the model as the others do, on a row that does not count; but not
+    # where this row would be part of the others' statistics.
+    mixing = any(isinstance(one, SyncBatchNorm) and one.running_mean is None
+                 for one in model.modules())  # fmt: skip
+    for batch in batches.loop(filled=not mixing):
+        found = measure(model, batch)
+        named = found if isinstance(found, Mapping) else {"": found}
+        for name, value in named.items():
+            total, weight = _counted(name, value, batches.rows, name in sums)
+            if not batches.rows:
+                total, weight = np.zeros_like(total), 0.0
+            before, weighed = totals.get(name, (np.zeros_like(total), 0.0))
+            totals[name] = before + total, weighed + weight
+
+
+def _counted(name: str, value: Any, rows: int, summed: bool) -> tuple[Any, float]:  # noqa: FBT001
+    """Return the total of one batch, in float64 or as a whole number, and how much it weighs."""
+    what = f"evaluate: {name!r}" if name else "evaluate: what is measured"
+    if isinstance(value, tuple) and not summed:
+        total, weight = value
+        return _number(what, total), float(weight)
+    number = _number(what, value)
+    if summed:
+        return number, 1.0
+    if number.ndim:
+        if rows and len(number) != rows:
+            raise InvalidArgumentError(
+                f"{what} has {len(number)} values for {rows} rows. Give one for each row, a mean "
+                f"over them, a pair (total, weight), or name it in sums=."
+            )
+        return number.sum(0), float(rows)
+    if number.dtype.kind != "f":
+        raise InvalidArgumentError(
+            f"{what} is the whole number {number}, which is no mean: name it in sums=, or give one "
+            f"value for each row."
+        )
+    return number * rows, float(rows)
+
+
+def _number(what: str, value: Any) -> Any:
+    plain = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    if isinstance(plain, torch.Tensor):
+        plain = plain.double() if plain.is_floating_point() else plain.long()
+    try:
+        array = np.asarray(plain)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "fiub":
+        raise InvalidArgumentError(f"{what} is a {type(value).__name__} and no number.")
+    return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+
+
+def _result(name: str, every: list[tuple[Any, float]], sums: Collection[str]) -> Any:
+    total = sum(one for one, _ in every)
+    if name not in sums:
+        weight = sum(one for _, one in every)
+        if weight == 0:
+            raise InvalidArgumentError(f"evaluate: the weights of {name!r} add up to 0: no mean.")
+        total = total / weight
+    return torch.from_numpy(total) if np.ndim(total) else total.item()
