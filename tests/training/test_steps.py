@@ -393,7 +393,7 @@ def test_a_rank_that_skips_a_backward_pass_is_named_on_all_ranks(way: str, size:
 
 
 @pytest.mark.parametrize("bad", [0, 1, None])
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "zero3"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "zero3"])  # test_zero_faults.py
 def test_a_backward_pass_that_raises(way: str, bad: int | None) -> None:
     """On some ranks or on all: nobody hangs, nothing is mixed, and the next batch is right."""
 
@@ -920,7 +920,7 @@ def test_freezing_in_between_is_refused_by_name(way: str) -> None:
         assert "rd.unprepare" in told
 
 
-@pytest.mark.parametrize("way", ["ddp", "zero1", "zero2", "ps"])
+@pytest.mark.parametrize("way", ["ddp", "zero1", "zero2", "zero3", "ps"])
 def test_checkpointing_that_runs_backward_inside_backward(way: str) -> None:
     """Is right where no pass is weighed, and told to be the cause where that is refused."""
 

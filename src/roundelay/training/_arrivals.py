@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from roundelay.errors import (
     NotFiniteError,
     RoundelayError,
 )
+from roundelay.training._edits import Edits
 from roundelay.training._strategy import Sharing
 
 __all__ = ["Arrivals"]
@@ -40,9 +42,12 @@ class Arrivals:
         #: Told at the end of every backward pass that brought gradients together.
         self.at_end: list[Callable[[], None]] = []
         self._hooks: list[Any] = [
-            one.tensor.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
-            for index, one in enumerate(sharing.setup.parameters)
+            _hook_last(tensor, self._hook(index)) for index, tensor in enumerate(self._tensors)
         ]
+        #: Where every rank has the same whole parameters, what is written into them.
+        self._edits: Edits | None = None
+        if sharing.compares and sharing.setup.comm.size > 1:
+            self._edits = Edits(sharing.setup)
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         # Weak: Python's collector does not see through these hooks, so a strong one would keep the
@@ -104,22 +109,37 @@ class Arrivals:
     def _end(self, over: _Pass) -> None:
         if over.adds:
             if over.communicates:
-                self._sharing.passed()
+                self._together(self._sharing.passed)
             self._step.end_pass(shared=False)
         else:
             self.bring_together()
 
-    def bring_together(self) -> None:
-        """Have the strategy make the gradients those of all ranks."""
+    def _together(self, act: Callable[[], None]) -> None:
+        """Do what the ranks do together; where it fails, this step is over."""
         try:
-            self._sharing.gathered()
+            act()
         except RoundelayError as error:
             self.forget()
             self._step.torn = not isinstance(error, NotFiniteError)  # whose batch may be left out
             raise
+
+    def bring_together(self) -> None:
+        """Have the strategy make the gradients those of all ranks."""
+        self.see_edits()
+        self._together(self._sharing.gathered)
         self._step.end_pass(shared=True)
         for tell in self.at_end:
             tell()
+
+    def see_edits(self) -> None:
+        """Notice what the user has written into the parameters, to tell it with the gradients."""
+        if self._edits is not None:
+            self._step.written.update(self._edits.found())
+
+    def stepped(self) -> None:
+        """Hear that the parameters have changed on all ranks alike."""
+        if self._edits is not None:
+            self._edits.note()
 
     def flush(self) -> None:
         """Bring together what passes inside `rd.accumulate` have left, if no pass outside did."""
@@ -146,6 +166,36 @@ class Arrivals:
         """Hear no more."""
         for hook in self._hooks:
             hook.remove()
+
+
+class _OursLast(OrderedDict[int, Any]):
+    """The hooks of one parameter, with ours behind those that are added later.
+
+    They would find that the gradient has gone on its way.
+    """
+
+    ours = 0  # its number, when it is there
+
+    def __setitem__(self, key: int, hook: Any) -> None:
+        super().__setitem__(key, hook)
+        if self.ours in self and key != self.ours:
+            super().__setitem__(self.ours, self.pop(self.ours))
+
+
+def _hook_last(tensor: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Add a hook that is called when all others were, whenever they are added."""
+    before, hooks = tensor._post_accumulate_grad_hooks, _OursLast()  # noqa: SLF001 - torch has no other name
+
+    def earlier(one: torch.Tensor) -> None:
+        for call in list(before.values()):  # which may still be removed
+            call(one)
+
+    if before:
+        hooks[-1] = earlier
+    tensor._post_accumulate_grad_hooks = hooks  # noqa: SLF001 - likewise
+    handle: Any = tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    hooks.ours = handle.id
+    return handle
 
 
 def _inside_checkpoint() -> bool:

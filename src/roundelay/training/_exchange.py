@@ -19,8 +19,12 @@ from roundelay.reductions import Array
 from roundelay.training._setup import Parameter
 from roundelay.training._step import Step
 
-__all__ = ["Intake", "Told", "finite", "refuse_broken", "tell_all", "told_bytes"]
+__all__ = ["TORN", "Intake", "Told", "finite", "refuse_broken", "tell_all", "told_bytes"]
 
+TORN = (
+    "A backward pass raised an error on rank {ranks}, so that its gradients are missing. Nothing "
+    "was updated: call zero_grad() on every rank and repeat the batch, or go on with the next one."
+)
 NUMBERS = 5  # that are told beside the flags of every parameter
 SMALL = 1 << 16  # elements that one thread copies as quickly as several
 
@@ -116,7 +120,7 @@ class Told:
         self.broken = numbers[count : 2 * count] > 0
         rest: list[float] = numbers[2 * count :].tolist()
         self.weight, self.weighed, self.torn, total, squares = rest
-        #: Whether all ranks take the same step: their numbers have no variance.
+        #: Whether all ranks take the same step of the same weights: their marks have no variance.
         self.in_step = size * squares == total * total
         self._size = size
 
@@ -147,14 +151,14 @@ def tell_all(
     flags = [float(one) for one in used]
     bad = [float(one) for one in broken]
     weighed, torn = float(step.weighed > 0), float(step.untold)
-    numbers = np.array(
-        [*flags, *bad, step.weight, weighed, torn, float(step.number), float(step.number) ** 2]
-    )
+    mark = step.mark
+    numbers = np.array([*flags, *bad, step.weight, weighed, torn, mark, mark**2])
     step.untold = False
     comm.all_reduce(numbers)
     told = Told(numbers, len(flags), comm.size)
     if told.torn or not told.in_step:
-        _refuse_apart(comm, torn=bool(torn), number=step.number)
+        _refuse_apart(comm, step, torn=bool(torn))
+    step.written.clear()
     return told
 
 
@@ -167,21 +171,31 @@ def told_bytes(count: int) -> int:
     return 8 * (2 * count + NUMBERS)
 
 
-def _refuse_apart(comm: Communicator, *, torn: bool, number: int) -> None:
-    every = comm.all_gather(np.array([float(torn), float(number)])).tolist()
+def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
+    every = comm.all_gather(np.array([float(torn), float(step.number)])).tolist()
     broken = [rank for rank, (one, _) in enumerate(every) if one]
     if broken:
-        raise CollectiveMismatch(
-            f"A backward pass raised an error on rank {', '.join(map(str, broken))}, so that its "
-            f"gradients are missing. Nothing was updated: call zero_grad() on every rank and "
-            f"repeat the batch, or go on with the next one."
-        )
+        raise CollectiveMismatch(TORN.format(ranks=", ".join(map(str, broken))))
+    if len({number for _, number in every}) == 1:
+        _refuse_edits(comm.all_gather_object(step.written))
     told = ", ".join(f"rank {rank} in step {steps:.0f}" for rank, (_, steps) in enumerate(every))
     raise CollectiveMismatch(
         f"The ranks bring gradients of different steps together: {told}. A rank has called "
         f"optimizer.step() without a backward pass. Call the model and backward in every step on "
         f"every rank, with a loss times 0 where a rank has no data."
     )
+
+
+def _refuse_edits(every: list[dict[str, int]]) -> None:
+    first = every[0]
+    for rank, theirs in enumerate(every):
+        for name in sorted({*first, *theirs}):
+            if first.get(name) != theirs.get(name):
+                raise CollectiveMismatch(
+                    f"The ranks have different weights: since the last step rank 0 and rank {rank} "
+                    f"did not write the same into the parameter {name}. Write the same on every "
+                    f"rank, as load_state_dict does, and call zero_grad() before going on."
+                )
 
 
 def refuse_broken(

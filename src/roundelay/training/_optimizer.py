@@ -35,6 +35,7 @@ class Prepared:
         own = functools.partial(super().step)  # type: ignore[misc]
         run.check_still_the_same()
         sharing = run.sharing
+        run.arrivals.see_edits()
         sharing.take_edits()
 
         def ready() -> Any:
@@ -52,6 +53,7 @@ class Prepared:
                 run.refuse_closure()
                 result = sharing.step(own, ready)
             sharing.after_step()
+        run.arrivals.stepped()
         now.stepped()
         now.number += 1
         return result

@@ -42,6 +42,8 @@ class Alone(Serving):
         self._versions = [0] * len(line.servers)  # of the parameters that the model has
         self._pushes = 0
 
+    compares = False  # every worker has weights of its own age
+
     def arrived(self, index: int) -> None:
         """Leave the gradient where it is."""
 

@@ -12,6 +12,8 @@ from roundelay.errors import InvalidArgumentError
 
 __all__ = ["AGAIN", "Step", "Turn"]
 
+MARKS = 1 << 22  # different marks of a step
+
 AGAIN = (
     "A backward pass would add to gradients that are averaged already, and the average would be "
     "wrong. Call zero_grad() before, or put all but the last one into `with rd.accumulate(model)`."
@@ -53,6 +55,8 @@ class Step:
     """
 
     number: int = 0  # steps that were taken
+    #: Parameters that the user has written into since the ranks last told one another, and what.
+    written: dict[str, int] = field(default_factory=dict)
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in
     opened: int = 0  # how many `rd.whole` we are in
@@ -117,6 +121,15 @@ class Step:
     def accumulating(self) -> bool:
         """Whether backward passes only add up."""
         return self.inside > 0 or self.holds
+
+    @property
+    def mark(self) -> float:
+        """A number that ranks have in common if they are in one step, of the same weights.
+
+        Its square is exact, and so is the sum of hundreds of those.
+        """
+        edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
+        return float((self.number + edits) % MARKS)
 
     # ---- backward passes
 

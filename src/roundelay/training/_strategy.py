@@ -73,6 +73,8 @@ class Sharing(ABC):
     every_pass: bool = False
     #: Whether gradients of earlier passes made room for those that come now.
     lifted: bool = False
+    #: Whether all ranks have the same whole parameters, and tell one another of every step.
+    compares: bool = True
     #: Whether the optimizer steps here on whole parameters with whole gradients.
     sees_whole: bool = True
 

@@ -9,7 +9,6 @@ backward recomputes activations.
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,70 +18,28 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from roundelay.communicator import Communicator
-from roundelay.communicator.start import Handle
-from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.training._zero_flats import Flat
+from roundelay.errors import InvalidArgumentError
+from roundelay.training._zero_gather import Gathering, Traveller
 from roundelay.training._zero_saved import SavedTensors
-from roundelay.training._zero_units import Unit
 
-__all__ = ["Flight", "Traveller"]
+__all__ = ["Flight"]
 
 MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
 FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
-INSIDE = (
-    "rd.whole was called while the model runs, when parameters come and go. Call it before or "
-    "after model(x), not in a forward method or hook."
-)
 UNTOLD = 2  # units that stay in backward though nothing will tell when they are done with
 
 
-class Traveller:
-    """A unit that is away, on its way, or here."""
-
-    def __init__(self, unit: Unit, flats: Sequence[Flat]) -> None:
-        self.unit, self.flats = unit, list(flats)
-        self.handles: list[Handle] | None = None  # while on its way
-        self.here = False
-        self.users = 0  # modules that run with it at the moment
-        self.in_backward = False
-        #: Parameters that get gradients, and those of them that have none yet in this pass.
-        self.trained = frozenset(
-            place.index for flat in flats if flat.trained for place in flat.layout.places
-        )
-        self.missing: set[int] = set()
-        self.frozen = any(not flat.trained for flat in flats)
-        self.calls = 0  # whose inputs are still to get gradients
-        self.pins = 0  # blocks of `rd.whole` that we are in
-
-    @property
-    def name(self) -> str:
-        """What to call it in messages."""
-        return f"unit {self.unit.name!r}" if self.unit.name else "the model's own unit"
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes up when it is here."""
-        return sum(flat.nbytes for flat in self.flats)
-
-
-class Flight:
+class Flight(Gathering):
     """All units of one model on one rank."""
 
     def __init__(
         self, comm: Communicator, model: nn.Module, travellers: Sequence[Traveller]
     ) -> None:
-        self.comm, self._travellers = comm, list(travellers)
-        self._of_parameter = {
-            id(tensor): one for one in travellers for tensor in one.unit.parameters
-        }
-        self.order: list[Traveller] = []  # of the latest forward pass
+        super().__init__(comm, travellers)
         self._last: list[Traveller] = []  # of the one before, which tells what comes next
-        self._inside_backward = False
         self._untold: list[Traveller] = []  # in backward, and nothing tells when not; latest last
         self._saved = SavedTensors(self._travellers, self._ask)
-        self._depth = 0  # of calls of the model
-        self.in_flight = 0  # bytes
-        self.peak = 0
+        self.torn: Callable[[], Callable[[], None] | None] = _nobody  # who is told that it raised
         self._hooks: list[Any] = []
         units = {id(one.unit.module) for one in travellers}
         for module in model.modules():
@@ -211,9 +168,9 @@ class Flight:
 
     def _begin_backward(self) -> None:
         if not self._inside_backward:
-            self._inside_backward = True
+            self._inside_backward, self._fetched = True, []
             engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as in _arrivals
-            engine.queue_callback(self._finish)
+            engine.queue_callback(_Backward(self))
 
     def _bring_for_backward(self, one: Traveller) -> None:
         if not one.in_backward:
@@ -292,104 +249,44 @@ class Flight:
         if done and not owner.frozen:
             self._drop(owner)
 
+    def end(self, *, whole: bool) -> None:
+        """Hear that backward is over: all of it (`whole`), or because it raised an error."""
+        if whole:
+            self._fetched_before = self._fetched
+            self._finish()
+        elif self._inside_backward and (torn := self.torn()) is not None:
+            torn()
+
     def _finish(self) -> None:
         """Free all that is left at the end of backward."""
-        self._inside_backward = False
         self._untold.clear()
-        for one in self._travellers:
-            one.users = one.calls = 0
-            one.in_backward = False
-            one.missing.clear()
-            self._drop(one)
-
-    # ---- staying
-
-    def pin(self, tensors: Sequence[torch.Tensor]) -> list[Traveller]:
-        """Bring the units of these parameters, to stay until `unpin`; return them."""
-        if self._depth or any(one.users for one in self._travellers):
-            raise InvalidArgumentError(INSIDE)
-        found = self.owners(tensors)
-        for one in found:
-            self._fetch(one, pinned=True)
-        for one in found:
-            self._bring(one)
-            one.pins += 1
-        return found
-
-    def owners(self, tensors: Sequence[torch.Tensor]) -> list[Traveller]:
-        """Return the units that have these parameters."""
-        wanted = {id(self._of_parameter[id(one)]) for one in tensors}
-        return [one for one in self._travellers if id(one) in wanted]
-
-    def unpin(self, pinned: Sequence[Traveller]) -> None:
-        """Let units go that nobody else wants to stay."""
-        for one in pinned:
-            one.pins -= 1
-            for flat in one.flats:
-                flat.attach()  # parameters may have been given other memory
-            self._drop(one)
-
-    # ---- moving
-
-    def _fetch(self, one: Traveller | None, *, pinned: bool = False) -> None:
-        """Begin to gather a unit."""
-        if one is None or one.here or one.handles is not None:
-            return
-        self.in_flight += one.nbytes
-        self.peak = max(self.peak, self.in_flight)
-        one.handles = []
-        label = 1 + self._travellers.index(one)  # two units may look alike
-        label += pinned * len(self._travellers)
-        for flat in one.flats:
-            mine, whole = flat.make_room()
-            one.handles.append(self.comm.start.all_gather(mine, out=whole, axis=0, label=label))
-
-    def _bring(self, one: Traveller) -> None:
-        if one.here:
-            return
-        self._fetch(one)
-        self._land(one)
-        for flat in one.flats:
-            flat.attach()
-        self._saved.here(one)
-        one.here = True
-
-    def _land(self, one: Traveller) -> None:
-        handles, one.handles = one.handles, None
-        try:
-            for handle in handles or ():
-                handle.wait()
-        except CollectiveMismatch as error:
-            labels = sorted({int(label) for label in re.findall(r"label=(\d+)", str(error))})
-            names = [f"{label} is {self._called(label)}" for label in labels]
-            raise CollectiveMismatch(
-                f"{error}\nUnder zero3 all ranks must call the same units in the same order; of "
-                f"the labels, {', '.join(names)}. Call every unit on every rank, or use "
-                f"strategy='zero2'."
-            ) from None
-
-    def _called(self, label: int) -> str:
-        """Return what a call with this label was for."""
-        pinned, number = divmod(label - 1, len(self._travellers))
-        return f"{self._travellers[number].name}{' in rd.whole' if pinned else ''}"
-
-    def _drop(self, one: Traveller) -> None:
-        if one.pins:
-            return
-        if one.handles is not None:
-            self._land(one)
-        elif not one.here:
-            return
-        one.here = False
-        self._saved.gone(one)
-        self.in_flight -= one.nbytes
-        for flat in one.flats:
-            flat.free()
+        super()._finish()
 
     def remove(self) -> None:
         """Watch no more."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _nobody() -> None:
+    """Stand in for a weak reference to nobody."""
+
+
+class _Backward:
+    """A backward pass, held by autograd while it runs; let go before its end, it raised."""
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight: Flight | None = flight
+
+    def __call__(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.end(whole=True)
+
+    def __del__(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.end(whole=False)
 
 
 def _differentiable(value: Any) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ stages 2 and 3 fill a few rows in turn, and hold only this rank's parts.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -158,6 +158,34 @@ class Gradients:
         while self._going:
             self._land()
 
+    def give_up(self) -> Callable[[], None]:
+        """Send zeros for all rows that are not on their way; return what waits for that."""
+        rest, self._next = self.order[self._next :], len(self.order)
+        op, most = self._op(), max((row.nbytes for row in rest), default=0)
+        zeros = torch.zeros(most, dtype=torch.uint8, device=self._device)
+        lost = torch.empty_like(zeros)  # what they add up to
+        handles = []
+        for row in rest:
+            row.missing.clear()
+            row.buffer = None
+            mine, result = (
+                one.view(row.dtype) for one in (zeros[: row.nbytes], lost[: row.part.nbytes])
+            )
+            handles.append(self.comm.start.reduce_scatter(mine, op, out=result, axis=0))
+
+        def wait() -> None:
+            for handle in handles:
+                handle.wait()
+            while self._going:
+                self._land()
+            self._free = list(self._turns)
+
+        return wait
+
+    def _op(self) -> str:
+        step = self._setup.step
+        return "sum" if step.weighed or step.offered is not None else "avg"
+
     def _send(self) -> None:
         row = self.order[self._next]
         self._next += 1
@@ -186,8 +214,7 @@ class Gradients:
             self._land()
         direct = not self._keep and not row.filled
         result = row.part if direct else self._result(row)
-        op = "sum" if self._setup.step.weighed else "avg"
-        handle = self.comm.start.reduce_scatter(buffer, op, out=result, axis=0)
+        handle = self.comm.start.reduce_scatter(buffer, self._op(), out=result, axis=0)
         memory = next((one for one in self._turns if _same(one, buffer)), None)
         self._going.append(_Going(row, memory, result, handle))
 

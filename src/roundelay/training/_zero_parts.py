@@ -16,7 +16,8 @@ from roundelay.training._masters import merge
 from roundelay.training._setup import Parameter, Setup
 from roundelay.training._zero_elementwise import repoint_to_pieces
 from roundelay.training._zero_flats import Flat
-from roundelay.training._zero_flight import Flight, Traveller
+from roundelay.training._zero_flight import Flight
+from roundelay.training._zero_gather import Traveller
 from roundelay.training._zero_layout import Piece, runs
 from roundelay.training._zero_units import Choice, Unit, find_units
 from roundelay.training.materialize import start_from_first
@@ -221,7 +222,9 @@ class Parts:
         inside = {place.index for flat in self.flats for place in flat.layout.places}
         divided = {id(self.parameters[index].tensor) for index in inside}
         for name, tensor in self.setup.model.named_parameters():
-            if id(tensor) not in divided or tensor.numel() == 0:
+            if tensor.numel() == 0:  # and may be away, though it has nothing to be missed
+                yield name, torch.empty(tensor.shape, dtype=tensor.dtype)
+            elif id(tensor) not in divided:
                 yield name, tensor
 
     def traffic(self) -> list[Traffic] | None:

@@ -18,7 +18,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.training._zero_flats import Flat
 
 if TYPE_CHECKING:
-    from roundelay.training._zero_flight import Traveller
+    from roundelay.training._zero_gather import Traveller
 
 __all__ = ["SavedTensors"]
 

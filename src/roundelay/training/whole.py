@@ -78,6 +78,7 @@ class Whole(Generic[Model]):
         run.sharing.shut(tensors, keep=not different, written=written)
         if different:
             raise CollectiveMismatch(different) from error
+        run.arrivals.stepped()  # nobody needs to compare it once more
         run.check_still_the_same()
 
     def _compare(self, tensors: list[torch.nn.Parameter]) -> tuple[str, bool]:

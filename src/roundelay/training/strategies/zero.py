@@ -6,6 +6,8 @@ Every stage computes the same numbers as data parallel does.
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,10 +16,10 @@ import torch
 
 from roundelay.arguments import index_of, shown, whole
 from roundelay.communicator import Traffic
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RoundelayError
 from roundelay.training._buckets import bucket_limit
 from roundelay.training._checkpoint_parts import Part, Saved
-from roundelay.training._exchange import refuse_broken, tell_all
+from roundelay.training._exchange import Told, refuse_broken, tell_all
 from roundelay.training._setup import Setup, share_buffers
 from roundelay.training._strategy import Held, Sharing, Strategy, Volume
 from roundelay.training._zero_account import held_by, predicted_for
@@ -72,11 +74,16 @@ class _Divided(Sharing):
             setup, stage=options.stage, bucket_bytes=limit, units=options.units
         )
         self.sums = Sums(setup, self.parts, options.stage, check=options.check_finite)
+        self._passing = False  # whether a pass runs that brings gradients together
+        if self.parts.flight is not None:
+            self.compares = False  # nobody has whole parameters
+            self.parts.flight.torn = weakref.WeakMethod(self._torn)
 
     # ---- while backward runs
 
     def begin_backward(self) -> None:
         """Expect every gradient anew."""
+        self._passing = True
         self.sums.begin(self.parts.order_of_gradients())
 
     @property
@@ -91,26 +98,50 @@ class _Divided(Sharing):
 
     def passed(self) -> None:
         """Add up this rank's part of the gradients of one micro-batch."""
+        self._passing = False
         self.sums.finish()
+        if self.parts.flight is not None:
+            self._tell([], [])
         self.sums.stand_in()
 
     def gathered(self) -> None:
         """Wait for all sums, and see that they are fit for a step."""
-        sums = self.sums
+        sums, self._passing = self.sums, False
         sums.finish()
         count = len(self.setup.parameters)
         mine = [index in sums.broken for index in range(count)]
         used = [index in sums.used for index in range(count)]
-        told = tell_all(self.setup.comm, used, mine, self.setup.step)
+        told = self._tell(used, mine)
         refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
         sums.settle(told.used, told.factor())
 
+    def _tell(self, used: Sequence[bool], broken: Sequence[bool]) -> Told:
+        """Tell the other ranks; after a pass that raised on one of them, units come again."""
+        try:
+            return tell_all(self.setup.comm, used, broken, self.setup.step)
+        except CollectiveMismatch:
+            if self.parts.flight is not None:
+                self.parts.flight.left()
+            raise
+
     def abandon(self, *, whole: bool) -> None:
-        """Finish a pass that raised here; other ranks may wait for units that no longer come."""
-        if self.parts.flight is None:
-            super().abandon(whole=whole)
-        else:
-            self.setup.step.untold = True
+        """Finish a pass that raised here; other ranks may wait for units, and for gradients."""
+        if self.parts.flight is not None:
+            wait = self.sums.gradients.give_up()
+            self.parts.flight.leave()
+            wait()
+        super().abandon(whole=whole)
+
+    def _torn(self) -> None:
+        """Finish a pass that raised here before any gradient came."""
+        if not self._passing:
+            step = self.setup.step
+            with contextlib.suppress(RoundelayError):  # the others know
+                self.begin_backward()
+                self.abandon(whole=not step.accumulating)
+            step.begin()
+            self.forget()
+            step.torn = True
 
     # ---- around the step
 

@@ -1,0 +1,212 @@
+"""Units of ZeRO-3 as they move: gathered, let go, and kept for whoever wants them to stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from roundelay.communicator import Communicator
+from roundelay.communicator.start import Handle
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.training._zero_flats import Flat
+from roundelay.training._zero_saved import SavedTensors
+from roundelay.training._zero_units import Unit
+
+__all__ = ["Gathering", "Traveller"]
+
+LOST = (
+    "A backward pass raised an error on rank {ranks}, and this rank needs units that were not "
+    "gathered in the pass before, so that they no longer come and the job can't go on. Have "
+    "backward raise on no rank: make a loss that is not finite 0 on all of them, say."
+)
+INSIDE = (
+    "rd.whole was called while the model runs, when parameters come and go. Call it before or "
+    "after model(x), not in a forward method or hook."
+)
+
+
+class Traveller:
+    """A unit that is away, on its way, or here."""
+
+    def __init__(self, unit: Unit, flats: Sequence[Flat]) -> None:
+        self.unit, self.flats = unit, list(flats)
+        self.handles: list[Handle] | None = None  # while on its way
+        self.here = False
+        self.users = 0  # modules that run with it at the moment
+        self.in_backward = False
+        #: Parameters that get gradients, and those of them that have none yet in this pass.
+        self.trained = frozenset(
+            place.index for flat in flats if flat.trained for place in flat.layout.places
+        )
+        self.missing: set[int] = set()
+        self.frozen = any(not flat.trained for flat in flats)
+        self.calls = 0  # whose inputs are still to get gradients
+        self.pins = 0  # blocks of `rd.whole` that we are in
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"unit {self.unit.name!r}" if self.unit.name else "the model's own unit"
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes up when it is here."""
+        return sum(flat.nbytes for flat in self.flats)
+
+
+class Gathering:
+    """The units of one model on one rank, and what of them is here."""
+
+    _saved: SavedTensors
+
+    def __init__(self, comm: Communicator, travellers: Sequence[Traveller]) -> None:
+        self.comm, self._travellers = comm, list(travellers)
+        self._of_parameter = {
+            id(tensor): one for one in travellers for tensor in one.unit.parameters
+        }
+        self.order: list[Traveller] = []  # of the latest forward pass
+        self._depth = 0  # of calls of the model
+        self._inside_backward = False
+        self._fetched: list[Traveller] = []  # in the latest backward pass, as it came to them
+        self._fetched_before: list[Traveller] = []  # in the one before
+        self._leaving: Handle | None = None  # what says that this rank has left backward
+        self.in_flight = 0  # bytes
+        self.peak = 0
+
+    # ---- staying
+
+    def pin(self, tensors: Sequence[torch.Tensor]) -> list[Traveller]:
+        """Bring the units of these parameters, to stay until `unpin`; return them."""
+        if self._depth or any(one.users for one in self._travellers):
+            raise InvalidArgumentError(INSIDE)
+        found = self.owners(tensors)
+        for one in found:
+            self._fetch(one, pinned=True)
+        for one in found:
+            self._bring(one)
+            one.pins += 1
+        return found
+
+    def owners(self, tensors: Sequence[torch.Tensor]) -> list[Traveller]:
+        """Return the units that have these parameters."""
+        wanted = {id(self._of_parameter[id(one)]) for one in tensors}
+        return [one for one in self._travellers if id(one) in wanted]
+
+    def unpin(self, pinned: Sequence[Traveller]) -> None:
+        """Let units go that nobody else wants to stay."""
+        for one in pinned:
+            one.pins -= 1
+            for flat in one.flats:
+                flat.attach()  # parameters may have been given other memory
+            self._drop(one)
+
+    # ---- moving
+
+    def _fetch(self, one: Traveller | None, *, pinned: bool = False) -> None:
+        """Begin to gather a unit."""
+        if one is None or one.here or one.handles is not None:
+            return
+        if self._inside_backward:
+            self._fetched.append(one)
+        self.in_flight += one.nbytes
+        self.peak = max(self.peak, self.in_flight)
+        one.handles = []
+        label = 1 + self._travellers.index(one)  # two units may look alike
+        label += pinned * len(self._travellers)
+        for flat in one.flats:
+            mine, whole = flat.make_room()
+            one.handles.append(self.comm.start.all_gather(mine, out=whole, axis=0, label=label))
+
+    def _bring(self, one: Traveller) -> None:
+        if one.here:
+            return
+        self._fetch(one)
+        try:
+            self._land(one)
+        except BaseException:
+            self._let_go(one)
+            raise
+        for flat in one.flats:
+            flat.attach()
+        self._saved.here(one)
+        one.here = True
+
+    def _land(self, one: Traveller) -> None:
+        handles, one.handles = one.handles, None
+        try:
+            for handle in handles or ():
+                handle.wait()
+        except CollectiveMismatch as error:
+            left = rf"rank (\d+): [^\n]*label={1 + 2 * len(self._travellers)}\b"
+            if ranks := re.findall(left, str(error)):
+                raise CollectiveMismatch(LOST.format(ranks=", ".join(ranks))) from None
+            labels = sorted({int(label) for label in re.findall(r"label=(\d+)", str(error))})
+            names = [f"{label} is {self._called(label)}" for label in labels]
+            raise CollectiveMismatch(
+                f"{error}\nUnder zero3 all ranks must call the same units in the same order; of "
+                f"the labels, {', '.join(names)}. A rank whose loss raised an error goes another "
+                f"way, too. Call every unit on every rank, or use strategy='zero2'."
+            ) from None
+
+    def _called(self, label: int) -> str:
+        """Return what a call with this label was for."""
+        pinned, number = divmod(label - 1, len(self._travellers))
+        return f"{self._travellers[number].name}{' in rd.whole' if pinned else ''}"
+
+    def _drop(self, one: Traveller) -> None:
+        if one.pins or not (one.here or one.handles is not None):
+            return
+        try:
+            self._land(one)
+        finally:
+            self._let_go(one)
+
+    def _let_go(self, one: Traveller) -> None:
+        one.here = False
+        self._saved.gone(one)
+        self.in_flight -= one.nbytes
+        for flat in one.flats:
+            flat.free()
+
+    # ---- a backward pass that raises
+
+    def leave(self) -> None:
+        """Leave a backward pass in the middle: gather with the others what they still need.
+
+        What that is, the pass before has shown; where they need something else, they are told.
+        """
+        for one in self._travellers:
+            self._drop(one)
+        seen, before = self._fetched, self._fetched_before or self._expected()
+        for one in before[len(seen) :] if seen == before[: len(seen)] else ():
+            self._fetch(one)
+            self._drop(one)
+        label = 1 + 2 * len(self._travellers)
+        self._leaving = self.comm.start.all_gather(np.zeros(1, np.uint8), label=label)
+
+    def left(self) -> None:
+        """End a pass that some ranks have left, together with them."""
+        if self._leaving is None:
+            self._finish()
+            self.leave()
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.wait()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Free all that is left at the end of backward."""
+        self._inside_backward = False
+        for one in self._travellers:
+            one.users = one.calls = 0
+            one.in_backward = False
+            one.missing.clear()
+            self._drop(one)
+
+    def _expected(self) -> list[Traveller]:
+        """Return what a first backward pass gathers, if it goes the way of forward."""
+        order = list(dict.fromkeys(reversed(self.order)))
+        return sorted(order, key=lambda one: one.unit.name != "")  # the model's own unit first
