@@ -76,6 +76,45 @@ def test_zero3_is_ddp_however_modules_are_called(stacks: Any, way: str, size: in
     stacks.assert_same(stacks.trained("zero3", size, model), stacks.trained("ddp", size, model))
 
 
+@pytest.mark.parametrize("way", ["plain", "each", "pairs", "inside", "twice"])
+def test_units_may_stay_between_forward_and_backward(stacks: Any, way: str) -> None:
+    """Bit for bit the same; each is gathered once for each step, and all are here at most."""
+    model = stacks.make(lambda: stacks.Stack(way=way))
+    strategy = rd.Zero(3, reshard_after_forward=False)
+
+    def train(comm: Any, mine: Any, own: Any, step: int) -> None:
+        mine.eval()
+        with torch.no_grad():
+            stacks.loss_on(comm, mine, step + 7)
+        mine.train()
+        loss = stacks.loss_on(comm, mine, step) + stacks.loss_on(comm, mine, step + 1)
+        if own.run.strategy == strategy:
+            with pytest.raises(InvalidArgumentError, match=r"rd\.whole"):
+                mine.first.weight.data.clamp_(0)  # which would be lost
+        loss.backward()
+
+    stacks.assert_same(
+        stacks.trained(strategy, 3, model, train=train),
+        stacks.trained("ddp", 3, model, train=train),
+    )
+
+    def be_rank(comm: Any) -> tuple[Any, int, int]:
+        mine = copy.deepcopy(model)
+        mine, own = rd.prepare(mine, stacks.adam(mine), strategy=strategy, comm=comm)
+        for step in range(3):
+            stacks.loss_on(comm, mine, step).backward()
+            own.step()
+            own.zero_grad()
+        parts = own.run.sharing.parts
+        assert parts.flight.in_flight == 0
+        whole = sum(one.nbytes for one in parts.travellers)
+        return rd.ledger(mine).entries[comm.rank], parts.peak, whole
+
+    for line, peak, whole in rd.run(be_rank, 2, "threads"):
+        assert line.sent == pytest.approx(line.sent_predicted, abs=1)
+        assert peak == whole
+
+
 def test_parts_of_a_unit_may_be_called_by_others(stacks: Any) -> None:
     model = stacks.make(lambda: stacks.Stack(way="direct"))
     for block in model.blocks:  # whose bias is used by the model itself
@@ -189,7 +228,14 @@ def test_the_norm_is_that_of_one_device(stacks: Any, name: str, norm: float) -> 
 
 
 @pytest.mark.parametrize(
-    "options", [{"stage": 4}, {"bucket_bytes": 0}, {"stage": 1, "units": ["a"]}]
+    "options",
+    [
+        {"stage": 4},
+        {"bucket_bytes": 0},
+        {"stage": 1, "units": ["a"]},
+        {"stage": 2, "reshard_after_forward": False},
+        {"reshard_after_forward": 1},
+    ],
 )
 def test_options_without_a_meaning_are_refused(options: Any) -> None:
     with pytest.raises(InvalidArgumentError):

@@ -137,7 +137,7 @@ def test_what_some_ranks_alone_have_written_is_told(stacks: Any, strategy: str, 
                 for place in ("before backward", "before the step"):
                     if place == when and step == 1 and comm.rank == 1:
                         with torch.no_grad():
-                            write(mine.blocks[1].up.weight)
+                            write(mine.blocks[1].up.weight)  # type: ignore[no-untyped-call]
                     if place == "before backward":
                         loss = stacks.loss_on(comm, mine, step, torch.float64)
                         told = step == (1 if when == "before backward" else 2)
@@ -205,7 +205,7 @@ def test_hooks_added_later_see_the_gradient_and_may_change_it(
 def test_a_parameter_without_elements_is_saved_and_loaded(
     stacks: Any, tmp_path: Any, strategy: str, size: int
 ) -> None:
-    class Hollow(stacks.Stack):  # type: ignore[misc, name-defined]
+    class Hollow(stacks.Stack):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.none = nn.Parameter(torch.empty(0, 4))

@@ -60,7 +60,8 @@ def _volumes(setup: Setup, parts: Parts, sums: Sums) -> list[Volume]:
         exchanged(comm, "reduce_scatter", row.nbytes, item=row.dtype.itemsize)
         for row in sums.gradients.rows
     ]
-    times = 1 if parts.flight is None else 2  # after the step, or in forward and backward
+    # After the step, or in forward and, where units do not stay, in backward.
+    times = 1 if parts.flight is None or parts.flight.keeps else 2
     for flat in parts.flats:
         found += times * [exchanged(comm, "all_gather", flat.nbytes, item=flat.dtype.itemsize)]
     return found

@@ -106,10 +106,14 @@ class Flat:
 
     def free(self) -> None:
         """Let go of the whole row; its parameters refuse to be computed with until it is back."""
+        self.send_away()
+        self.whole = self.whole.new_empty(0)
+
+    def send_away(self) -> None:
+        """Have the parameters refuse to be computed with."""
         for place in self.layout.places:
             one = self._parameters[place.index]
             send_away(one.tensor, one.name)
-        self.whole = self.whole.new_empty(0)
 
     def make_room(self) -> tuple[Array | torch.Tensor, Array | torch.Tensor]:
         """Have memory for the whole row; return this rank's part and that, as bytes."""

@@ -33,9 +33,14 @@ class Flight(Gathering):
     """All units of one model on one rank."""
 
     def __init__(
-        self, comm: Communicator, model: nn.Module, travellers: Sequence[Traveller]
+        self,
+        comm: Communicator,
+        model: nn.Module,
+        travellers: Sequence[Traveller],
+        *,
+        keeps: bool = False,
     ) -> None:
-        super().__init__(comm, travellers)
+        super().__init__(comm, travellers, keeps=keeps)
         self._last: list[Traveller] = []  # of the one before, which tells what comes next
         self._untold: list[Traveller] = []  # in backward, and nothing tells when not; latest last
         self._saved = SavedTensors(self._travellers, self._ask)
@@ -98,7 +103,8 @@ class Flight(Gathering):
     def _begin_forward(self) -> None:
         if self._depth or torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - in backward
             return
-        self._finish()  # what an earlier pass that failed has left
+        if not any(one.parked for one in self._travellers):
+            self._finish()  # what an earlier pass that failed has left
         self._last, self.order = self.order, []
 
     def _end_forward(self) -> None:
@@ -137,8 +143,13 @@ class Flight(Gathering):
             first: list[Callable[[], None]] = []
             vars(tensor)[FIRST] = first
             tensor.register_hook(self._before_backward(needs, first))  # type: ignore[no-untyped-call]
+        stays = self.keeps and torch.is_grad_enabled()
         for one in needs:
-            if not one.users and not one.in_backward:
+            if one.users or one.in_backward or one.pins:
+                continue
+            if stays and one.here:
+                self._park(one)
+            else:
                 self._drop(one)
 
     # ---- backward

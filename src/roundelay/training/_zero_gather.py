@@ -35,6 +35,7 @@ class Traveller:
         self.unit, self.flats = unit, list(flats)
         self.handles: list[Handle] | None = None  # while on its way
         self.here = False
+        self.parked = False  # its rows are here, but its parameters refuse to be used
         self.users = 0  # modules that run with it at the moment
         self.in_backward = False
         #: Parameters that get gradients, and those of them that have none yet in this pass.
@@ -62,8 +63,11 @@ class Gathering:
 
     _saved: SavedTensors
 
-    def __init__(self, comm: Communicator, travellers: Sequence[Traveller]) -> None:
+    def __init__(
+        self, comm: Communicator, travellers: Sequence[Traveller], *, keeps: bool = False
+    ) -> None:
         self.comm, self._travellers = comm, list(travellers)
+        self.keeps = keeps  # units between forward and backward
         self._of_parameter = {
             id(tensor): one for one in travellers for tensor in one.unit.parameters
         }
@@ -107,7 +111,7 @@ class Gathering:
 
     def _fetch(self, one: Traveller | None, *, pinned: bool = False) -> None:
         """Begin to gather a unit."""
-        if one is None or one.here or one.handles is not None:
+        if one is None or one.here or one.parked or one.handles is not None:
             return
         if self._inside_backward:
             self._fetched.append(one)
@@ -132,7 +136,7 @@ class Gathering:
         for flat in one.flats:
             flat.attach()
         self._saved.here(one)
-        one.here = True
+        one.here, one.parked = True, False
 
     def _land(self, one: Traveller) -> None:
         handles, one.handles = one.handles, None
@@ -156,8 +160,19 @@ class Gathering:
         pinned, number = divmod(label - 1, len(self._travellers))
         return f"{self._travellers[number].name}{' in rd.whole' if pinned else ''}"
 
+    def _park(self, one: Traveller) -> None:
+        """Keep the rows of a unit for backward; what is written into them would be lost."""
+        one.here, one.parked = False, True
+        for flat in one.flats:
+            flat.send_away()
+
+    def drop_all(self) -> None:
+        """Let go of all units that nobody wants to stay."""
+        for one in self._travellers:
+            self._drop(one)
+
     def _drop(self, one: Traveller) -> None:
-        if one.pins or not (one.here or one.handles is not None):
+        if one.pins or not (one.here or one.parked or one.handles is not None):
             return
         try:
             self._land(one)
@@ -165,7 +180,7 @@ class Gathering:
             self._let_go(one)
 
     def _let_go(self, one: Traveller) -> None:
-        one.here = False
+        one.here = one.parked = False
         self._saved.gone(one)
         self.in_flight -= one.nbytes
         for flat in one.flats:
@@ -178,8 +193,7 @@ class Gathering:
 
         What that is, the pass before has shown; where they need something else, they are told.
         """
-        for one in self._travellers:
-            self._drop(one)
+        self.drop_all()
         seen, before = self._fetched, self._fetched_before or self._expected()
         for one in before[len(seen) :] if seen == before[: len(seen)] else ():
             self._fetch(one)
@@ -204,9 +218,9 @@ class Gathering:
             one.users = one.calls = 0
             one.in_backward = False
             one.missing.clear()
-            self._drop(one)
+        self.drop_all()
 
     def _expected(self) -> list[Traveller]:
         """Return what a first backward pass gathers, if it goes the way of forward."""
-        order = list(dict.fromkeys(reversed(self.order)))
+        order = [] if self.keeps else list(dict.fromkeys(reversed(self.order)))
         return sorted(order, key=lambda one: one.unit.name != "")  # the model's own unit first

@@ -47,10 +47,12 @@ class Parts:
         """The rows that get gradients."""
         return [flat for flat in self.flats if flat.trained]
 
-    def fly(self, comm: Communicator, travellers: Sequence[Traveller]) -> None:
-        """Have units come and go."""
+    def fly(
+        self, comm: Communicator, travellers: Sequence[Traveller], *, keeps: bool = False
+    ) -> None:
+        """Have units come and go, or stay between forward and backward."""
         self.travellers = [one for one in travellers if one.flats]
-        self.flight = Flight(comm, self.setup.model, self.travellers)
+        self.flight = Flight(comm, self.setup.model, self.travellers, keeps=keeps)
         self._owner = {index: one for one in self.travellers for index in one.trained}
 
     def arrived(self, index: int) -> None:
@@ -70,6 +72,8 @@ class Parts:
 
     def spread(self) -> None:
         """Bring what the optimizer changed to the model, on every rank."""
+        if self.flight is not None:
+            self.flight.drop_all()
         going: deque[tuple[Flat, Handle, torch.Tensor]] = deque()
         for flat in self.trained:
             flat.round_masters()
@@ -253,12 +257,14 @@ class Parts:
             self.flight.remove()
 
 
-def divide(setup: Setup, *, stage: int, bucket_bytes: int, units: Choice | None) -> Parts:
+def divide(
+    setup: Setup, *, stage: int, bucket_bytes: int, units: Choice | None, keeps: bool = False
+) -> Parts:
     """Move a model into rows, point its optimizer at this rank's pieces of them."""
     away = stage == 3 and setup.comm.size > 1  # noqa: PLR2004 - a stage
     trained = {id(one.tensor): one.tensor for one in setup.parameters}
     if away:
-        parts = _by_units(setup, units)
+        parts = _by_units(setup, units, keeps=keeps)
     else:
         parts = Parts(setup, setup.parameters)
         parts.flats = _by_buckets(setup, bucket_bytes)
@@ -290,7 +296,7 @@ def _by_buckets(setup: Setup, most: int) -> list[Flat]:
     return flats
 
 
-def _by_units(setup: Setup, choice: Choice | None) -> Parts:
+def _by_units(setup: Setup, choice: Choice | None, *, keeps: bool) -> Parts:
     """Make rows of every unit, one by one, and have them come and go."""
     found = find_units(setup.model, choice)
     listed = [*setup.parameters, *_frozen(setup)]
@@ -303,7 +309,7 @@ def _by_units(setup: Setup, choice: Choice | None) -> Parts:
         travellers.append(Traveller(unit, flats))
     # Of their own, so that they keep their order whatever the order of gradients is.
     comm = setup.comm.group(range(setup.comm.size))
-    parts.fly(setup.comm if comm is None else comm, travellers)
+    parts.fly(setup.comm if comm is None else comm, travellers, keeps=keeps)
     return parts
 
 

@@ -46,6 +46,7 @@ class Zero(Strategy):
     bucket_bytes: int | None = None  # sent together in stages 1, 2; None: as the device likes it
     units: Choice | None = None  # what stage 3 gathers together: classes or names of modules
     check_finite: bool = True
+    reshard_after_forward: bool = True  # False: stage 3 keeps units until backward is over
 
     def __post_init__(self) -> None:
         if index_of(self.stage) not in STAGES:
@@ -55,6 +56,13 @@ class Zero(Strategy):
             object.__setattr__(self, "bucket_bytes", size)
         if self.units is not None and self.stage != STAGES[-1]:
             raise InvalidArgumentError(f"units= is for stage 3; stage {self.stage} has none.")
+        if not isinstance(self.reshard_after_forward, bool):
+            given = shown(self.reshard_after_forward)
+            raise InvalidArgumentError(f"reshard_after_forward is True or False, not {given}.")
+        if not self.reshard_after_forward and self.stage != STAGES[-1]:
+            raise InvalidArgumentError(
+                f"reshard_after_forward= is for stage 3; in stage {self.stage} parameters stay."
+            )
 
     def share(self, setup: Setup) -> Sharing:
         """Divide the model and its optimizer between the ranks."""
@@ -71,8 +79,9 @@ class _Divided(Sharing):
         self.every_pass = options.stage > 1
         limit = bucket_limit(options.bucket_bytes, [one.tensor for one in setup.parameters])
         self.parts: Parts = divide(
-            setup, stage=options.stage, bucket_bytes=limit, units=options.units
-        )
+            setup, stage=options.stage, bucket_bytes=limit, units=options.units,
+            keeps=not options.reshard_after_forward,
+        )  # fmt: skip
         self.sums = Sums(setup, self.parts, options.stage, check=options.check_finite)
         self._passing = False  # whether a pass runs that brings gradients together
         if self.parts.flight is not None:
