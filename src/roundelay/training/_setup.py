@@ -64,6 +64,15 @@ class Setup:
     #: What the optimizer steps on in place of the parameters, one for one, where a rank has whole
     #: master weights.
     masters: list[torch.Tensor] | None = None
+    #: Where not all ranks divide what they hold between them: those that do, with this one among
+    #: them, and those that hold the same as this one.
+    shards: Communicator | None = None
+    replicas: Communicator | None = None
+
+    @property
+    def within(self) -> Communicator:
+        """The ranks that divide what they hold between them."""
+        return self.comm if self.shards is None else self.shards
 
     @property
     def stepped(self) -> list[torch.Tensor]:

@@ -35,7 +35,7 @@ def held_by(setup: Setup, parts: Parts, sums: Sums) -> Held:
 
 def predicted_for(setup: Setup, parts: Parts, sums: Sums, stage: int) -> tuple[Held, Volume]:
     """Say Ψ and Ψ/N of what each stage divides, and 2Ψ(N-1)/N or 3Ψ(N-1)/N as priced."""
-    size = setup.comm.size
+    size = setup.within.size
     rows = sums.gradients.rows
     weights = sum(one.numel() * one.dtype.itemsize for one in setup.model.parameters())
     grads = sum(row.flat.layout.numel * row.dtype.itemsize for row in rows)
@@ -52,14 +52,19 @@ def predicted_for(setup: Setup, parts: Parts, sums: Sums, stage: int) -> tuple[H
 
 
 def _volumes(setup: Setup, parts: Parts, sums: Sums) -> list[Volume]:
-    comm = setup.comm
-    found = [exchanged(comm, "all_reduce", told_bytes(len(setup.parameters)), item=8)]
+    comm = setup.within
+    found = [exchanged(setup.comm, "all_reduce", told_bytes(len(setup.parameters)), item=8)]
     if comm.size == 1:
         return found
     found += [
         exchanged(comm, "reduce_scatter", row.nbytes, item=row.dtype.itemsize)
         for row in sums.gradients.rows
     ]
+    if setup.replicas is not None:
+        found += [
+            exchanged(setup.replicas, "all_reduce", row.part.nbytes, item=row.dtype.itemsize)
+            for row in sums.gradients.rows
+        ]
     # After the step, or in forward and, where units do not stay, in backward.
     times = 1 if parts.flight is None or parts.flight.keeps else 2
     for flat in parts.flats:

@@ -66,7 +66,7 @@ class Gradients:
 
     def __init__(self, setup: Setup, flats: Sequence[Flat], *, keep: bool, check: bool) -> None:
         self._setup, self._keep = setup, keep
-        self.comm = setup.comm
+        self.comm, self._replicas = setup.within, setup.replicas
         self._tensors = [one.tensor for one in setup.parameters]
         self._device = flats[0].part.device if flats else torch.device("cpu")
         self.rows = [self._make_row(flat) for flat in flats]
@@ -79,6 +79,7 @@ class Gradients:
         self._free = list(self._turns)
         self._results: list[torch.Tensor] = []  # memory for results that can't go to their place
         self._going: deque[_Going] = deque()
+        self._across: list[_Going] = []  # sums on their way to and from replicas
         self._next = 0
         self.used: set[int] = set()  # parameters with a gradient on this rank, in this step
         self.intake = Intake(check=check)
@@ -155,8 +156,7 @@ class Gradients:
                 self._put(row, index)
             row.missing.clear()
             self._send()
-        while self._going:
-            self._land()
+        self._land_all()
 
     def give_up(self) -> Callable[[], None]:
         """Send zeros for all rows that are not on their way; return what waits for that."""
@@ -174,10 +174,11 @@ class Gradients:
             handles.append(self.comm.start.reduce_scatter(mine, op, out=result, axis=0))
 
         def wait() -> None:
-            for handle in handles:
+            self._land_all()
+            for row, handle in zip(rest, handles, strict=True):
                 handle.wait()
-            while self._going:
-                self._land()
+                if self._replicas is not None:
+                    self._replicas.all_reduce(lost[: row.part.nbytes].view(row.dtype), op)
             self._free = list(self._turns)
 
         return wait
@@ -228,9 +229,27 @@ class Gradients:
         return fitting[:nbytes].view(row.dtype)
 
     def _land(self) -> None:
-        """Wait for the row that was sent first, and add it to what there is."""
+        """Wait for the row that was sent first; where it has replicas, it goes on to them."""
         one = self._going.popleft()
         one.handle.wait()
+        if one.memory is not None:
+            self._free.append(one.memory)
+        if self._replicas is None:
+            self._add(one)
+        else:
+            one.handle = self._replicas.start.all_reduce(one.result, self._op())
+            self._across.append(one)
+
+    def _land_all(self) -> None:
+        while self._going:
+            self._land()
+        for one in self._across:  # not before: who waits here keeps others from gathering units
+            one.handle.wait()
+            self._add(one)
+        self._across.clear()
+
+    def _add(self, one: _Going) -> None:
+        """Add a sum that has come to what there is."""
         row = one.row
         if one.result is not row.part:
             if self._keep:
@@ -242,8 +261,6 @@ class Gradients:
                 row.part.add_(one.result)
             self._results.append(_all_bytes(one.result))
         row.filled = True
-        if one.memory is not None:
-            self._free.append(one.memory)
 
     # ---- afterwards
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from roundelay.communicator import Communicator, Traffic
@@ -99,7 +100,7 @@ class Parts:
         most = max((flat.part.nbytes for flat in self.trained), default=0)
         for _ in range(STAGES):
             device = self.flats[0].part.device
-            self._steps.append(shared_tensor(self.setup.comm, most, torch.uint8, device))
+            self._steps.append(shared_tensor(self.setup.within, most, torch.uint8, device))
 
     # ---- what the user writes into the model
 
@@ -190,7 +191,9 @@ class Parts:
     def to_save(self) -> Iterator[Part]:
         """Yield this rank's pieces of every row, and some of what every rank has whole."""
         state = self.setup.optimizer.state
-        for _, piece, stepped in self._owned():
+        replicas = self.setup.replicas
+        first = replicas is None or replicas.rank == 0
+        for _, piece, stepped in self._owned() if first else ():
             name = self.parameters[piece.index].name
             yield stretch(name, stepped, state.get(stepped, {}), piece.start, piece.stop)
         rank, size = self.setup.comm.rank, self.setup.comm.size
@@ -232,13 +235,23 @@ class Parts:
                 yield name, tensor
 
     def traffic(self) -> list[Traffic] | None:
-        """Return what every rank has exchanged, gathered units included."""
-        counted = self.setup.comm.traffic()
-        more = None if self.flight is None else self.flight.comm.traffic()
-        if counted is None or more is None:
-            return counted
-        return [Traffic(one.sent + two.sent, one.received + two.received)
-                for one, two in zip(counted, more, strict=True)]  # fmt: skip
+        """Return what every rank has exchanged in all of its groups."""
+        setup = self.setup
+        flown = [] if self.flight is None else [self.flight.comm]
+        counted = setup.comm.traffic()
+        if counted is None:
+            return None
+        for group in (setup.shards, setup.replicas, *flown):
+            more = None if group is None else group.traffic()
+            if group is None or more is None:
+                continue
+            if group.size < setup.comm.size:  # every rank knows of its own group alone
+                own = more[group.rank]
+                every = setup.comm.all_gather(np.array([own.sent, own.received], np.int64))
+                more = [Traffic(*one) for one in every.tolist()]
+            counted = [Traffic(one.sent + two.sent, one.received + two.received)
+                       for one, two in zip(counted, more, strict=True)]  # fmt: skip
+        return counted
 
     @property
     def transient(self) -> list[torch.Tensor]:
@@ -291,7 +304,7 @@ def _by_buckets(setup: Setup, most: int) -> list[Flat]:
     for run in runs(keys, sizes, most=most):
         start_from_first(setup.comm, [tensors[at] for at in run])
         indices = [order[at] for at in run]
-        flats.append(Flat(setup.comm, setup.parameters, indices, setup.precision, resident=True))
+        flats.append(Flat(setup.within, setup.parameters, indices, setup.precision, resident=True))
     start_from_first(setup.comm, setup.model.parameters())  # those that are not trained
     return flats
 
@@ -308,8 +321,8 @@ def _by_units(setup: Setup, choice: Choice | None, *, keeps: bool) -> Parts:
         parts.flats.extend(flats)
         travellers.append(Traveller(unit, flats))
     # Of their own, so that they keep their order whatever the order of gradients is.
-    comm = setup.comm.group(range(setup.comm.size))
-    parts.fly(setup.comm if comm is None else comm, travellers, keeps=keeps)
+    comm = setup.within.group(range(setup.within.size))
+    parts.fly(setup.within if comm is None else comm, travellers, keeps=keeps)
     return parts
 
 
@@ -322,7 +335,7 @@ def _rows_of(
         key = tensor.dtype, tensor.device, tensor.requires_grad
         kinds.setdefault(key, []).append(number[id(tensor)])
     return [
-        Flat(setup.comm, listed, indices, setup.precision, resident=False,
+        Flat(setup.within, listed, indices, setup.precision, resident=False,
              trained=indices[0] < len(setup.parameters))
         for indices in kinds.values()
     ]  # fmt: skip

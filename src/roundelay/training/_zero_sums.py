@@ -231,9 +231,9 @@ class Sums:
         ]
         if math.isinf(norm_type):
             most = np.array([max(norms, default=0.0)])
-            return float(self.setup.comm.all_reduce(most, "max")[0])
+            return float(self.setup.within.all_reduce(most, "max")[0])
         total = np.array([sum(one**norm_type for one in norms)])
-        return float(self.setup.comm.all_reduce(total)[0] ** (1 / norm_type))
+        return float(self.setup.within.all_reduce(total)[0] ** (1 / norm_type))
 
     def stepped(self) -> None:
         """Let go of copies that were made for the step."""

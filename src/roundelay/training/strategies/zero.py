@@ -47,6 +47,7 @@ class Zero(Strategy):
     units: Choice | None = None  # what stage 3 gathers together: classes or names of modules
     check_finite: bool = True
     reshard_after_forward: bool = True  # False: stage 3 keeps units until backward is over
+    shard_over: int | None = None  # so many ranks divide it, those of a host; None: all of them
 
     def __post_init__(self) -> None:
         if index_of(self.stage) not in STAGES:
@@ -56,6 +57,8 @@ class Zero(Strategy):
             object.__setattr__(self, "bucket_bytes", size)
         if self.units is not None and self.stage != STAGES[-1]:
             raise InvalidArgumentError(f"units= is for stage 3; stage {self.stage} has none.")
+        if self.shard_over is not None:
+            object.__setattr__(self, "shard_over", whole("shard_over of Zero", self.shard_over, 2))
         if not isinstance(self.reshard_after_forward, bool):
             given = shown(self.reshard_after_forward)
             raise InvalidArgumentError(f"reshard_after_forward is True or False, not {given}.")
@@ -66,8 +69,22 @@ class Zero(Strategy):
 
     def share(self, setup: Setup) -> Sharing:
         """Divide the model and its optimizer between the ranks."""
+        if self.shard_over is not None:
+            _make_replicas(setup, self.shard_over)
         refuse_whole(setup.optimizer)
         return _Divided(self, setup)
+
+
+def _make_replicas(setup: Setup, over: int) -> None:
+    """Have each `over` ranks after one another divide the model, and hold what all others do."""
+    rank, size = setup.comm.rank, setup.comm.size
+    if size % over:
+        raise InvalidArgumentError(
+            f"Zero(shard_over={over}) needs a number of ranks that divides by {over}, not {size}. "
+            f"Give the ranks of one host, or leave it out to divide the model between all of them."
+        )
+    if over < size:
+        setup.shards, setup.replicas = setup.comm.split(rank // over), setup.comm.split(rank % over)
 
 
 class _Divided(Sharing):
