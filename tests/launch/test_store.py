@@ -7,13 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundelay.communicator.join import await_all
-from roundelay.engines import _store
 from roundelay.engines._secret import found_secret
 from roundelay.engines._store import Store, StoreLost, open_store
 from roundelay.errors import InvalidArgumentError, MeetingError
@@ -98,12 +98,11 @@ class Frozen:
         return self.thawed.wait(60)
 
 
-def test_one_that_does_not_answer_is_lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_does_not_answer_is_lost_at_once_until_it_does() -> None:
     raw = Frozen()
-    store = opened(raw)
-    with pytest.raises(StoreLost, match=r"the store has not answered for 0\.2 s"):
+    store = replace(opened(raw), patience=60.0)
+    with pytest.raises(StoreLost, match=r"the store has not answered for 0\.\d s"):
         store.line.ask(lambda: raw.check(["x"]), 0.2)
-    monkeypatch.setattr(_store, "ANSWER_S", 60)
     start = time.monotonic()
     for call in (lambda: store.has("x"), lambda: store.set("x", b""), lambda: store.get("x", 60)):
         with pytest.raises(StoreLost):
@@ -112,6 +111,26 @@ def test_one_that_does_not_answer_is_lost_for_good(monkeypatch: pytest.MonkeyPat
     with pytest.raises(MeetingError, match="rank 1 of 2 waited for the others, but the store has"):
         await_all(store, ["told/0"], 1, 2, 60)
     raw.thawed.set()
+    while store.line.silent_for:
+        time.sleep(0.001)
+    assert store.has("x")
+
+
+def test_the_time_that_another_has_waited_for_an_answer_counts() -> None:
+    raw = Frozen()
+    store = opened(raw)
+    asked = threading.Thread(target=lambda: store.line.ask(lambda: raw.check(["x"]), 60))
+    asked.start()
+    while store.line.silent_for < 0.2:
+        time.sleep(0.01)
+    start = time.monotonic()
+    with pytest.raises(StoreLost, match="has not answered for"):
+        replace(store, patience=0.2).has("x")
+    with pytest.raises(StoreLost, match="has not answered for"):
+        replace(store, patience=60.0).has("x")
+    assert time.monotonic() - start < 30
+    raw.thawed.set()
+    asked.join()
 
 
 def test_a_fork_has_no_say() -> None:
@@ -131,6 +150,18 @@ def test_signs_of_life_tell_who_is_gone() -> None:
     living, dead = opened(raw).live(0, "10.0.0.1"), opened(raw).live(1, "10.0.0.2")
     dead.line.beat(None)
     assert living.within("group").silent([0, 1], 3) == {1: "10.0.0.2"}
+
+
+def test_who_waits_watches_and_knows_the_silent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = distributed.HashStore()
+    living, dead = opened(raw).live(0, "10.0.0.1"), opened(raw).live(1, "10.0.0.2")
+    with living.line.waiting_for([1]):
+        dead.line.beat(None)
+        seen = living.line._asking.seen
+        while 1 not in seen or seen[1].looked - seen[1].since < 1:  # which the beats do
+            time.sleep(0.05)
+        monkeypatch.setattr(time, "sleep", None)  # nobody waits any more
+        assert living.silent([1], 1.0) == {1: "10.0.0.2"}
 
 
 def test_it_listens_at_one_address_and_strange_bytes_do_no_harm(served: tuple[Store, int]) -> None:

@@ -141,7 +141,7 @@ def looping(rank: int, ready: Path) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize(("how", "host"), [("cut", 0), ("cut", 2), ("freeze", 1)])
+@pytest.mark.parametrize(("how", "host"), [("cut", 0), ("cut", 2), ("freeze", 0), ("freeze", 1)])
 def test_a_host_that_is_cut_off_or_frozen_is_an_error_on_every_rank(
     how: str, host: int, tmp_path: Path
 ) -> None:

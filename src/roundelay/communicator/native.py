@@ -22,7 +22,7 @@ from roundelay.communicator.trouble import (
     explain,
     own_doing,
     refuse_nested,
-    say_slow,
+    warn_slow,
 )
 from roundelay.engines._end import ENDINGS, End, Job, never
 from roundelay.engines._limits import limit_hit
@@ -299,7 +299,7 @@ class NativeEnd(End):
         if self.timeout > PATIENT:
             return
         rank = self.ranks.index(world_rank) if world_rank in self.ranks else -1
-        sys.stderr.write(say_slow(self, rank, seconds) + "\n")
+        warn_slow(self, rank, seconds)
 
 
 class _Task:
@@ -360,7 +360,7 @@ def _slow_teller(end: NativeEnd) -> Callable[[int, float], None]:
     def tell(rank: int, seconds: float) -> None:
         alive = weak()
         if alive is not None:
-            sys.stderr.write(say_slow(alive, rank, seconds) + "\n")
+            warn_slow(alive, rank, seconds)
 
     return tell
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from roundelay.errors import (
 if TYPE_CHECKING:
     from roundelay.communicator.native import NativeEnd
 
-__all__ = ["cancelled", "explain", "own_doing", "refuse_nested", "say_slow"]
+__all__ = ["cancelled", "explain", "own_doing", "refuse_nested", "warn_slow"]
 
 
 PATIENCE = 1.0  # seconds, for ranks that are on their way, and perhaps still compile
@@ -105,18 +106,19 @@ def _named(call: int | str, site: str) -> str:
     return f"{name} at {site}" if site else name
 
 
-def say_slow(end: NativeEnd, rank: int, seconds: float) -> str:
-    """Return the warning that a rank lets others wait."""
+def warn_slow(end: NativeEnd, rank: int, seconds: float) -> None:
+    """Warn that a rank lets others wait, unless something has gone wrong: that is told anyhow."""
     me = end.ranks[end.rank]
     whom = "any rank"
     if rank >= 0:
         other = end.ranks[rank]
         whom = _whom(end.world, me, other, stopped=_is_stopped(end.world, other))
     what = "; ".join(doings.of_rank(end.world, end.at, 0, me))
-    return (
-        f"roundelay: rank {me} has waited {seconds:.0f} s for {whom}; it gives up after "
-        f"{end.timeout:g} s. It is in {what}."
-    )
+    if end.world.trouble is None:
+        sys.stderr.write(
+            f"roundelay: rank {me} has waited {seconds:.0f} s for {whom}; it gives up after "
+            f"{end.timeout:g} s. It is in {what}.\n"
+        )
 
 
 def _calls(world: _core.World, at: int, call: int) -> str:
@@ -169,5 +171,7 @@ def _is_stopped(world: _core.World, rank: int) -> bool:
     """Tell a stopped process from a busy one by its heartbeat."""
     before, limit = world.heartbeat(rank), time.monotonic() + BEAT
     while before and world.heartbeat(rank) == before and time.monotonic() < limit:
+        if world.trouble is not None:  # who has ended for that has no heartbeat either
+            return False
         time.sleep(0.02)
     return bool(before) and world.heartbeat(rank) == before

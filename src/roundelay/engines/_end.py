@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -162,6 +163,13 @@ class End(ABC):
         """
         del word, text
         self.close()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return what is entered while ranks wait for others, by whatever way.
+
+        An engine that can tells by then who gives no sign of life.
+        """
+        return nullcontext()
 
     def moved(self) -> tuple[list[int], list[int]] | None:
         """Return the bytes taken from, and given to, each rank so far; None if nobody counts."""

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol, Self
@@ -105,6 +106,10 @@ class GlooEnd(End):
                 return
             self._walk.run(job, self._find(job, algorithm))
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """See meanwhile whether the others give signs of life."""
+        return self._trouble.waiting()
+
     def slot(self, data: Array, other: int, *, sends: bool) -> _Work:
         """Send or receive bytes in the order of a schedule, apart from users' messages."""
         tensor = as_tensor(self._torch, data)
@@ -194,7 +199,7 @@ class GlooEnd(End):
         group.let_go()
         if not self._meeting.ranks:  # the whole job, not a group of some
             with contextlib.suppress(StoreLost):
-                self._meeting.store.rest(self.rank)
+                self._meeting.store.in_hurry().rest(self.rank)
 
     def _cut(self, group: Held) -> None:
         """Cut the lines to all others."""

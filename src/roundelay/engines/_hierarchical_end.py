@@ -18,7 +18,7 @@ from roundelay.reductions import Array
 
 __all__ = ["HierarchicalEnd"]
 
-EXPLAIN_S = 10.0  # for a rank to find out, after its timeout, what was wrong between hosts
+EXPLAIN_S = 3.0  # for a rank to find out, after its timeout, what was wrong between hosts
 
 
 class HierarchicalEnd(End):
@@ -78,15 +78,17 @@ class HierarchicalEnd(End):
         algorithm: str | None,
         plan: Plan | None = None,
     ) -> Callable[[], None]:
+        everyone = self._everyone or self._inside
         planned = replace(job, plan=plan or plan_of(job, algorithm, self._places.here))
 
         def work() -> None:
             if self._told is not None:
                 raise type(self._told)(str(self._told))
-            try:
-                calls.run(planned, algorithm)
-            except CommunicationError as error:
-                raise self._broken(error) from error
+            with everyone.waiting():
+                try:
+                    calls.run(planned, algorithm)
+                except CommunicationError as error:
+                    raise self._broken(error) from error
 
         return work
 
@@ -101,9 +103,10 @@ class HierarchicalEnd(End):
 
     def _in_all_numbers(self, error: CommunicationError) -> CommunicationError:
         """Return an error of a part as one of the whole group, with what its numbers mean."""
-        _, found, table = str(error).partition(f"{CollectiveMismatch.__name__}: ")
-        if found:  # by another rank, which told it
-            return CollectiveMismatch(table)
+        for kind in (CollectiveMismatch, CollectiveTimeout):
+            _, found, text = str(error).partition(f"{kind.__name__}: ")
+            if found:  # by another rank, which told it
+                return kind(text)
         between = self._calls is not None and self._calls.between_hosts
         known = isinstance(error, CollectiveMismatch) or getattr(
             self._lane, "names_ranks_of_all", False

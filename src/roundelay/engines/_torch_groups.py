@@ -7,13 +7,14 @@ import importlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from roundelay.arguments import FOREVER_S
 from roundelay.engines._end import ScheduleFor
-from roundelay.engines._store import SILENT_S, Store, StoreLost
+from roundelay.engines._store import HURRY_S, SILENT_S, Store, StoreLost
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -42,8 +43,7 @@ LATE = re.compile(r"timed? ?out", re.IGNORECASE)
 PLACE = re.compile(r"^\[[^\]]*:\d+\] ?")
 ADVICE = re.compile(r" This is typically caused by.*")
 TOLD = (CollectiveMismatch, CollectiveTimeout)  # as what they are; all else means a lost rank
-PATIENCE_S = SILENT_S + 1.5  # for the rank that was first to find out what it is, and to say it
-SOON_S = 0.25  # for it to begin: Gloo cuts the lines before that rank gets to say why
+SOON_S = 0.25  # for the first to say why: Gloo cuts the lines before that rank gets to
 
 
 def load_torch(engine: str) -> Any:  # optional, so without types
@@ -136,8 +136,9 @@ class Trouble:
     """What went wrong in a group, told through its store so that all ranks raise the same."""
 
     def __init__(self, meeting: Meeting) -> None:
-        self._store, self._rank, self._size = meeting.store, meeting.rank, meeting.size
+        self._store, self._rank, self._size = meeting.store.in_hurry(), meeting.rank, meeting.size
         self._ranks = list(meeting.ranks or range(meeting.size))
+        self._others = [rank for rank in self._ranks if rank != self._me]
         self.told: CommunicationError | None = None
 
     def check(self) -> None:
@@ -162,17 +163,22 @@ class Trouble:
             return self._store.has(f"left/{rank}")
         return False
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """See meanwhile whether the others give signs of life."""
+        return self._store.line.waiting_for(self._others)
+
     @contextlib.contextmanager
     def watched(self, limit: float) -> Iterator[None]:
         """Turn what torch raises into our errors; after the first one, nothing else is raised."""
         self.check()
-        try:
-            yield
-        except CommunicationError as error:
-            self.told = self.told or error
-            raise
-        except RuntimeError as error:
-            raise self.explain(error, limit) from error
+        with self.waiting():
+            try:
+                yield
+            except CommunicationError as error:
+                self.told = self.told or self._with_reason(error, limit)
+                raise self.told from None
+            except RuntimeError as error:
+                raise self.explain(error, limit) from error
 
     def explain(self, error: BaseException, limit: float) -> CommunicationError:
         """Return what a failure of torch's means: what others told, or what can be told from it."""
@@ -190,7 +196,7 @@ class Trouble:
             if told is None and self._claim():
                 told = self._late(error, limit) if late else self._gone(error)
                 self._say(told)
-            return told or self._asked(PATIENCE_S) or self._gone(error)
+            return told or self._asked(HURRY_S) or self._gone(error, self._why(limit))
         except StoreLost as lost:
             return self._alone(error, limit, lost, late=late)
 
@@ -208,40 +214,52 @@ class Trouble:
             if text is not None:
                 kind, _, said = text.decode().partition(" ")
                 return next((one for one in TOLD if one.__name__ == kind), PeerLost)(said)
-            patience = PATIENCE_S if self._store.has("trouble/first") else soon
+            patience = HURRY_S if self._store.has("trouble/first") else soon
             if time.monotonic() >= began + patience:
                 return None
             time.sleep(0.01)
 
     def _late(self, error: BaseException, limit: float) -> CommunicationError:
-        """Say who gives no sign of life, if that is why the others were waited for in vain."""
-        silent = self._store.silent([rank for rank in self._ranks if rank != self._me])
-        if not silent:
-            return CollectiveTimeout(f"{self._waited(limit)}. ({_gist(error)})")
-        named = [
-            f"{rank} ({address})" if address else str(rank) for rank, address in silent.items()
-        ]
+        why = self._why(limit)
         return CollectiveTimeout(
-            f"{self._waited(limit)}, and there is no sign of life from rank {', '.join(named)}: "
-            f"its host may be cut off, or frozen. ({_gist(error)})"
+            f"{self._waited(limit)}{f', and {why}' if why else ''}. ({_gist(error)})"
         )
 
-    def _gone(self, error: BaseException) -> CommunicationError:
+    def _why(self, limit: float) -> str:
+        """Say who gives no sign of life, if that is why the others were waited for in vain."""
+        # They were watched for most of the time that they were waited for.
+        patience = min(SILENT_S, max(HURRY_S, limit - HURRY_S))
+        try:
+            silent = self._store.silent(self._others, patience)
+        except StoreLost as lost:
+            return _cut_off(lost)
+        if not silent:
+            return ""
+        named = ", ".join(f"{rank} ({at})" if at else str(rank) for rank, at in silent.items())
+        whose = f"rank {named}: its host" if len(silent) == 1 else f"ranks {named}: their hosts"
+        return f"there is no sign of life from {whose} may be cut off, or frozen"
+
+    def _with_reason(self, error: CommunicationError, limit: float) -> CommunicationError:
+        """Return an error of ours; one that came of waiting says who was silent."""
+        why = self._why(limit) if isinstance(error, CollectiveTimeout) else ""
+        return CollectiveTimeout(f"{error} {why[0].upper()}{why[1:]}.") if why else error
+
+    def _gone(self, error: BaseException, why: str = "") -> CommunicationError:
         left = [self._ranks[rank] for rank in range(self._size) if self.has_left(rank)]
         if left:
             who = f"Rank {left[0]} has" if len(left) == 1 else f"Ranks {_listed(left)} have"
             return PeerLost(f"{who} finished, but rank {self._me} still needs it. ({_gist(error)})")
-        return PeerLost(f"Rank {self._me} lost a rank that it communicates with. ({_gist(error)})")
+        more = f", and {why}" if why else ""
+        return PeerLost(
+            f"Rank {self._me} lost a rank that it communicates with{more}. ({_gist(error)})"
+        )
 
     def _alone(
         self, error: BaseException, limit: float, lost: StoreLost, *, late: bool
     ) -> CommunicationError:
         kind = CollectiveTimeout if late else PeerLost
         what = self._waited(limit) if late else f"Rank {self._me} lost a rank"
-        return kind(
-            f"{what}, and {lost}: that host is gone, frozen or cut off, or this one is cut off. "
-            f"({_gist(error)})"
-        )
+        return kind(f"{what}, and {_cut_off(lost)}. ({_gist(error)})")
 
     def _waited(self, limit: float) -> str:
         return f"Rank {self._me} waited {limit:g} s for the others"
@@ -255,6 +273,10 @@ def _gist(error: BaseException) -> str:
     """Return what torch says without where in its source it says so, and without its advice."""
     said = str(error).strip().splitlines()[:1] or [type(error).__name__]
     return ADVICE.sub("", PLACE.sub("", said[0])).rstrip(". ")
+
+
+def _cut_off(lost: StoreLost) -> str:
+    return f"{lost}: that host is gone, frozen or cut off, or this one is cut off"
 
 
 def _listed(ranks: list[int]) -> str:

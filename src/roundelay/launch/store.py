@@ -24,6 +24,7 @@ __all__ = ["job_store", "store_at"]
 LINGER_S = 5.0  # for ranks that end a little later than the one that serves the store
 GIVEN_UP_S = 1.5  # without a sign of life, until nobody waits for a rank that has not ended
 TRY_S = 5.0  # for one attempt to reach the store
+LOOK_S = 0.02
 FIRST_RETRY_S, MOST_RETRY_S = 0.02, 0.5
 
 
@@ -153,4 +154,6 @@ def _say_done(store: Store, place: Place, pid: int, *, serves: bool) -> None:
         while missing and time.monotonic() < end:
             missing = [rank for rank in missing if not store.rested(rank)]
             # Who is gone for good says nothing more.
-            missing = [rank for rank in missing if rank not in store.silent(missing, GIVEN_UP_S)]
+            gone = store.silent(missing, GIVEN_UP_S)
+            missing = [rank for rank in missing if rank not in gone]
+            time.sleep(LOOK_S if missing else 0.0)
