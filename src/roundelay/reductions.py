@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import PurePath
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,6 +76,29 @@ class Op:
             return result
 
         self.reduction = Reduction(name, "Your own.", checked, "biufc", commutative)
+        #: The same in all processes that have made it of the same function.
+        self.identity = f"{name} ({_origin(fn)}{'' if commutative else ', not commutative'})"
+
+
+def _origin(fn: object) -> str:
+    """Say which function it is: where it was written, and what it does there.
+
+    >>> one, other = (lambda left, right: left), (lambda left, right: right)
+    >>> _origin(one) == _origin(one), _origin(one) == _origin(other)
+    (True, False)
+    """
+    while isinstance(fn, partial):
+        fn = fn.func
+    fn = getattr(fn, "__func__", fn)  # of a method
+    code = getattr(fn, "__code__", None)
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__qualname__)
+    if code is None:
+        return f"{getattr(fn, '__module__', None) or type(fn).__module__}.{name}"
+    # A path may differ from host to host, and so may how other constants are shown.
+    plain = [one for one in code.co_consts if isinstance(one, (int, float, complex, str, bytes))]
+    told = repr((code.co_code, code.co_names, plain)).encode()
+    line = f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"
+    return f"{name} at {line}, {blake2b(told, digest_size=3).hexdigest()}"
 
 
 KINDS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from roundelay.communicator import ANY
 from roundelay.errors import CollectiveMismatch, CommunicationError
+from roundelay.reductions import Op
 
 SOON = 20.0  # generous: it takes milliseconds
 Calls = Callable[[Any], Any]
@@ -69,6 +71,56 @@ DIFFERENT: dict[str, tuple[Calls, Calls, list[str]]] = {
         lambda c: c.reduce_scatter(ones(12), axis=0, counts=[12, *[0] * (c.size - 1)]),
         ["reduce_scatter #1"],
     ),
+    "axis": (
+        lambda c: c.all_gather(ones(3)),
+        lambda c: c.all_gather(ones(3), axis=0),
+        ["all_gather #1 float64[3] (", "all_gather #1 float64[3] axis=0 ("],
+    ),
+    "axis of gather": (
+        lambda c: c.gather(ones(3), 1),
+        lambda c: c.gather(ones(3), 1, axis=0),
+        ["gather #1 float64[3] root=1 (", "gather #1 float64[3] root=1 axis=0 ("],
+    ),
+    "axis of reduce_scatter": (
+        lambda c: c.reduce_scatter(ones(c.size)),
+        lambda c: c.reduce_scatter(ones(c.size), axis=0),
+        ["op=sum (", "op=sum axis=0 ("],
+    ),
+    "axis in the background": (
+        lambda c: c.start.all_to_all(ones(c.size)).wait(),
+        lambda c: c.start.all_to_all(ones(c.size), axis=0).wait(),
+        ["float64[1] (", "float64[1] axis=0 ("],
+    ),
+    "function": (
+        lambda c: c.all_reduce(ones(3), Op(lambda a, b: a + b)),
+        lambda c: c.all_reduce(ones(3), Op(lambda a, b: a * b)),
+        ["all_reduce #1, by all_gather float64[3] op=rd.Op "],
+    ),
+    "function of reduce": (
+        lambda c: c.reduce(ones(3), Op(np.add), 1),
+        lambda c: c.reduce(ones(3), Op(np.multiply), 1),
+        ["reduce #1, by gather float64[3] root=1 op=rd.Op "],
+    ),
+    "function of scan": (
+        lambda c: c.scan(ones(3), Op(np.add)),
+        lambda c: c.exscan(ones(3), Op(np.add)),
+        ["exscan #1, by all_gather", " scan #1, by all_gather"],
+    ),
+    "function that does not commute": (
+        lambda c: c.reduce_scatter(ones(c.size), Op(np.add)),
+        lambda c: c.reduce_scatter(ones(c.size), Op(np.add, commutative=False)),
+        ["reduce_scatter #1, by all_to_all float64[1] op=rd.Op "],
+    ),
+    "split": (
+        lambda c: c.all_gather(ones(2, np.int64)),
+        lambda c: c.split(0),
+        ["all_gather #1 int64[2] (", "split #1, by all_gather int64[2] ("],
+    ),
+    "objects": (
+        lambda c: c.gather_object(1),
+        lambda c: c.all_gather_object(1),
+        ["gather_object #1, by all_gather", "all_gather_object #1, by all_gather"],
+    ),
     "start": (
         lambda c: c.start.all_reduce(ones(3)).wait(),
         lambda c: c.start.all_gather(ones(3)).wait(),
@@ -115,6 +167,21 @@ def test_a_different_call_is_named_on_every_rank(
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_function_that_every_rank_makes_for_itself_is_the_same(size: int, ranks: Any) -> None:
+    def work(comm: Any) -> list[float]:
+        scale = comm.rank + 1.0  # what a function closes over is its own business
+        makes: list[Callable[[], Op]] = [
+            lambda: Op(lambda a, b: a + b, name="add"),
+            lambda: Op(partial(np.add)),
+            lambda: Op(lambda a, b: (a * scale + b * scale) / scale),
+        ]
+        return [float(comm.all_reduce(np.ones(2), make())[0]) for make in makes for _ in range(2)]
+
+    for found in ranks(size, work):
+        assert found[:4] == [float(size)] * 4
+
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_mismatch_between_ranks_that_exchange_nothing_is_found(size: int, ranks: Any) -> None:
     """Only ranks other than the root differ, and each of them gets nothing from the other."""
 

@@ -113,12 +113,26 @@ def differing_in_the_call(comm: rd.Communicator) -> None:
         comm.scan(np.ones(10))
 
 
+def differing_in_axis(comm: rd.Communicator) -> None:
+    comm.all_gather(np.ones(10), axis=0 if comm.rank == 1 else None)
+
+
+def differing_in_function(comm: rd.Communicator) -> None:
+    comm.all_reduce(np.ones(10), rd.Op(np.multiply if comm.rank == 1 else np.add))
+
+
 @pytest.mark.parametrize(
     ("work", "most", "one"),
     [
         (differing, "all_reduce float64[10] op=sum", "all_reduce float32[30000] op=sum"),
         (differing_in_dtype, "all_reduce int32[10] op=sum", "all_reduce float32[10] op=sum"),
         (differing_in_the_call, "scan float64[10] op=sum", "barrier"),
+        (differing_in_axis, "all_gather float64[10]", "all_gather float64[10] axis=0"),
+        (
+            differing_in_function,
+            "all_reduce, by all_gather float64[10] op=add (numpy.add)",
+            "all_reduce, by all_gather float64[10] op=multiply (numpy.multiply)",
+        ),
     ],
 )
 def test_who_calls_differently_is_told_to_all(

@@ -14,12 +14,12 @@ from roundelay.arguments import seconds as read_seconds
 from roundelay.communicator.buffers import DTYPES, Bound, bind, unseen
 from roundelay.communicator.groups import Groups
 from roundelay.communicator.jobs import Jobs
-from roundelay.communicator.mail import Mail
 from roundelay.communicator.memory import private, require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.own_ops import OwnOps
 from roundelay.communicator.plans import COLLECTIVES, OPS
 from roundelay.communicator.start import Handle, Start
+from roundelay.engines._call_words import AXIS
 from roundelay.engines._end import End, Job
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op, reduction
@@ -45,7 +45,7 @@ class Traffic(NamedTuple):
     received: int
 
 
-class Communicator(Mail, Groups, ObjectCalls):
+class Communicator(Groups, ObjectCalls):
     """A group of ranks that call the same collectives in the same order.
 
     Buffers are numpy arrays, CPU tensors, or anything with the buffer protocol or DLPack; results
@@ -131,7 +131,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         """Stack everybody's `x` to (size, *shape); with axis=0 concatenate, `counts` rows each."""
         if counts is None and algorithm is None and type(x) is np.ndarray:
             made = _fitting(out, _stacked(x.shape, self.size, axis), x.dtype)
-            if self._quick(ALL_GATHER, x, made, MOVED, 0):
+            if self._quick(ALL_GATHER, x, made, MOVED, 0 if axis is None else AXIS):
                 return made
         return self._now(self._jobs.all_gather(x, out, axis, counts), algorithm)
 
@@ -151,7 +151,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         if counts is None and algorithm is None and type(x) is np.ndarray:
             shape = _stacked(x.shape, self.size, axis)
             made = _fitting(out, shape, x.dtype) if self.rank == root else None
-            if self._quick(GATHER, x, made, MOVED, root):
+            if self._quick(GATHER, x, made, MOVED, root if axis is None else root | AXIS):
                 return made
         job = self._jobs.all_gather(x, out, axis, counts, call="gather", root=root)
         return self._now(job, algorithm)
@@ -189,12 +189,12 @@ class Communicator(Mail, Groups, ObjectCalls):
         row = () if mine is None else mine.array.shape[1:]
         # Three numbers travel with the flags themselves; more dimensions come after.
         head = np.array([0 if mine is None else mine.code << 8 | len(row), *row, 0, 0][:3])
-        self.broadcast(head, root)
+        self._broadcast_for("scatter", head, root)
         code, length = divmod(int(head[0]), 256)
         shape = tuple(int(n) for n in head[1 : 1 + length])
         if length > len(shape):
             others = np.array(row[2:]) if mine is not None else np.empty(length - 2, np.int64)
-            shape += tuple(int(n) for n in self.broadcast(others, root))
+            shape += tuple(int(n) for n in self._broadcast_for("scatter", others, root))
         return shape, unseen("scatter", DTYPES[code]) if mine is None else mine
 
     def reduce_scatter(
@@ -210,7 +210,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
         if counts is None and algorithm is None and type(x) is np.ndarray:
             made = _fitting(out, _share(x.shape, self.size, axis), x.dtype)
-            if self._quick(REDUCE_SCATTER, x, made, _code(op), 0):
+            if self._quick(REDUCE_SCATTER, x, made, _code(op), 0 if axis is None else AXIS):
                 return made
         if isinstance(op, Op):
             return self._own_ops.reduce_scatter(x, op, out, axis, counts)
@@ -230,7 +230,7 @@ class Communicator(Mail, Groups, ObjectCalls):
             fits = out is not x and _share(x.shape, self.size, axis) is not None
             shape = x.shape if fits else None
             made = _fitting(out, shape, x.dtype)
-            if self._quick(ALL_TO_ALL, x, made, MOVED, 0):
+            if self._quick(ALL_TO_ALL, x, made, MOVED, 0 if axis is None else AXIS):
                 return made
         matrix = None
         if counts is not None:
@@ -242,7 +242,7 @@ class Communicator(Mail, Groups, ObjectCalls):
                 raise InvalidArgumentError(
                     f"all_to_all: counts {list(counts)} do not add up to the {rows} rows of x."
                 )
-            matrix = self.all_gather(np.array(counts, np.int64)).tolist()
+            matrix = self._all_gather_for("all_to_all", np.array(counts, np.int64)).tolist()
         return self._now(self._jobs.all_to_all(x, out, axis, matrix), algorithm)
 
     def scan(
@@ -282,7 +282,7 @@ class Communicator(Mail, Groups, ObjectCalls):
         if before is None:
             return None
         mine = np.array(before, np.int64)
-        taken, given = self.all_gather(mine - self._asking).swapaxes(0, 1)
+        taken, given = self._all_gather_for("traffic", mine - self._asking).swapaxes(0, 1)
         self._asking += np.array(self._end.moved(), np.int64) - mine
         return [
             Traffic(int(given[rank].sum() + taken[:, rank].sum()),
@@ -319,6 +319,23 @@ class Communicator(Mail, Groups, ObjectCalls):
                     self._end.close()
                 finally:
                     self._quick = self._end.quick  # which now refuses; the long way can say why
+
+    # ---- parts of other calls, which are compared and told as those
+
+    def _all_gather_for(self, call: str, x: Any, counts: Sequence[int] | None = None) -> Any:
+        job = self._jobs.all_gather(x, None, None if counts is None else 0, counts)
+        job.call = call
+        return self._now(job, None)
+
+    def _gather_for(self, call: str, x: Any, root: int, counts: Sequence[int]) -> Any:
+        job = self._jobs.all_gather(x, None, 0, counts, call="gather", root=root)
+        job.call = call
+        return self._now(job, None)
+
+    def _broadcast_for(self, call: str, x: Any, root: int) -> Any:
+        job = self._jobs.broadcast(x, root)
+        job.call = call
+        return self._now(job, None)
 
     # ---- how a job runs
 

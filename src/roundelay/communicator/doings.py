@@ -6,6 +6,7 @@ from roundelay import _core
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import DTYPES
+from roundelay.engines._call_words import read_word
 from roundelay.engines._end import ENDINGS, INNER_TAGS
 from roundelay.engines._meeting_server import ranks_text
 from roundelay.reductions import REDUCTIONS
@@ -16,6 +17,7 @@ Record = tuple[int, int, int, int, int, int, int, str]
 
 ENDING = 0xFF  # the native core's mark, in place of a collective
 CALL, RECV = 1, 2  # its numbers for what is waited for
+OWN = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
 ENDED = {
     "closed": "closed the communicator",
     "returned": "returned from its function",
@@ -31,14 +33,20 @@ def call(record: Record) -> str:
     if collective == ENDING:
         return f"{ENDED[ENDINGS[root]]}{where}"
     made = collectives.load(collectives.names()[collective])
+    word = read_word(root, rooted=made.rooted)
     details = f" {DTYPES[dtype]}[{count}]" if made.name != "barrier" else ""
     if made.reduces and made.name != "barrier":
         details += f" op={list(REDUCTIONS)[op]}"
     if made.rooted:
-        details += f" root={root}"
-    elif root:
-        details += f" label={root}"
+        details += f" root={word.root}"
+    if word.axis:
+        details += " axis=0"
+    if word.rest:  # only reductions have one of the user's own, and no label
+        own = word.call in OWN and not made.reduces
+        details += f" op=rd.Op {word.rest:x}" if own else f" label={word.rest}"
     short = algorithms.load(algorithms.names()[algorithm]).short_name
+    if word.call not in ("", made.name):
+        return f"{word.call} #{number}, by {made.name}{details} ({short}){where}"
     return f"{made.name} #{number}{details} ({short}){where}"
 
 

@@ -32,7 +32,7 @@ class Groups(ABC):
         """See the communicator."""
 
     @abstractmethod
-    def all_gather(self, x: Any) -> Any:
+    def _all_gather_for(self, call: str, x: Any) -> Any:
         """See the communicator."""
 
     def split(self, color: int | None, key: int | None = None) -> Self | None:
@@ -42,7 +42,7 @@ class Groups(ABC):
             mine[0] = whole("color of split, unless None,", color, 0, MOST)
         if key is not None:
             mine[1] = whole("key of split, unless None,", key, -MOST, MOST)
-        table = self.all_gather(np.array(mine, np.int64)).tolist()
+        table = self._all_gather_for("split", np.array(mine, np.int64)).tolist()
         groups: dict[int, list[tuple[int, int]]] = {}
         for rank, (its_color, its_key) in enumerate(table):
             groups.setdefault(its_color, []).append((its_key, rank))
@@ -64,12 +64,14 @@ class Groups(ABC):
     def _compare(self, ranks: list[int]) -> None:
         """Raise, on every rank, who asks for which group, if that is not the same everywhere."""
         # A hash of numbers is the same in all processes.
-        told = self.all_gather(np.array([len(ranks), hash(tuple(ranks))], np.int64))
+        told = self._all_gather_for("group", np.array([len(ranks), hash(tuple(ranks))], np.int64))
         if (told == told[0]).all():
             return
         padded = np.full(int(told[:, 0].max()), -1, np.int64)
         padded[: len(ranks)] = ranks
-        lists = zip(told[:, 0].tolist(), self.all_gather(padded).tolist(), strict=True)
+        lists = zip(
+            told[:, 0].tolist(), self._all_gather_for("group", padded).tolist(), strict=True
+        )
         lines = [f"  rank {rank}: {row[:count]}" for rank, (count, row) in enumerate(lists)]
         raise CollectiveMismatch(
             "\n".join(["group needs the same ranks in the same order on every rank:", *lines])

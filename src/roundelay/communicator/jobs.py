@@ -109,6 +109,7 @@ class Jobs:
         given = contiguous(source.array)
         shape, blocks = self._gathered(call, source, axis, counts)
         job = _job(call, source, given.size, _nothing, given, None, root=root or 0)
+        job.axis = axis is not None
         job.counts, job.count = blocks, sum(blocks) if blocks else given.size
         job.nbytes = job.item * (job.count if blocks else given.size * self.size)
         if root is None or root == self.rank:
@@ -169,7 +170,7 @@ class Jobs:
         data, deliver = _writable(call, target)
         given = _apart(contiguous(source.array), data)
         job = _job(call, source, given.size // self.size, deliver, given, data, op=op)
-        job.counts, job.nbytes = blocks, given.nbytes
+        job.axis, job.counts, job.nbytes = axis is not None, blocks, given.nbytes
         return job
 
     def shared(
@@ -218,7 +219,7 @@ class Jobs:
         data, deliver = _writable(call, target)
         given = _apart(given, data)
         job = _job(call, source, given.size // self.size, deliver, given, data)
-        job.counts, job.nbytes = blocks, job.item * given.size
+        job.axis, job.counts, job.nbytes = axis is not None, blocks, job.item * given.size
         if blocks:  # told by all ranks alike, unlike what this one brings
             job.count, job.nbytes = sum(blocks), job.item * sum(blocks)
         return job

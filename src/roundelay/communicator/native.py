@@ -24,6 +24,7 @@ from roundelay.communicator.trouble import (
     refuse_nested,
     warn_slow,
 )
+from roundelay.engines._call_words import AXIS
 from roundelay.engines._end import ENDINGS, End, Job, never
 from roundelay.engines._limits import limit_hit
 from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
@@ -88,7 +89,7 @@ class NativeEnd(End):
         self.quick = self.native.quick  # no Python between the caller and the native core
         self._mailed = [0] * self.size  # bytes, by rank
         self._pool: Pool = Pool(world) if _parent is None else _parent._pool
-        self._learned: dict[tuple[str, int], int] = {}  # with so many programs made
+        self._learned: dict[tuple[str, int, int], int] = {}  # with so many programs made
 
     @property
     def timeout(self) -> float:
@@ -104,8 +105,9 @@ class NativeEnd(End):
         """Walk the program of the job on this thread."""
         try:
             arguments = self._plans.arguments(job, algorithm)
-            key = job.collective, job.root
-            if algorithm is None and self._learned.get(key) != self._plans.made:
+            plain = algorithm is None and not (job.label or job.call or job.own)
+            key = job.collective, job.root, job.root | AXIS * job.axis
+            if plain and self._learned.get(key) != self._plans.made:
                 self._learn(*key, arguments[0])
             self._open().call(*arguments)
         except _core.Broken:
@@ -113,13 +115,13 @@ class NativeEnd(End):
         except _core.Closed:
             raise InvalidArgumentError(CLOSED) from None
 
-    def _learn(self, collective: str, root: int, plan: _core.Plan) -> None:
+    def _learn(self, collective: str, root: int, word: int, plan: _core.Plan) -> None:
         """Give the native core the programs of plain calls, by size."""
-        self._learned[collective, root] = self._plans.made
+        self._learned[collective, root, word] = self._plans.made
         blocks = plan.in_here, plan.out_here, plan.most
         reduces = collectives.load(collective).reduces
         ladder = self._plans.ladder(collective, root)
-        self._open().teach(COLLECTIVES[collective], root, reduces, *blocks, ladder)
+        self._open().teach(COLLECTIVES[collective], word, reduces, *blocks, ladder)
 
     def start(self, job: Job, algorithm: str | None) -> _Task:
         """Have the native progress thread walk the program."""

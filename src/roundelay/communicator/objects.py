@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from roundelay.arguments import shown
 from roundelay.communicator.jobs import Jobs
+from roundelay.communicator.mail import Mail
 from roundelay.engines._wire import decode, encode
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.reductions import Array
 
 __all__ = ["ObjectCalls"]
 
 OBJECT = 0x726F756E64656C61  # says that an object follows
 
 
-class ObjectCalls(ABC):
+class ObjectCalls(Mail):
     """The part of a communicator that carries Python objects."""
 
-    rank: int
-    size: int
     _jobs: Jobs
     _objects_sent: Iterator[int]  # numbers of objects, each of which is used once
 
@@ -30,18 +30,19 @@ class ObjectCalls(ABC):
         """Return the root's object on every rank."""
         root = self._jobs.check_root("broadcast_object", root)
         data = encode(thing, allow_pickle=allow_pickle) if self.rank == root else b""
-        length = self.broadcast(np.array([len(data)], np.int64), root)
+        call = "broadcast_object"
+        length = self._broadcast_for(call, np.array([len(data)], np.int64), root)
         buffer = (
             np.frombuffer(data, np.uint8).copy() if data else np.empty(int(length[0]), np.uint8)
         )
-        self.broadcast(buffer, root)
+        self._broadcast_for(call, buffer, root)
         return thing if self.rank == root else decode(buffer.tobytes(), allow_pickle=allow_pickle)
 
     def all_gather_object(self, thing: Any, *, allow_pickle: bool = False) -> list[Any]:
         """Return everybody's object, in rank order, on every rank."""
-        data = np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
-        counts = self.all_gather(np.array([len(data)], np.int64))[:, 0].tolist()
-        joined = self.all_gather(data, axis=0, counts=counts)
+        call, data = "all_gather_object", _bytes(thing, allow_pickle=allow_pickle)
+        counts = self._all_gather_for(call, np.array([len(data)], np.int64))[:, 0].tolist()
+        joined = self._all_gather_for(call, data, counts)
         return _cut(joined, counts, allow_pickle=allow_pickle)
 
     def gather_object(
@@ -49,9 +50,9 @@ class ObjectCalls(ABC):
     ) -> list[Any] | None:
         """Return everybody's object, in rank order, at the root; None elsewhere."""
         root = self._jobs.check_root("gather_object", root)
-        data = np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
-        counts = self.all_gather(np.array([len(data)], np.int64))[:, 0].tolist()
-        joined = self.gather(data, root, axis=0, counts=counts)
+        call, data = "gather_object", _bytes(thing, allow_pickle=allow_pickle)
+        counts = self._all_gather_for(call, np.array([len(data)], np.int64))[:, 0].tolist()
+        joined = self._gather_for(call, data, root, counts)
         return None if joined is None else _cut(joined, counts, allow_pickle=allow_pickle)
 
     def scatter_object(
@@ -68,7 +69,7 @@ class ObjectCalls(ABC):
                 )
             parts = [encode(thing, allow_pickle=allow_pickle) for thing in things]
         width = np.array([max(map(len, parts), default=0)], np.int64)
-        self.broadcast(width, root)
+        self._broadcast_for("scatter_object", width, root)
         rows = np.zeros((self.size, int(width[0]) + 8), np.uint8)
         for row, part in zip(rows, parts, strict=False):
             row[:8] = np.frombuffer(len(part).to_bytes(8, "little"), np.uint8)
@@ -81,7 +82,7 @@ class ObjectCalls(ABC):
         self, thing: Any, dst: int, tag: int = 0, *, allow_pickle: bool = False
     ) -> None:
         """Send an object: a head with its length and number, then its bytes."""
-        data = np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
+        data = _bytes(thing, allow_pickle=allow_pickle)
         number = next(self._objects_sent)
         head = np.array([OBJECT, len(data), number], np.int64)
         self._post(head, dst, tag, sends=True, background=False).wait()
@@ -105,42 +106,24 @@ class ObjectCalls(ABC):
 
     # What the object calls stand on.
     @abstractmethod
-    def broadcast(self, x: Any, root: int = 0) -> Any:
+    def _broadcast_for(self, call: str, x: Any, root: int) -> Any:
         """See the communicator."""
 
     @abstractmethod
-    def all_gather(
-        self, x: Any, *, axis: int | None = None, counts: Sequence[int] | None = None
-    ) -> Any:
+    def _all_gather_for(self, call: str, x: Any, counts: Sequence[int] | None = None) -> Any:
         """See the communicator."""
 
     @abstractmethod
-    def gather(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        axis: int | None = None,
-        counts: Sequence[int] | None = None,
-    ) -> Any:
+    def _gather_for(self, call: str, x: Any, root: int, counts: Sequence[int]) -> Any:
         """See the communicator."""
 
     @abstractmethod
     def scatter(self, x: Any, root: int = 0) -> Any:
         """See the communicator."""
 
-    @abstractmethod
-    def _post(
-        self,
-        x: Any,
-        other: Any,
-        tag: Any,
-        *,
-        sends: bool,
-        background: bool = True,
-        inner: bool = False,
-    ) -> Any:
-        """See the communicator's mail."""
+
+def _bytes(thing: Any, *, allow_pickle: bool) -> Array:
+    return np.frombuffer(encode(thing, allow_pickle=allow_pickle), np.uint8)
 
 
 def _length(things: Any) -> int | None:

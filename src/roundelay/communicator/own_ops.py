@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roundelay.communicator.buffers import bind
+from roundelay.engines._end import Job
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op, fold
 
@@ -29,18 +30,19 @@ class OwnOps:
 
     def all_reduce(self, x: Any, op: Op, out: Any) -> Any:
         """Fold everybody's data on every rank."""
-        return self._give(x, out, fold(op.reduction, list(self._all(x))))
+        return self._give(x, out, fold(op.reduction, list(self._all("all_reduce", x, op))))
 
     def reduce(self, x: Any, op: Op, root: int, out: Any) -> Any:
         """Fold everybody's data at the root."""
-        comm = self._comm
-        rows = comm.gather(np.ascontiguousarray(self._plain("reduce", x)), root)
+        jobs, array = self._comm._jobs, np.ascontiguousarray(self._plain("reduce", x))
+        job = jobs.all_gather(array, None, None, None, call="gather", root=root)
+        rows = self._run(job, "reduce", op)
         return None if rows is None else self._give(x, out, fold(op.reduction, list(rows)))
 
     def scan(self, x: Any, op: Op, out: Any, *, inclusive: bool) -> Any:
         """Fold the data of the ranks up to, or below, this one."""
         upto = self._comm.rank + inclusive
-        rows = self._all(x)[:upto]
+        rows = self._all("scan" if inclusive else "exscan", x, op)[:upto]
         return self._give(x, out, fold(op.reduction, list(rows))) if upto else x
 
     def reduce_scatter(
@@ -56,14 +58,22 @@ class OwnOps:
         comm._jobs.shared("reduce_scatter", bound, axis, None)
         array = np.ascontiguousarray(self._plain("reduce_scatter", x))
         shape = (comm.size, *array.shape[1:]) if axis is None else (comm.size, -1, *array.shape[1:])
-        shares = comm.all_to_all(array.reshape(shape))
+        job = comm._jobs.all_to_all(array.reshape(shape), None, None, None)
+        job.axis = axis is not None
+        shares = self._run(job, "reduce_scatter", op)
         folded = fold(op.reduction, list(shares))
         if out is None:
             return bound.wrap(folded)
         return self._give(x, out, folded)
 
-    def _all(self, x: Any) -> Any:
-        return self._comm.all_gather(np.ascontiguousarray(self._plain("all_reduce", x)))
+    def _all(self, call: str, x: Any, op: Op) -> Any:
+        array = np.ascontiguousarray(self._plain(call, x))
+        return self._run(self._comm._jobs.all_gather(array, None, None, None), call, op)
+
+    def _run(self, job: Job, call: str, op: Op) -> Any:
+        """Bring the data together, as the call that it is for: ranks compare whose function."""
+        job.call, job.own = call, op.identity
+        return self._comm._now(job, None)
 
     def _plain(self, call: str, x: Any) -> Any:
         bound = bind(call, x)

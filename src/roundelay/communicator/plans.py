@@ -19,6 +19,7 @@ from roundelay.algorithms import algorithms
 from roundelay.arguments import shown
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, view
+from roundelay.engines._call_words import word_of
 from roundelay.engines._end import Job, ScheduleFor
 from roundelay.engines._plans import encoded, idle
 from roundelay.errors import InvalidArgumentError, UnknownNameError
@@ -85,7 +86,7 @@ class Plans:
             None if job.output is None else view(job.output),
             COLLECTIVES[job.collective],
             ALGORITHMS[name],
-            job.label or job.root,  # only calls without a root have labels
+            word_of(job),
             CODES[job.dtype],
             OPS[job.op],
             job.item,
@@ -98,7 +99,8 @@ class Plans:
         key = (name, root, reach)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = _core.Plan(self._program(name, root, reach))
+            # Of two threads that make it at once, one keeps it: the native core must not lose it.
+            found = self._known.setdefault(key, _core.Plan(self._program(name, root, reach)))
         return found
 
     def _program(self, name: str, root: int, reach: Reach) -> bytes:

@@ -49,14 +49,16 @@ def plan_of(job: Job, algorithm: str | None, ranks: tuple[int, ...]) -> Plan:
     """Return what a job of these ranks is to others."""
     site = _user_site()
     if job.collective == "barrier":
-        return Plan(ranks, "barrier", algorithm or "", site)
+        return Plan(ranks, job.call or "barrier", algorithm or "", site)
     kind = collectives.load(job.collective)
     count = sum(job.counts) if job.counts else job.count
-    op = f" op={job.op}" if kind.reduces else ""
+    op = f" op={job.op}" if kind.reduces else f" op={job.own}" if job.own else ""
     root = f" root={job.root}" if kind.rooted else ""
     label = f" label={job.label}" if job.label else ""
     forced = f" algorithm={algorithm}" if algorithm else ""
-    what = f"{job.collective} {job.dtype}[{count}]{op}{root}{label}{forced}"
+    axis = " axis=0" if job.axis else ""
+    part = f"{job.call}, by " if job.call not in ("", job.collective) else ""
+    what = f"{part}{job.collective} {job.dtype}[{count}]{op}{root}{axis}{label}{forced}"
     return Plan(ranks, what, " ".join(map(str, job.counts)), site)
 
 

@@ -58,6 +58,9 @@ class Job:
     root: int = 0
     counts: Sequence[int] = ()  # elements of every block, where they differ
     label: int = 0  # what the caller knows it by; ranks that differ in it made different calls
+    axis: bool = False  # whether blocks are joined along the first dimension, not stacked
+    call: str = ""  # what the user called, where this job is but a part of it
+    own: str = ""  # which reduction of the user's own is to fold what comes
     plan: Plan | None = None  # of the user's call, where this job is but a part of it
 
 

@@ -79,7 +79,12 @@ class HierarchicalEnd(End):
         plan: Plan | None = None,
     ) -> Callable[[], None]:
         everyone = self._everyone or self._inside
-        planned = replace(job, plan=plan or plan_of(job, algorithm, self._places.here))
+        # Inside a host, too, parts are told as the call that they are for.
+        planned = replace(
+            job,
+            plan=plan or plan_of(job, algorithm, self._places.here),
+            call=job.call or job.collective,
+        )
 
         def work() -> None:
             if self._told is not None:
@@ -170,7 +175,9 @@ class HierarchicalEnd(End):
         """Compare the end as a last call: with all hosts, and then inside this one."""
         if together and self._calls is not None and self._told is None:
             nothing = np.empty(0, np.uint8)
-            met = Job("barrier", "uint8", 1, 0, 0, lambda: None, nothing, nothing, op="max")
+            met = Job(
+                "barrier", "uint8", 1, 0, 0, lambda: None, nothing, nothing, op="max", call="close"
+            )
             plan = end_plan(self._places.here)
             try:
                 self._line.run(self._work(self._calls, met, None, plan))
