@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from roundelay.training.precision import Precision
     from roundelay.training.prepare import prepare
     from roundelay.training.read_checkpoint import read_checkpoint
+    from roundelay.training.scheduler import scheduler
     from roundelay.training.staleness import Staleness, staleness
     from roundelay.training.state import full_state_dict, whole_tensors
     from roundelay.training.steps import accumulate, backward
@@ -64,6 +65,7 @@ __all__ = [
     "read_checkpoint",
     "run",
     "save",
+    "scheduler",
     "staleness",
     "unprepare",
     "verify",
@@ -104,6 +106,7 @@ _WHERE = {
     "read_checkpoint": "training.read_checkpoint",
     "run": "launch",
     "save": "training.checkpoint",
+    "scheduler": "training.scheduler",
     "staleness": "training.staleness",
     "unprepare": "training.unprepare",
     "verify": "launch.verify",

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run
 from roundelay.training._whole_state import load_whole_state, whole_state
 
 __all__ = ["Prepared", "give_back", "take_over"]
+
+DEEPEST = 8  # calls between a scheduler's step and the optimizer
+OFTEN = (
+    "{0}.step() was called between the micro-batches of one batch, so that it would step several "
+    "times for one step of the optimizer. Write scheduler = rd.scheduler(scheduler) before the "
+    "loop, or `if loader.last_of_step: scheduler.step()`."
+)
 
 
 class Prepared:
@@ -24,11 +34,23 @@ class Prepared:
     run: Run
     own_class: type  # that the user chose
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters, with their options; no scheduler's between micro-batches."""
+        groups: list[dict[str, Any]] = vars(self)["param_groups"]
+        if self.run.step.accumulating:
+            _refuse_scheduler(sys._getframe(1))  # noqa: SLF001 - who asks
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        vars(self)["param_groups"] = groups
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as before, on gradients that all ranks have brought together."""
         run, now = self.run, self.run.step
         if now.holds or now.options is not None:
-            now.check_options(self.param_groups)  # type: ignore[attr-defined]
+            now.check_options(vars(self)["param_groups"])
         if now.holds:
             return None  # more micro-batches of this batch are to come
         now.check_whole()
@@ -124,6 +146,18 @@ class Prepared:
             )
         self.run.arrivals.flush()
         self.run.sharing.clamp_grads(float(clip_value))
+
+
+def _refuse_scheduler(frame: FrameType | None) -> None:
+    """Refuse a scheduler's step between the micro-batches of a batch, of which it knows nothing."""
+    found: list[tuple[object, str]] = []
+    while frame is not None and len(found) < DEEPEST:
+        found.append((frame.f_locals.get("self"), frame.f_code.co_name))
+        frame = frame.f_back
+    steps = [one for one, name in found if name == "step" and isinstance(one, LRScheduler)]
+    made = any(isinstance(one, LRScheduler) and name == "__init__" for one, name in found)
+    if steps and not made:
+        raise InvalidArgumentError(OFTEN.format(type(steps[-1]).__name__))
 
 
 @contextmanager

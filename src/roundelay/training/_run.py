@@ -122,8 +122,13 @@ class Run:
     def may_step(self) -> bool:
         """Tell whether the gradients are fit for a step; where the loss is scaled, all agree."""
         scaler = self.setup.scaler
+        if scaler is None:
+            return True
         names = [one.name for one in self.setup.parameters]
-        return scaler is None or scaler.settle(self.comm, self.steps, names)
+        fit = scaler.settle(self.comm, self.steps, names)
+        self.step.fit += fit
+        self.step.skipped += not fit
+        return fit
 
     def refuse_closure(self) -> None:
         """Refuse a closure where steps may have to be skipped."""

@@ -32,8 +32,8 @@ TWO_LOADERS = (
 )
 RESCHEDULED = (
     "The options of the optimizer changed between the micro-batches of one batch: {before} became "
-    "{after}. A scheduler steps once for each batch: write `if loader.last_of_step: "
-    "scheduler.step()`."
+    "{after}. A scheduler steps once for each batch: write scheduler = rd.scheduler(scheduler) "
+    "before the loop, or `if loader.last_of_step: scheduler.step()`."
 )
 
 
@@ -55,6 +55,8 @@ class Step:
     """
 
     number: int = 0  # steps that were taken
+    fit: int = 0  # steps on scaled losses, since `prepare`, that the optimizer took
+    skipped: int = 0  # and those that it did not, as gradients had overflowed
     #: Parameters that the user has written into since the ranks last told one another, and what.
     written: dict[str, int] = field(default_factory=dict)
     count: int = 0  # backward passes ever
