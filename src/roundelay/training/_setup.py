@@ -16,6 +16,7 @@ from roundelay.training.scaler import Scaler
 
 if TYPE_CHECKING:
     from roundelay.training._strategy import Strategy
+    from roundelay.training._zero_offload import Host
 
 __all__ = [
     "Parameter",
@@ -68,6 +69,7 @@ class Setup:
     #: them, and those that hold the same as this one.
     shards: Communicator | None = None
     replicas: Communicator | None = None
+    host: Host | None = None  # where the optimizer's state lies, if not beside the model
 
     @property
     def within(self) -> Communicator:

@@ -30,6 +30,7 @@ class Held:
     gradients: int = 0
     optimizer: int = 0  # its state, and master weights
     transient: int = 0  # buffers for communication, units gathered at the moment
+    host: int = 0  # of all these, what lies on the host while the model is on another device
 
     @property
     def total(self) -> int:

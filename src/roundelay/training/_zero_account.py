@@ -30,6 +30,9 @@ def held_by(setup: Setup, parts: Parts, sums: Sums) -> Held:
         gradients=storage_bytes(sums.gradients.held),
         optimizer=storage_bytes([*state, *masters]),
         transient=storage_bytes([*sums.gradients.transient, *parts.transient]),
+        host=0
+        if setup.host is None
+        else storage_bytes([*state, *masters, *(weights if setup.host.parameters else [])]),
     )
 
 
@@ -42,10 +45,12 @@ def predicted_for(setup: Setup, parts: Parts, sums: Sums, stage: int) -> tuple[H
     masters = sum(row.flat.layout.numel * row.flat.master.dtype.itemsize
                   for row in rows if row.flat.has_masters)  # fmt: skip
     state = state_bytes(setup.optimizer, [one for row in rows for one in row.flat.stepped])
+    kept = state + round(masters / size)
     held = Held(
         parameters=weights if parts.flight is None else round(weights / size),
         gradients=grads if stage == 1 else round(grads / size),
-        optimizer=state + round(masters / size),
+        optimizer=kept,
+        host=0 if setup.host is None else kept + setup.host.parameters * round(weights / size),
         transient=storage_bytes([*sums.gradients.transient, *parts.transient]),
     )
     return held, add_up(_volumes(setup, parts, sums))

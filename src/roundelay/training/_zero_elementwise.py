@@ -138,4 +138,4 @@ def _cut(value: Any, shape: torch.Size, inside: slice, piece: torch.Tensor) -> A
     if not isinstance(value, torch.Tensor) or value.shape != shape:
         return value
     kind = piece.dtype if value.is_floating_point() else value.dtype
-    return value.detach().reshape(-1)[inside].to(kind, copy=True)
+    return value.detach().reshape(-1)[inside].to(piece.device, kind, copy=True)

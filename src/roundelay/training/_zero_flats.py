@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from roundelay.communicator import Communicator
+from roundelay.communicator.start import Handle
 from roundelay.reductions import Array
 from roundelay.training._buckets import Place, shared_tensor
 from roundelay.training._setup import Parameter
 from roundelay.training._zero_away import bring_back, send_away
 from roundelay.training._zero_layout import Layout, Piece
 from roundelay.training.precision import Precision, master_dtype
+
+if TYPE_CHECKING:
+    from roundelay.training._zero_offload import Copy, Host
 
 __all__ = ["Flat", "compute_dtype"]
 
@@ -42,6 +47,7 @@ class Flat:
         *,
         resident: bool,
         trained: bool = True,
+        host: Host | None = None,
     ) -> None:
         self.comm, self.resident, self.trained = comm, resident, trained
         self._parameters = {index: parameters[index] for index in indices}
@@ -50,13 +56,22 @@ class Flat:
         shapes = [tuple(parameters[index].tensor.shape) for index in indices]
         self.layout = Layout(indices, shapes, size=comm.size)
         self.whole = torch.zeros(self.layout.padded, dtype=self.dtype, device=device)
-        numel = self.layout.part
-        self.part = self.own if resident else shared_tensor(comm, numel, self.dtype, device)
+        numel, self._host = self.layout.part, host
+        self._apart = host if host is not None and host.parameters and not resident else None
+        if resident:
+            self.part = self.own
+        elif self._apart is None:
+            self.part = shared_tensor(comm, numel, self.dtype, device)
+        else:
+            self.part = self._apart.empty(numel, self.dtype)
         self.master = self.part
-        if trained and precision.mixed:
-            kind = master_dtype(first.dtype)
-            self.master = torch.zeros(self.layout.part, dtype=kind, device=device)
+        if trained and (precision.mixed or (host is not None and self._apart is None)):
+            kind = master_dtype(first.dtype) if precision.mixed else first.dtype
+            self.master = (torch.zeros(numel, dtype=kind, device=device) if host is None
+                           else host.empty(numel, kind))  # fmt: skip
         self.version = 0  # how often its weights have changed
+        self._rounded = False  # whether the masters are in the model already
+        self._mark = torch.zeros(())  # by which changes of the part are noticed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
         self._move_in()
         #: What the optimizer steps on, one for each piece.
@@ -90,6 +105,8 @@ class Flat:
         if not self.resident:
             self.part.copy_(self.own)
             self.free()
+        elif self._host is not None:
+            self._mark = mark_of(self.part)
 
     def view(self, place: Place, row: torch.Tensor | None = None) -> torch.Tensor:
         """Return one parameter where it lies, here or in another row of the same layout."""
@@ -115,10 +132,15 @@ class Flat:
             one = self._parameters[place.index]
             send_away(one.tensor, one.name)
 
-    def make_room(self) -> tuple[Array | torch.Tensor, Array | torch.Tensor]:
-        """Have memory for the whole row; return this rank's part and that, as bytes."""
+    def gather(self, comm: Communicator, label: int) -> Handle | Copy:
+        """Begin to bring the whole row; return what waits for it."""
         self.whole = self.whole.new_empty(self.layout.padded)
-        return _as_bytes(self.part), _as_bytes(self.whole)
+        if self._apart is not None and comm.size == 1:
+            return self._apart.copy(self.whole, self.part)
+        mine = self.part.to(self.whole.device, non_blocking=True)  # as it is, if it is there
+        return comm.start.all_gather(
+            _as_bytes(mine), out=_as_bytes(self.whole), axis=0, label=label
+        )
 
     def attach(self) -> None:
         """Give the parameters the whole row, which has come."""
@@ -132,10 +154,24 @@ class Flat:
 
     # ---- after a step
 
-    def round_masters(self) -> None:
-        """Bring what the optimizer changed into the dtype that the model computes in."""
-        if self.has_masters:
-            self.part.copy_(self.master)
+    def round_masters(self, *, early: bool = False) -> None:
+        """Bring what the optimizer changed into the dtype that the model computes in.
+
+        What was brought `early`, while other rows were still stepped on, is not brought again.
+        """
+        if self.has_masters and not self._rounded:
+            # Cast on the device: what the host would cast first could not be copied beside it.
+            self.part.copy_(self.master.to(self.part.device, non_blocking=True))
+            if self.resident and self._host is not None:
+                self._mark = mark_of(self.part)
+        self._rounded = early
+
+    @property
+    def edited(self) -> bool:
+        """Whether the user may have written into a part that has masters."""
+        if self._host is None or not self.resident:
+            return True
+        return not torch.equal(self._mark, mark_of(self.part))
 
     def touch(self) -> None:
         """Let autograd know that the parameters have changed."""
@@ -145,12 +181,27 @@ class Flat:
     def gather_masters(self) -> torch.Tensor:
         """Return the whole row in the optimizer's dtype. Every rank calls it."""
         if self.comm.size == 1:
-            return self.master
+            return self.master.to(self.whole.device)
         if self.resident and not self.has_masters:
             return self.whole
         row = self.master.new_empty(self.layout.padded)
         self.comm.all_gather(self.master, out=row, axis=0)
-        return row
+        return row.to(self.whole.device)
+
+
+WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ROW = 1024
+
+
+def mark_of(part: torch.Tensor) -> torch.Tensor:
+    """Return a number that changes with any element, and when elements change places."""
+    bits = part.detach().view(WIDTHS[part.itemsize])
+    square = bits[: len(bits) // ROW * ROW].view(-1, ROW)
+    sums = torch.cat([
+        square.sum(1, dtype=torch.int64), square.sum(0, dtype=torch.int64) * 31,
+        bits[square.numel() :].to(torch.int64) * 17,
+    ])  # fmt: skip
+    return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
 
 
 def _as_bytes(tensor: torch.Tensor) -> Array | torch.Tensor:

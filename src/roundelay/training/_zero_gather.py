@@ -12,6 +12,7 @@ from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.training._zero_flats import Flat
+from roundelay.training._zero_offload import Copy
 from roundelay.training._zero_saved import SavedTensors
 from roundelay.training._zero_units import Unit
 
@@ -33,7 +34,7 @@ class Traveller:
 
     def __init__(self, unit: Unit, flats: Sequence[Flat]) -> None:
         self.unit, self.flats = unit, list(flats)
-        self.handles: list[Handle] | None = None  # while on its way
+        self.handles: list[Handle | Copy] | None = None  # while on its way
         self.here = False
         self.parked = False  # its rows are here, but its parameters refuse to be used
         self.users = 0  # modules that run with it at the moment
@@ -121,8 +122,7 @@ class Gathering:
         label = 1 + self._travellers.index(one)  # two units may look alike
         label += pinned * len(self._travellers)
         for flat in one.flats:
-            mine, whole = flat.make_room()
-            one.handles.append(self.comm.start.all_gather(mine, out=whole, axis=0, label=label))
+            one.handles.append(flat.gather(self.comm, label))
 
     def _bring(self, one: Traveller) -> None:
         if one.here:

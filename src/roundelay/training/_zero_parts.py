@@ -112,8 +112,8 @@ class Parts:
             self._take_strays(flat)
             if not flat.resident:
                 flat.part.copy_(flat.own)
-            if flat.has_masters:
-                merge(flat.master, flat.part)
+            if flat.has_masters and flat.edited:
+                merge(flat.master, flat.part.to(flat.master.device))
 
     # ---- `rd.whole`
 
@@ -127,8 +127,10 @@ class Parts:
         if self.flight is None:
             return False  # autograd sees it by itself
         flats = [flat for one in self.flight.owners(tensors) for flat in one.flats]
-        return any(not torch.equal(flat.own, flat.part) or any(self._strays(flat))
-                   for flat in flats)  # fmt: skip
+        return any(
+            not torch.equal(flat.own.to(flat.part.device), flat.part) or any(self._strays(flat))
+            for flat in flats
+        )
 
     @torch.no_grad()
     def shut(self, tensors: Sequence[torch.Tensor], *, keep: bool, written: bool) -> None:
@@ -143,7 +145,7 @@ class Parts:
                 flat.touch()
             for flat in () if keep else flats:
                 if flat.has_masters:
-                    merge(flat.master, flat.part)  # of what was loaded
+                    merge(flat.master, flat.part.to(flat.master.device))  # of what was loaded
         finally:
             if flight is not None:
                 flight.unpin(lent)
@@ -229,9 +231,7 @@ class Parts:
         inside = {place.index for flat in self.flats for place in flat.layout.places}
         divided = {id(self.parameters[index].tensor) for index in inside}
         for name, tensor in self.setup.model.named_parameters():
-            if tensor.numel() == 0:  # and may be away, though it has nothing to be missed
-                yield name, torch.empty(tensor.shape, dtype=tensor.dtype)
-            elif id(tensor) not in divided:
+            if id(tensor) not in divided or tensor.numel() == 0:
                 yield name, tensor
 
     def traffic(self) -> list[Traffic] | None:
@@ -274,7 +274,8 @@ def divide(
     setup: Setup, *, stage: int, bucket_bytes: int, units: Choice | None, keeps: bool = False
 ) -> Parts:
     """Move a model into rows, point its optimizer at this rank's pieces of them."""
-    away = stage == 3 and setup.comm.size > 1  # noqa: PLR2004 - a stage
+    apart = setup.host is not None and setup.host.parameters
+    away = stage == 3 and (setup.comm.size > 1 or apart)  # noqa: PLR2004 - a stage
     trained = {id(one.tensor): one.tensor for one in setup.parameters}
     if away:
         parts = _by_units(setup, units, keeps=keeps)
@@ -304,7 +305,10 @@ def _by_buckets(setup: Setup, most: int) -> list[Flat]:
     for run in runs(keys, sizes, most=most):
         start_from_first(setup.comm, [tensors[at] for at in run])
         indices = [order[at] for at in run]
-        flats.append(Flat(setup.within, setup.parameters, indices, setup.precision, resident=True))
+        flats.append(
+            Flat(setup.within, setup.parameters, indices, setup.precision, resident=True,
+                 host=setup.host)
+        )  # fmt: skip
     start_from_first(setup.comm, setup.model.parameters())  # those that are not trained
     return flats
 
@@ -336,7 +340,7 @@ def _rows_of(
         kinds.setdefault(key, []).append(number[id(tensor)])
     return [
         Flat(setup.within, listed, indices, setup.precision, resident=False,
-             trained=indices[0] < len(setup.parameters))
+             trained=indices[0] < len(setup.parameters), host=setup.host)
         for indices in kinds.values()
     ]  # fmt: skip
 

@@ -199,8 +199,9 @@ class Sums:
         self.ready()
         for piece in self._guarded:
             piece.grad = None
+        host = self.setup.host
         for stepped, grad in self._grads:
-            stepped.grad = grad
+            stepped.grad = grad if host is None else host.take(stepped, grad)
 
     def scale(self, factor: float) -> None:
         """Multiply the gradients, now or when they get to the optimizer."""

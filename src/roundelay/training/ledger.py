@@ -16,7 +16,7 @@ from roundelay.training._volume import add_up, exchanged
 
 __all__ = ["Entry", "Ledger", "ledger"]
 
-WORDS = ("parameters", "gradients", "optimizer", "transient")
+WORDS = ("parameters", "gradients", "optimizer", "transient", "host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,14 @@ class Ledger:
         return msgspec.json.format(msgspec.json.encode(asdict(self)), indent=1).decode()
 
     def __str__(self) -> str:
-        head = ["rank", *WORDS, "sent/step", "received/step"]
+        host = any(one.predicted.host or one.measured.host for one in self.entries)
+        words = WORDS if host else WORDS[:-1]  # what is on the host is part of what stands before
+        named = ["on the host" if word == "host" else word for word in words]
+        head = ["rank", *named, "sent/step", "received/step"]
         rows = [head]
         for one in self.entries:
             held = [
-                _pair(getattr(one.predicted, word), getattr(one.measured, word)) for word in WORDS
+                _pair(getattr(one.predicted, word), getattr(one.measured, word)) for word in words
             ]
             rows.append([str(one.rank), *held, _pair(one.sent_predicted, one.sent),
                          _pair(one.received_predicted, one.received)])  # fmt: skip
@@ -96,8 +99,10 @@ def ledger(model: torch.nn.Module) -> Ledger:
         if now is not None and before is not None and steps:
             sent = (now[rank].sent - before[rank].sent) / steps
             received = (now[rank].received - before[rank].received) / steps
-        whole: list[Any] = [int(number) for number in row[:8]]
-        entries.append(Entry(rank, Held(*whole[:4]), Held(*whole[4:]), row[8], sent, row[9],
+        count = len(WORDS)
+        whole: list[Any] = [int(number) for number in row[: 2 * count]]
+        out, into = row[2 * count :]
+        entries.append(Entry(rank, Held(*whole[:count]), Held(*whole[count:]), out, sent, into,
                              received, dict(volume.calls)))  # fmt: skip
     return Ledger(_word(run), steps, entries)
 

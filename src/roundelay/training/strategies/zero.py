@@ -16,7 +16,12 @@ import torch
 
 from roundelay.arguments import index_of, shown, whole
 from roundelay.communicator import Traffic
-from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RoundelayError
+from roundelay.errors import (
+    CollectiveMismatch,
+    InvalidArgumentError,
+    RoundelayError,
+    UnknownNameError,
+)
 from roundelay.training._buckets import bucket_limit
 from roundelay.training._checkpoint_parts import Part, Saved
 from roundelay.training._exchange import Told, refuse_broken, tell_all
@@ -24,6 +29,7 @@ from roundelay.training._setup import Setup, share_buffers
 from roundelay.training._strategy import Held, Sharing, Strategy, Volume
 from roundelay.training._zero_account import held_by, predicted_for
 from roundelay.training._zero_elementwise import refuse_whole
+from roundelay.training._zero_offload import OFFLOADS, host_for
 from roundelay.training._zero_parts import Parts, divide
 from roundelay.training._zero_sums import Sums
 from roundelay.training._zero_units import Choice
@@ -47,6 +53,7 @@ class Zero(Strategy):
     units: Choice | None = None  # what stage 3 gathers together: classes or names of modules
     check_finite: bool = True
     reshard_after_forward: bool = True  # False: stage 3 keeps units until backward is over
+    offload: str | None = None  # to the host: the "optimizer", or in stage 3 its "parameters", too
     shard_over: int | None = None  # so many ranks divide it, those of a host; None: all of them
 
     def __post_init__(self) -> None:
@@ -57,6 +64,13 @@ class Zero(Strategy):
             object.__setattr__(self, "bucket_bytes", size)
         if self.units is not None and self.stage != STAGES[-1]:
             raise InvalidArgumentError(f"units= is for stage 3; stage {self.stage} has none.")
+        if self.offload is not None and self.offload not in OFFLOADS:
+            raise UnknownNameError("what Zero offloads", str(self.offload), OFFLOADS)
+        if self.offload == "parameters" and self.stage != STAGES[-1]:
+            raise InvalidArgumentError(
+                f"offload='parameters' is for stage 3; in stage {self.stage} every rank needs them "
+                f"whole. Use offload='optimizer'."
+            )
         if self.shard_over is not None:
             object.__setattr__(self, "shard_over", whole("shard_over of Zero", self.shard_over, 2))
         if not isinstance(self.reshard_after_forward, bool):
@@ -69,6 +83,7 @@ class Zero(Strategy):
 
     def share(self, setup: Setup) -> Sharing:
         """Divide the model and its optimizer between the ranks."""
+        setup.host = host_for(setup, self.offload)
         if self.shard_over is not None:
             _make_replicas(setup, self.shard_over)
         refuse_whole(setup.optimizer)
@@ -197,8 +212,16 @@ class _Divided(Sharing):
 
     def step(self, own: Any, closure: Any) -> Any:
         """Step, with whole and fresh weights whenever a closure looks at the model."""
+        host = self.setup.host
         if closure is None:
-            return own(None)
+            if host is None:
+                return own(None)
+            return host.step(self.setup.optimizer, own, self.parts.trained)
+        if host is not None:
+            raise InvalidArgumentError(
+                "step(closure) looks at the model in the middle of a step, while offload= has it "
+                "in two places. Use an optimizer that needs no closure, or leave out offload=."
+            )
 
         def fresh() -> Any:
             self.parts.spread()
