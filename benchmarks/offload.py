@@ -26,10 +26,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-from gpt import GPT, SIZES, loss_of  # noqa: E402 - the example's model
+from gpt import GPT, SIZES, loss_of
 
-import roundelay as rd  # noqa: E402 - after the path
-from roundelay import _core  # noqa: E402 - likewise
+import roundelay as rd
+from roundelay import _core
 
 FILE = Path(__file__).parent / "results" / "offload.json"
 VOCABULARY = 50304  # GPT-2's, rounded up
