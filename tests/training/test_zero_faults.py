@@ -156,6 +156,58 @@ def test_what_some_ranks_alone_have_written_is_told(stacks: Any, strategy: str, 
     assert all(rd.run(be_rank, 3, "threads", timeout=60))
 
 
+@pytest.mark.parametrize("strategy", RESIDENT)
+def test_who_writes_back_what_was_there_may_go_on(stacks: Any, strategy: str) -> None:
+    model = stacks.make(stacks.Stack, torch.float64)
+
+    def be_rank(comm: Any) -> bool:
+        mine = copy.deepcopy(model)
+        mine, own = rd.prepare(mine, stacks.adam(mine), strategy=strategy, comm=comm)
+        weight = mine.blocks[1].up.weight
+        before = weight.detach().clone()
+        for values in (before + 1, before.flip(0), before):
+            if comm.rank == 1:
+                with torch.no_grad():
+                    weight.copy_(values)
+            loss = stacks.loss_on(comm, mine, 0, torch.float64)
+            if values is before:
+                loss.backward()
+                own.step()
+            else:
+                with pytest.raises(CollectiveMismatch, match=r"blocks\.1\.up"):
+                    loss.backward()
+            own.zero_grad()
+        return True
+
+    assert all(rd.run(be_rank, 2, "threads", timeout=60))
+
+
+def test_under_zero3_forward_may_not_write_what_would_be_lost(stacks: Any) -> None:
+    class Normed(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 4, max_norm=0.5)
+            self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+
+        def forward(self, x: Any) -> Any:
+            return self.blocks[0](self.embed(x))
+
+    model = stacks.make(Normed)
+
+    def be_rank(comm: Any, strategy: str) -> str:
+        mine = copy.deepcopy(model)
+        mine, _ = rd.prepare(mine, stacks.adam(mine), strategy=strategy, comm=comm)
+        rows = torch.tensor([comm.rank, 2 + comm.rank])
+        with pytest.raises((InvalidArgumentError, CollectiveMismatch)) as error:
+            mine(rows).sum().backward()
+        return str(error.value)
+
+    for strategy in ("ddp", "zero2", "zero3"):  # in others every rank writes other rows
+        for told in rd.run(be_rank, 2, "threads", (strategy,)):
+            assert "embed.weight" in told
+            assert ("max_norm" in told) == (strategy == "zero3")
+
+
 # ---- hooks that are added after prepare
 
 

@@ -134,7 +134,7 @@ class Arrivals:
     def see_edits(self) -> None:
         """Notice what the user has written into the parameters, to tell it with the gradients."""
         if self._edits is not None:
-            self._step.written.update(self._edits.found())
+            self._step.written.update(self._edits.found(self._step.written))
 
     def stepped(self) -> None:
         """Hear that the parameters have changed on all ranks alike."""

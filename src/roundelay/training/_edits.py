@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from roundelay.training._setup import Setup
+from roundelay.training._zero_flats import mark_of
 
 __all__ = ["Edits"]
-
-WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Edits:
@@ -26,21 +27,22 @@ class Edits:
         """Take the parameters as they are for agreed."""
         self._seen = [(one.tensor._version, one.tensor.data_ptr()) for one in self._parameters]  # noqa: SLF001 - autograd's
 
-    def found(self) -> dict[str, int]:
-        """Return which were written into since then, with a number that tells what."""
+    def found(self, doubtful: Collection[str] = ()) -> dict[str, int]:
+        """Return which were written into since then, or are doubtful, and a number for what."""
         before, parameters = self._seen, self._parameters
         self.note()
-        if before == self._seen:
+        if before == self._seen and not doubtful:
             return {}
         return {
-            one.name: _sum_of_bits(one.tensor)
-            for one, then, now in zip(parameters, before, self._seen, strict=True)
-            if then != now
+            one.name: _number(index, one.tensor)
+            for index, (one, then, now) in enumerate(
+                zip(parameters, before, self._seen, strict=True)
+            )
+            if then != now or one.name in doubtful
         }
 
 
 @torch.no_grad()
-def _sum_of_bits(tensor: torch.Tensor) -> int:
+def _number(index: int, tensor: torch.Tensor) -> int:
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    bits = real.detach().contiguous().view(WIDTHS[real.itemsize])
-    return int(bits.sum(dtype=torch.int64))
+    return index + int(mark_of(real.detach().reshape(-1)))

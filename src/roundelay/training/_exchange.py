@@ -177,7 +177,7 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
     if broken:
         raise CollectiveMismatch(TORN.format(ranks=", ".join(map(str, broken))))
     if len({number for _, number in every}) == 1:
-        _refuse_edits(comm.all_gather_object(step.written))
+        _refuse_edits(step, comm.all_gather_object(step.written))
     told = ", ".join(f"rank {rank} in step {steps:.0f}" for rank, (_, steps) in enumerate(every))
     raise CollectiveMismatch(
         f"The ranks bring gradients of different steps together: {told}. A rank has called "
@@ -186,8 +186,9 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
     )
 
 
-def _refuse_edits(every: list[dict[str, int]]) -> None:
+def _refuse_edits(step: Step, every: list[dict[str, int]]) -> None:
     first = every[0]
+    step.written.update({name: 0 for one in every for name in one})  # to be compared once more
     for rank, theirs in enumerate(every):
         for name in sorted({*first, *theirs}):
             if first.get(name) != theirs.get(name):

@@ -57,7 +57,7 @@ class Step:
     number: int = 0  # steps that were taken
     fit: int = 0  # steps on scaled losses, since `prepare`, that the optimizer took
     skipped: int = 0  # and those that it did not, as gradients had overflowed
-    #: Parameters that the user has written into since the ranks last told one another, and what.
+    #: Parameters that the user has written into since the ranks last agreed on them, and what.
     written: dict[str, int] = field(default_factory=dict)
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in

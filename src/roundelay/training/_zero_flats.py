@@ -19,7 +19,7 @@ from roundelay.training.precision import Precision, master_dtype
 if TYPE_CHECKING:
     from roundelay.training._zero_offload import Copy, Host
 
-__all__ = ["Flat", "compute_dtype"]
+__all__ = ["Flat", "compute_dtype", "mark_of"]
 
 
 def compute_dtype(tensor: torch.Tensor, precision: Precision) -> torch.dtype:
@@ -70,6 +70,7 @@ class Flat:
             self.master = (torch.zeros(numel, dtype=kind, device=device) if host is None
                            else host.empty(numel, kind))  # fmt: skip
         self.version = 0  # how often its weights have changed
+        self._attached: list[int] = []  # how often each parameter had changed when the row came
         self._rounded = False  # whether the masters are in the model already
         self._mark = torch.zeros(())  # by which changes of the part are noticed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
@@ -146,6 +147,14 @@ class Flat:
         """Give the parameters the whole row, which has come."""
         for place in self.layout.places:
             bring_back(self._parameters[place.index].tensor, self.view(place))
+        self._attached = [one.tensor._version for one in self._parameters.values()]  # noqa: SLF001 - autograd's
+
+    def written(self) -> str | None:
+        """Return the name of a parameter that was written into since the row came, if there is."""
+        for one, version in zip(self._parameters.values(), self._attached, strict=True):
+            if one.tensor._version != version:  # noqa: SLF001 - likewise
+                return one.name
+        return None
 
     @property
     def nbytes(self) -> int:

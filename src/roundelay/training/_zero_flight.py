@@ -26,6 +26,11 @@ __all__ = ["Flight"]
 
 MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
 FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
+WRITTEN = (
+    "The parameter {name} was written into in place while its module ran, as "
+    "nn.Embedding(max_norm=…) does. Under zero3 that would be lost when it is divided again. Write "
+    "into parameters inside `with rd.whole(module)`, between steps."
+)
 UNTOLD = 2  # units that stay in backward though nothing will tell when they are done with
 
 
@@ -144,13 +149,20 @@ class Flight(Gathering):
             vars(tensor)[FIRST] = first
             tensor.register_hook(self._before_backward(needs, first))  # type: ignore[no-untyped-call]
         stays = self.keeps and torch.is_grad_enabled()
+        written = None
         for one in needs:
             if one.users or one.in_backward or one.pins:
                 continue
+            if one.here:
+                written = written or next(
+                    filter(None, (flat.written() for flat in one.flats)), None
+                )
             if stays and one.here:
                 self._park(one)
             else:
                 self._drop(one)
+        if written is not None:
+            raise InvalidArgumentError(WRITTEN.format(name=written))
 
     # ---- backward
 

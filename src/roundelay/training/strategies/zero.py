@@ -18,6 +18,7 @@ from roundelay.arguments import index_of, shown, whole
 from roundelay.communicator import Traffic
 from roundelay.errors import (
     CollectiveMismatch,
+    CommunicationError,
     InvalidArgumentError,
     RoundelayError,
     UnknownNameError,
@@ -162,7 +163,8 @@ class _Divided(Sharing):
             return tell_all(self.setup.comm, used, broken, self.setup.step)
         except CollectiveMismatch:
             if self.parts.flight is not None:
-                self.parts.flight.left()
+                with contextlib.suppress(CommunicationError):  # where ranks can't go on at all
+                    self.parts.flight.left()
             raise
 
     def abandon(self, *, whole: bool) -> None:
