@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from roundelay.errors import (
-    CommunicationError,
-    InvalidArgumentError,
-    NotFiniteError,
-    RoundelayError,
-)
+from roundelay.errors import InvalidArgumentError, NotFiniteError, RoundelayError
 from roundelay.training._edits import Edits
 from roundelay.training._strategy import Sharing
 
 __all__ = ["Arrivals"]
 
+TWICE = (
+    "The gradient of {name} came twice in one backward pass, when the first of them was on its way "
+    "to the other ranks. torch.utils.checkpoint with use_reentrant=True runs a backward pass of "
+    "its own for each part, and {name} is used in several. Use use_reentrant=False, as torch "
+    "advises."
+)
 REENTRANT = (
     "torch.utils.checkpoint with use_reentrant=True runs a backward pass of its own for each part, "
     "and several passes of a step can't be weighed so. Use use_reentrant=False, as torch advises."
@@ -37,6 +38,8 @@ class Arrivals:
         self._step = sharing.setup.step
         self._running: Callable[[], _Pass | None] = _nothing  # weak: autograd lets go of it
         self._tensors = [one.tensor for one in sharing.setup.parameters]
+        self._come: set[int] = set()  # parameters whose gradients this pass has brought
+        self._sends = False  # whether it brings them to the other ranks
         #: The first parameter of the last pass, and the gradient that it had then.
         self._first: tuple[int, Callable[[], Any]] = -1, _nothing
         #: Told at the end of every backward pass that brought gradients together.
@@ -66,11 +69,19 @@ class Arrivals:
         scaler = self._sharing.setup.scaler
         if scaler is not None:
             scaler.check_scaled()
-        running = self._running() or self._begin(index)
-        if running.communicates:
+        # No frame that may raise holds the pass: an error would, and autograd not let go of it.
+        if self._running() is None:
+            self._begin(index)
+            if self._sends:
+                self._sharing.begin_backward()
+        if self._sends:
+            if index in self._come:
+                name = self._sharing.setup.parameters[index].name
+                raise InvalidArgumentError(TWICE.format(name=name))
+            self._come.add(index)
             self._sharing.arrived(index)
 
-    def _begin(self, index: int) -> _Pass:
+    def _begin(self, index: int) -> None:
         step, sharing = self._step, self._sharing
         if (step.passes or step.shared or step.torn) and not self._left(index):
             step.begin()  # the user has let all gradients go, by model.zero_grad() for example
@@ -81,14 +92,13 @@ class Arrivals:
                 raise InvalidArgumentError(REENTRANT) from error
             raise
         adds = step.accumulating
-        running = _Pass(self, index, adds=adds, communicates=sharing.every_pass or not adds)
+        self._sends = sharing.every_pass or not adds
+        self._come.clear()
+        running = _Pass(self, index, adds=adds, communicates=self._sends)
         # Called by autograd when this backward pass is over, and let go if it ends by an error.
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - torch's own DDP's way
         engine.queue_callback(running)
         self._running = weakref.ref(running)
-        if running.communicates:
-            sharing.begin_backward()
-        return running
 
     def _left(self, index: int) -> bool:
         """Tell whether gradients of earlier passes are there, now that the first has come."""
@@ -152,7 +162,7 @@ class Arrivals:
         """Hear that a backward pass ended by an error. The other ranks, who wait, are told."""
         self._running = _nothing
         if over.communicates:
-            with contextlib.suppress(CommunicationError):  # they know
+            with contextlib.suppress(RoundelayError):  # they know
                 self._sharing.abandon(whole=not over.adds)
             self.forget()
         self._step.torn = True
