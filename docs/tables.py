@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import habits
 import speed
 import steps
 
@@ -90,4 +91,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     "ddp": steps.ddp,
     "zero": steps.zero,
     "gpu": steps.gpu,
+    "may_do": habits.may_do,
 }

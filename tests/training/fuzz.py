@@ -1,0 +1,347 @@
+"""Random models in random training loops: every strategy does what one device does, or refuses.
+
+    python tests/training/fuzz.py --seed 7            one program, told in full
+    python tests/training/fuzz.py --seed 0 --minutes 60 --json results.json
+
+A program is drawn from its seed: branches, shared weights, hooks, auxiliary losses, checkpointing,
+frozen and unused parts; accumulation, clipping, evaluation in between, edits between steps, ways
+of zero_grad. ddp, zero1, zero2 and zero3 must agree bit for bit where they add up the same. A
+program that fails is shrunk: what it draws becomes plain, one after the other, while it fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import json
+import random
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import roundelay as rd
+from zoo.place import WAYS, Place, State, judge
+from zoo.random_models import Model
+
+__all__ = ["ALIKE", "Draw", "fuzz"]
+
+#: What is compared with one device; by the number of ranks, what it takes.
+STRATEGIES: dict[str, Any] = {
+    **{way: one for way, one in WAYS.items() if way not in ("ps-async", "ps-ssp")},
+    "zero3 kept": rd.Zero(3, reshard_after_forward=False),
+    "zero3 hybrid": rd.Zero(3, shard_over=2),
+}
+SIZES = {"ps servers": (2, 3, 4), "zero3 hybrid": (2, 4)}
+ALIKE = ("ddp", "zero1", "zero2", "zero3", "zero3 kept")  # add up in the same order
+ROWS = 12
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass
+class Draw:
+    """Choices from a seed, with their names; where it is to be plain, the first option."""
+
+    seed: int
+    plain: frozenset[str] = frozenset()
+    told: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def __call__(self, name: str, options: Sequence[Any]) -> Any:
+        drawn = self.random.choice(options)
+        chosen = options[0] if name in self.plain else drawn
+        if chosen != options[0]:
+            self.told.append(f"{name}={chosen}")
+        return chosen
+
+
+def optimizer_of(draw: Draw, model: Any) -> Any:
+    """One of torch's, with an epsilon that does not make much of rounding; perhaps two groups."""
+    kind, options = draw("optimizer", [
+        ("SGD", {}), ("SGD", {"momentum": 0.9, "nesterov": True}), ("Adam", {"eps": 1e-3}),
+        ("AdamW", {"eps": 1e-3, "amsgrad": True}), ("RMSprop", {"eps": 1e-3, "momentum": 0.5}),
+        ("Adagrad", {"eps": 1e-3}), ("Adamax", {"eps": 1e-3}), ("SGD", {"weight_decay": 0.1}),
+    ])  # fmt: skip
+    every = [one for one in model.parameters() if one.requires_grad or draw("listed", [0, 1])]
+    cut = draw("groups", [0, len(every) // 2])
+    groups = [{"params": every[cut:]}, *([{"params": every[:cut], "lr": 0.02}] if cut else [])]
+    return getattr(torch.optim, kind)(groups, lr=0.05, **options)
+
+
+class Loop:
+    """A few steps of training, with what people do in between."""
+
+    def __init__(self, draw: Draw, at: Place, model: Any) -> None:
+        self.draw, self.at = draw, at
+        self.model, self.optimizer = at.prepare(model, optimizer_of(draw, model))
+        # ZeRO-3 refuses it, so that most programs don't.
+        self.edit = draw("edit", [None, None, None, "model state", "edit"])
+        # Of passes, and of norms: in half of all programs those that all strategies add up alike.
+        self.sums = draw("sums", ["alike", "any"])
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+
+    def run(self) -> State:
+        for step in range(3):
+            self.step(step)
+            self.between(step)
+        return self.at.state(self.model)
+
+    def step(self, step: int) -> None:
+        draw, at = self.draw, self.at
+        if draw("zero before", [0, 1]):
+            self.optimizer.zero_grad()
+        parts = draw("passes", [1, 1, 2, 3] if self.sums == "any" else [1])
+        inside = draw("accumulate", ["all but last", "all but last", "every", "none"])
+        weighed = draw("weighed", [False, False, True])
+        rows = torch.randn(
+            draw("rows", [ROWS, 13, 7]) if weighed else ROWS * parts, 4,
+            generator=torch.Generator().manual_seed(draw.seed + step), dtype=torch.float64,
+        )  # fmt: skip
+        for part, some in enumerate(rows.tensor_split(parts)):
+            adds = inside == "every" or ((inside == "all but last" or weighed) and part < parts - 1)
+            context: AbstractContextManager[None] = at.adding(self.model) if adds else nullcontext()
+            with context:
+                if weighed:
+                    at.backward(lambda _, x: self.model.loss(x, step), some, len(rows))
+                else:
+                    at.loss(lambda _, x: self.model.loss(x, step), some).backward()
+        clip = draw("clip", [None, None, "value", "norm" if self.sums == "any" else "value"])
+        if clip == "norm":
+            at.clip(self.optimizer, 0.3)
+        elif clip == "value":
+            at.clip_value(self.optimizer, 0.02)
+        self.optimizer.step()
+        zero = draw("zero", ["optimizer", "model", "zeros", "by hand", "twice"])
+        if zero == "model":
+            self.model.zero_grad()
+        elif zero == "by hand":
+            for one in self.model.parameters():
+                one.grad = None
+        else:
+            self.optimizer.zero_grad(set_to_none=zero != "zeros")
+            if zero == "twice":
+                self.model.zero_grad()
+
+    def between(self, step: int) -> None:
+        does: dict[str | None, Callable[[], object]] = {
+            "eval": lambda: self.evaluate(torch.no_grad(), step),
+            "no_grad": lambda: self.evaluate(torch.inference_mode(), step),
+            "schedule": self.scheduler.step,
+            "optimizer state": self.reload,
+            "again": self.again,
+            "freeze": lambda: self.again(self.model.first),
+            "step without backward": self.optimizer.step,
+            "lr": self.slow_down,
+            "whole": lambda: self.shrink([self.model.last.weight], self.at.whole(self.model)),
+            "model state": lambda: self.model.load_state_dict(self.model.state_dict()),
+            "edit": lambda: self.shrink(self.model.parameters(), nullcontext()),
+        }
+        usual: list[str | None] = [one for one in does if one not in ("model state", "edit")]
+        kind = self.draw("between", [None, None, *usual, self.edit, self.edit])
+        if kind is not None:
+            does[kind]()
+
+    def evaluate(self, context: AbstractContextManager[Any], step: int) -> None:
+        self.model.eval()
+        with context:
+            self.model(torch.ones(2, 4, dtype=torch.float64), step)
+        self.model.train()
+
+    def reload(self) -> None:
+        self.optimizer.load_state_dict(self.optimizer.state_dict())
+
+    def slow_down(self) -> None:
+        self.optimizer.param_groups[0]["lr"] *= 0.5
+
+    def again(self, other: Any = None) -> None:
+        """Unprepare and prepare, with a layer frozen in between, or trained again."""
+        self.model, plain = self.at.unprepare(self.model, self.optimizer)
+        if other is not None:
+            other.requires_grad_(requires_grad=not other.weight.requires_grad)
+        self.model, self.optimizer = self.at.prepare(self.model, plain)
+
+    def shrink(self, parameters: Any, context: AbstractContextManager[Any]) -> None:
+        with torch.no_grad(), context:
+            for one in parameters:
+                one.mul_(0.9)
+
+
+@dataclass
+class Outcome:
+    """What came of one program under every strategy."""
+
+    seed: int
+    size: int
+    told: list[str]
+    alike: bool = False  # whether the same bits are asked for
+    verdicts: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bad(self) -> dict[str, str]:
+        return {way: word for way, word in self.verdicts.items()
+                if word != "right" and not word.startswith("refused")}  # fmt: skip
+
+
+def fuzz(
+    seed: int, ways: Sequence[str] = tuple(STRATEGIES), plain: frozenset[str] = frozenset()
+) -> Outcome | None:
+    """Run the program of a seed under strategies; None where one device can't run it."""
+    size = random.Random(seed).choice([2, 3, 1, 4])
+
+    draw = Draw(seed, plain)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        start = Model(draw).double()
+
+    def program(at: Place, order: int = 0) -> State:
+        model = copy.deepcopy(start)
+        if order:
+            _move(model, order)
+        return Loop(copy.deepcopy(draw), at, model).run()
+
+    own = copy.deepcopy(draw)
+    try:
+        expected = Loop(own, Place(size), copy.deepcopy(start)).run()
+    except RuntimeError:  # torch itself can't, say a gradient of a gradient through checkpointing
+        return None
+    if not all(bool(one.isfinite().all()) for one in expected.values()):
+        return None
+    first: State | None = None
+    # Norms, and passes that are summed up apart, are added in another order.
+    alike = not {"clip=norm", "passes=2", "passes=3"}.intersection(own.told)
+    alike = alike and all(_same(program(Place(size), order), expected) for order in (1, -1))
+    outcome = Outcome(seed, size, own.told, alike)
+    for way in ways:
+        if size not in SIZES.get(way, (size,)):
+            continue
+        verdict, states = judge(program, STRATEGIES[way], size, expected)
+        word = verdict.word
+        if word == "right" and way in ALIKE and alike:
+            first = first or states[0]
+            if not all(_same(one, first) for one in states):
+                word = "OTHER BITS"
+        outcome.verdicts[way], outcome.words[way] = word, verdict.told
+    return outcome
+
+
+def _move(model: Any, order: int) -> None:
+    """Put parameters one after the other into a row, as ZeRO does, and not at its beginning.
+
+    Some of torch's kernels, those of attention for example, have other bits for other addresses;
+    then no two strategies have the same.
+    """
+    parameters = list(model.parameters())[::order]
+    row = torch.empty(sum(one.numel() for one in parameters) + 1, dtype=torch.float64)
+    start = 1
+    for one in parameters:
+        place = row[start : start + one.numel()].view(one.shape)
+        one.data = place.copy_(one.data)
+        start += one.numel()
+
+
+def _same(found: State, expected: State) -> bool:
+    return all(torch.equal(one, found[name]) for name, one in expected.items())
+
+
+def shrink(seed: int, way: str, word: str) -> frozenset[str]:
+    """Which choices may be plain so that a strategy still fails in the same way."""
+    plain: frozenset[str] = frozenset()
+    names = {one.partition("=")[0] for one in (fuzz(seed, []) or Outcome(0, 0, [])).told}
+    ways = ["ddp", way] if word == "OTHER BITS" else [way]
+    for name in sorted(names):
+        found = fuzz(seed, ways, plain | {name})
+        if found is not None and found.verdicts[way] == word:
+            plain |= {name}
+    return plain
+
+
+class Report:
+    """Counts what came of programs."""
+
+    def __init__(self, command: str) -> None:
+        self.begun, self.command = time.monotonic(), command
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.refusals: dict[str, list[int]] = {}  # how many, and the first seed
+        self.defects: list[dict[str, Any]] = []
+        asked = ["git", "rev-parse", "--short", "HEAD"]
+        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+        self.commit = done.stdout.strip()
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self.begun) / 60
+
+    def add(self, outcome: Outcome | None) -> None:
+        if outcome is None:
+            self.counts["not for one device"] += 1
+            return
+        self.counts["programs"] += 1
+        self.counts["programs compared bit for bit"] += outcome.alike
+        for way, word in outcome.verdicts.items():
+            self.counts[f"{way}: {word}"] += 1
+            if word.startswith("refused"):
+                told = self.refusals.setdefault(f"{way}: {outcome.words[way][:90]}", [0, 0])
+                told[:] = told[0] + 1, told[1] or outcome.seed
+        for way, word in outcome.bad.items():
+            small = fuzz(outcome.seed, [], shrink(outcome.seed, way, word)) or outcome
+            defect = {"seed": outcome.seed, "size": outcome.size, "way": way, "word": word,
+                      "told": outcome.words[way][:400], "program": small.told}  # fmt: skip
+            self.defects.append(defect)
+            say(str(defect))
+
+    def write(self, file: Path, seeds: tuple[int, int]) -> None:
+        found = {
+            "command": self.command, "commit": self.commit, "torch": torch.__version__,
+            "minutes": round(self.minutes, 1), "seeds": seeds,
+            "counts": dict(sorted(self.counts.items())),
+            "refusals": dict(sorted(self.refusals.items())), "defects": self.defects,
+        }  # fmt: skip
+        text = json.dumps(found, indent=1, ensure_ascii=False)
+        file.write_text(f"{text}\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=0.0, help="go on with the next seeds")
+    parser.add_argument("--json", type=Path, help="write what was found into this file")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    command = f"python tests/training/fuzz.py --seed {given.seed} --minutes {given.minutes:g}"
+    report, seed = Report(command), given.seed
+    while True:
+        outcome = fuzz(seed)
+        report.add(outcome)
+        over = report.minutes >= given.minutes
+        if given.json and (over or seed % 50 == 0):
+            report.write(given.json, (given.seed, seed))
+        if over:
+            break
+        seed += 1
+    if outcome and not given.minutes:
+        say(", ".join(outcome.told))
+        for way, word in outcome.verdicts.items():
+            say(f"{way:10} {word} {outcome.words[way][:200]}")
+    say(f"seeds {given.seed} to {seed}: {json.dumps(report.counts, indent=1)}")
+    sys.exit(bool(report.defects))
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
