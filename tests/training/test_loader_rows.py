@@ -267,17 +267,21 @@ def test_ranks_that_differ_are_told(option: dict[str, Any]) -> None:
     rd.run(be_rank, 2, "threads")
 
 
-def test_a_sampler_that_fails_is_named_on_all_ranks() -> None:
+@pytest.mark.parametrize("fault", ["raises", "gives no rows", "gives what can't be sent"])
+def test_a_sampler_that_fails_is_named_on_all_ranks(fault: str) -> None:
     class Failing:
-        def __iter__(self) -> Iterator[int]:
-            yield from range(4)
-            raise LookupError("no more")
+        def __iter__(self) -> Iterator[Any]:
+            yield [0, 1, 2, 3]
+            if fault == "raises":
+                raise LookupError(fault)
+            yield [] if fault == "gives no rows" else [object()]
 
     def be_rank(comm: Any) -> Any:
-        loader = rd.loader(Numbers(), 3, comm=comm, quiet=True, sampler=Failing())
-        error = LookupError if comm.rank == 0 else CollectiveMismatch
-        with pytest.raises(error, match="no more"):
+        loader = rd.loader(Numbers(), comm=comm, quiet=True, batch_sampler=Failing())
+        errors = LookupError, InvalidArgumentError
+        with pytest.raises(errors if comm.rank == 0 else CollectiveMismatch) as error:
             list(loader)
+        assert comm.rank == 0 or "the sampler failed on rank 0" in str(error.value)
         return comm.all_reduce(torch.ones(1)).item()  # nobody is left behind
 
     assert rd.run(be_rank, 3, "threads") == [3.0] * 3
@@ -326,6 +330,34 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch_on_other_ranks(
     ranks = rd.run(finish, after, "threads", (states[0],))
     due = rd.run(through, 1, "threads")[0]
     assert [whole(ranks, 0), whole(ranks, 1)] == [due[1][2:], due[2]]
+
+
+def test_a_state_between_epochs_and_one_that_was_set_are_good() -> None:
+    def be_rank(comm: Any) -> None:
+        def make() -> Any:
+            return rd.loader(Numbers(), 3, comm=comm, quiet=True)
+
+        def rest(state: Any) -> list[list[float]]:
+            again = make()
+            again.load_state_dict(state)
+            assert again.state_dict() == state
+            return [numbers(one) for one in again]
+
+        loader = make()
+        assert rest(loader.state_dict()) == [numbers(one) for one in loader]
+        state = loader.state_dict()
+        second = [numbers(one) for one in loader]
+        assert rest(state) == second
+        loader.done, loader.epoch = 2, 1
+        assert rest(loader.state_dict()) == second[2:]
+        for _ in loader:
+            break
+        loader.epoch = 1  # after a loop that was left, from its beginning
+        assert rest(loader.state_dict()) == second
+        with pytest.raises(InvalidArgumentError, match="no state of a loader"):
+            loader.load_state_dict({"epoch": 1})
+
+    rd.run(be_rank, 2, "threads")
 
 
 def test_going_on_with_other_rows_is_refused() -> None:

@@ -152,3 +152,31 @@ def test_what_is_no_scheduler_of_a_prepared_optimizer_is_named() -> None:
         rd.scheduler(optimizer)
     with pytest.raises(InvalidArgumentError, match=r"rd\.prepare"):
         rd.scheduler(kinds.ExponentialLR(optimizer, 0.5))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "ps"])
+def test_ranks_with_different_rates_are_told(strategy: str) -> None:
+    """A scheduler that looks at a value of its own rank, and that nobody has told of ranks."""
+
+    def be_rank(comm: Any) -> None:
+        model = copy.deepcopy(START)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+        scheduler = kinds.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+
+        def backward() -> None:
+            model(torch.ones(1, 4).double()).sum().backward()
+
+        for step in range(3):
+            backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step(float(step if comm.rank == 1 and step == 2 else -step))
+        with pytest.raises(CollectiveMismatch, match=r"lr=0\.5 in group 0 on rank 0, and 0\.25"):
+            backward()
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 0.5
+        backward()
+        optimizer.step()
+
+    rd.run(be_rank, 3, "threads")

@@ -131,7 +131,10 @@ class Drawn:
 
     def _batches(self, found: Iterator[Any]) -> Iterator[list[Any]]:
         if self._batch_size is None:
-            yield from ([_plain(index) for index in batch] for batch in found)
+            for batch in found:
+                if not (indices := [_plain(index) for index in batch]):
+                    raise InvalidArgumentError("loader: the batch_sampler gave a batch of no rows.")
+                yield indices
             return
         while batch := [_plain(index) for index in islice(found, self._batch_size)]:
             yield batch

@@ -177,6 +177,7 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
     if broken:
         raise CollectiveMismatch(TORN.format(ranks=", ".join(map(str, broken))))
     if len({number for _, number in every}) == 1:
+        _refuse_rates(comm.all_gather_object(step.rates()))
         _refuse_edits(step, comm.all_gather_object(step.written))
     told = ", ".join(f"rank {rank} in step {steps:.0f}" for rank, (_, steps) in enumerate(every))
     raise CollectiveMismatch(
@@ -184,6 +185,18 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
         f"optimizer.step() without a backward pass. Call the model and backward in every step on "
         f"every rank, with a loss times 0 where a rank has no data."
     )
+
+
+def _refuse_rates(every: list[list[tuple[int, str, float]]]) -> None:
+    for rank, theirs in enumerate(every):
+        for (group, key, value), (_, _, other) in zip(every[0], theirs, strict=False):
+            if value != other:
+                raise CollectiveMismatch(
+                    f"The optimizers of the ranks differ: {key}={value!r} in group {group} on rank "
+                    f"0, and {other!r} on rank {rank}. Set one for all ranks. A scheduler that "
+                    f"looks at a value, as ReduceLROnPlateau does, needs one for all, as "
+                    f"rd.evaluate gives it."
+                )
 
 
 def _refuse_edits(step: Step, every: list[dict[str, int]]) -> None:

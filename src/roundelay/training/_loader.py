@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from roundelay.arguments import whole
+from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._batches import Collate, Cut, Drawn, Order, Plan, Stream, emptied
@@ -51,7 +51,7 @@ class Loader:
         self._latest = -1  # epoch that was begun
         self._said: tuple[int, int] | None = None  # where the user wants to go on
         self._loops = 0  # that are under way
-        self._mark = 0  # of all indices of this epoch that are done
+        self._mark: int | None = 0  # of all indices of this epoch that are done, if it is known
         self._due: int | None = None  # the same, of a state that was loaded
         #: Of the micro-batch at hand: whether it begins a batch, whether it ends one, and how many
         #: rows this rank has of it.
@@ -121,7 +121,7 @@ class Loader:
             self._loops -= 1
             for run in runs:
                 run.leave(turn)
-        self._epoch, self._done = self._latest + 1, 0
+        self._epoch, self._done, self._mark = self._latest + 1, 0, 0
 
     def _begin(self) -> tuple[int, int]:
         if self._loops and self._inner.persistent_workers:
@@ -219,6 +219,7 @@ class Loader:
         self._done = self._said[1] if self._said else 0
         self._epoch = whole("loader.epoch", epoch, 0)
         self._said = self._epoch, self._done
+        self._mark = None if self._done else 0
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next loop be this epoch, from its beginning."""
@@ -233,6 +234,7 @@ class Loader:
     def done(self, done: int) -> None:
         self._done = whole("loader.done", done, 0)
         self._said = self._epoch, self._done
+        self._mark = None if done else 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is, for `rd.save(…, extra=…)`: the next whole batch.
@@ -243,6 +245,8 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next loop go on from there, with the rows that were still to come."""
+        if not state.keys() >= {*SAME, "seed", "epoch", "done", "mark"}:
+            raise InvalidArgumentError(f"loader: {shown(state)} is no state of a loader.")
         for name in SAME:
             if state[name] != self._state[name]:
                 raise InvalidArgumentError(

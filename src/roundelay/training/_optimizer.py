@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -205,6 +206,7 @@ def take_over(optimizer: torch.optim.Optimizer, run: Run) -> None:
     optimizer.__dict__.pop("step", None)
     optimizer.__class__ = _prepared(own)  # type: ignore[arg-type] # mypy takes no class for hashable
     optimizer.run = run  # type: ignore[attr-defined]
+    run.step.optimizers.append(weakref.ref(optimizer))
     if tracked:
         _let_schedulers_know(optimizer)
 

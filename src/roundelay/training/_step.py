@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class Step:
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in
     opened: int = 0  # how many `rd.whole` we are in
+    optimizers: list[Callable[[], Any]] = field(default_factory=list)  # weak: they have the model
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
     # ---- of this step
@@ -126,12 +127,24 @@ class Step:
 
     @property
     def mark(self) -> float:
-        """A number that ranks have in common if they are in one step, of the same weights.
+        """A number that ranks share if they are in one step, of the same weights and rates.
 
         Its square is exact, and so is the sum of hundreds of those.
         """
         edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
-        return float((self.number + edits) % MARKS)
+        rates = hash(tuple(value for _, _, value in self.rates()))
+        return float((self.number + edits + rates) % MARKS)
+
+    def rates(self) -> list[tuple[int, str, float]]:
+        """Return the numbers among the options of optimizers: learning rates and the like."""
+        alive = [one for one in (weak() for weak in self.optimizers) if one is not None]
+        return [
+            (number, key, value)
+            for optimizer in alive
+            for number, group in enumerate(vars(optimizer)["param_groups"])
+            for key, value in group.items()
+            if type(value) in (int, float) and value == value  # noqa: PLR0124 - NaN has no hash
+        ]
 
     # ---- backward passes
 
