@@ -2,7 +2,7 @@
 
 Once with a function that does nothing, and once with a small all-reduce, the first call. Memory is
 that of all processes together, with what is reserved for them, beyond as many bare forks of the
-same Python. Writes results/start_up.json.
+same Python; and what a rank has for itself, beyond such a fork. Writes results/start_up.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 RANKS = "2,8,16,32,64,128,256,512"
 ENGINES = ("shared_memory", "threads")
 ROUNDS = 3
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def nothing(comm: Communicator) -> None:
@@ -55,63 +55,70 @@ def timed(work: Callable[[Communicator], None], ranks: int, engine: str) -> tupl
     return min(wall for wall, _ in found), min(cpu for _, cpu in found)
 
 
-def resident(folder: Path, ranks: int) -> int:
-    """Return this process's share of memory while all are there, but for the shared world."""
+def resident(folder: Path, ranks: int) -> tuple[int, int]:
+    """Return what this process takes while all are there, but for the shared world.
+
+    Its share of all that it can reach, and what it alone can reach; both in bytes.
+    """
     meet(folder / "there", ranks)
-    found = {}
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        name, number, *_ = line.split()
-        found[name] = int(number) * 1024
+    # Read with little Python, which would take memory too.
+    file = os.open("/proc/self/smaps_rollup", os.O_RDONLY)
+    text = os.read(file, 1 << 16)
+    os.close(file)
     meet(folder / "seen", ranks)
-    return found["Pss:"] - found["Pss_Shmem:"]
+    found = {}
+    for line in text.decode().splitlines()[1:]:
+        name, number, *_ = line.split()
+        found[name] = int(number) * KIB
+    return found["Pss:"] - found["Pss_Shmem:"], found["Private_Dirty:"]
 
 
 def meet(place: Path, ranks: int) -> None:
     """Wait until all ranks have come, without a call of ours: each adds a byte to a file."""
-    with place.open("ab") as file:
-        file.write(b".")
-    while place.stat().st_size < ranks:
+    file = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(file, b".")
+    while os.fstat(file).st_size < ranks:
         time.sleep(0.1)
+    os.close(file)
 
 
-def bare_forks(folder: Path, ranks: int) -> int:
+def bare_forks(folder: Path, ranks: int) -> tuple[int, int]:
     """Return the memory of as many processes that do the same, and know nothing of one another."""
     ends = []
     for _ in range(ranks):
         reader, writer = os.pipe()
         if os.fork() == 0:
-            os.write(writer, str(resident(folder, ranks)).encode())
+            os.write(writer, json.dumps(resident(folder, ranks)).encode())
             os._exit(0)
         os.close(writer)
         ends.append(reader)
-    shares = []
+    found = []
     for reader in ends:
-        shares.append(int(os.read(reader, 32)))
+        found.append(json.loads(os.read(reader, 64)))
         os.close(reader)
         os.wait()
-    return sum(shares)
+    return sum(share for share, _ in found), sum(own for _, own in found)
 
 
-def memory(ranks: int, engine: str) -> float:
-    """Return MiB of all ranks while they are there, beyond what Python takes by itself."""
+def memory(ranks: int, engine: str) -> tuple[float, float]:
+    """Return what ranks take while all are there, beyond what Python takes by itself.
+
+    MiB of all of them, with the world that they share; and KiB that a rank has for itself.
+    """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "ours").mkdir()
-        (folder / "bare").mkdir()
+        ours, bare = Path(name, "ours"), Path(name, "bare")
+        ours.mkdir()
+        bare.mkdir()
 
-        def work(comm: Communicator) -> int:
-            share = resident(folder / "ours", ranks)
+        def work(comm: Communicator) -> tuple[int, int, int]:
             world = os.fstat(comm._end.world.fd).st_blocks * 512  # type: ignore[attr-defined] # noqa: SLF001
-            if engine == "threads":
-                return share + world if comm.rank == 0 else 0
-            return share + world // ranks
+            return *resident(ours, ranks), world
 
-        if engine == "threads":
-            (folder / "alone").mkdir()
-            bare = resident(folder / "alone", 1)
-        else:
-            bare = bare_forks(folder / "bare", ranks)
-        return (sum(rd.run(work, ranks, engine)) - bare) / MIB
+        threads = engine == "threads"
+        without = resident(bare, 1) if threads else bare_forks(bare, ranks)
+        found = rd.run(work, ranks, engine)[: 1 if threads else ranks]
+    share, own = (sum(each) for each in list(zip(*found, strict=True))[:2])
+    return (share + found[0][2] - without[0]) / MIB, (own - without[1]) / ranks / KIB
 
 
 def measure(ranks: int, engine: str) -> dict[str, object]:
@@ -120,7 +127,8 @@ def measure(ranks: int, engine: str) -> dict[str, object]:
     for work in (nothing, all_reduce):
         wall, cpu = timed(work, ranks, engine)
         row[work.__name__] = {"wall_seconds": round(wall, 3), "cpu_seconds": round(cpu, 3)}
-    row["mebibytes"] = round(memory(ranks, engine), 1)
+    together, each = memory(ranks, engine)
+    row["mebibytes"], row["own_kibibytes"] = round(together, 1), round(each)
     return row
 
 

@@ -106,6 +106,7 @@ class Started(msgspec.Struct, frozen=True):
     nothing: Seconds
     all_reduce: Seconds
     mebibytes: float
+    own_kibibytes: float
 
 
 class Starts(msgspec.Struct, frozen=True):
@@ -124,8 +125,8 @@ def start_up(results: Path = RESULTS) -> str:
         return _missing("start_up")
     measured = msgspec.json.decode(path.read_bytes(), type=Starts)
     lines = [
-        "| ranks | as | start and end (s) | CPU (s) | and an all-reduce (s) | CPU (s) | MiB |",
-        "|---:|---|---:|---:|---:|---:|---:|",
+        "| ranks | as | starting (s) | CPU (s) | an all-reduce (s) | CPU (s) | MiB | KiB each |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in measured.rows:
         kind = "threads" if row.engine == "threads" else "processes"
@@ -134,7 +135,8 @@ def start_up(results: Path = RESULTS) -> str:
             for each in (row.nothing, row.all_reduce)
             for number in (each.wall_seconds, each.cpu_seconds)
         ]
-        lines.append(f"| {row.ranks} | {kind} | {' | '.join(took)} | {row.mebibytes:.0f} |")
+        memory = f"{row.mebibytes:.0f} | {row.own_kibibytes:.0f}"
+        lines.append(f"| {row.ranks} | {kind} | {' | '.join(took)} | {memory} |")
     told = (
         f"Measured on {measured.cores} cores, Python {measured.python}, with `{measured.command}`."
     )

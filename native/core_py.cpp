@@ -13,6 +13,7 @@ void register_world(nb::module_& module);
 void register_group(nb::module_& module);
 void register_mail(nb::module_& module);
 void register_shelf(nb::module_& module);
+void register_fork(nb::module_& module);
 }  // namespace roundelay
 
 NB_MODULE(_core, module) {
@@ -34,4 +35,5 @@ NB_MODULE(_core, module) {
     roundelay::register_group(module);
     roundelay::register_mail(module);
     roundelay::register_shelf(module);
+    roundelay::register_fork(module);
 }

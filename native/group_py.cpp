@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -85,22 +86,30 @@ struct PyTask : Progress::Task {
     }
 };
 
+std::vector<int> all_of(const World& world) {
+    std::vector<int> ranks(std::size_t(world.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+}
+
 // One communicator as Python holds it. Calls in the background outlive it.
 class PyGroup {
    public:
     PyGroup(std::shared_ptr<World> world, std::shared_ptr<Block> block, int rank,
             std::vector<int> ranks, std::size_t slot_bytes, nb::object on_slow,
             nb::object on_broken, PyGroup* parent, std::uint64_t serial)
-        : group_(std::make_shared<Group>(world, std::move(block), rank, ranks, slot_bytes)),
+        : group_(std::make_shared<Group>(world, std::move(block), rank,
+                                       ranks.empty() ? all_of(*world) : std::move(ranks),
+                                       slot_bytes)),
           line_(std::make_shared<Progress>()),
           shared_(parent != nullptr
                       ? parent->shared_
-                      : std::make_shared<Shared>(Sites(world, ranks[std::size_t(rank)]))),
+                      : std::make_shared<Shared>(Sites(world, group_->world_rank(rank)))),
           on_slow_(std::move(on_slow)),
           on_broken_(std::move(on_broken)) {
         std::erase_if(shared_->lines, [](const auto& line) { return line.expired(); });
         shared_->lines.push_back(line_);
-        group_->name(serial, site_here());
+        if (serial != 0) group_->name(serial, site_here());  // the group of all ranks has no name
     }
 
     ~PyGroup() {

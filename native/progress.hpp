@@ -7,9 +7,9 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -167,7 +167,7 @@ class Progress : public std::enable_shared_from_this<Progress> {
     std::atomic<std::uint32_t> state_ = 0;
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::deque<std::shared_ptr<Task>> queue_;
+    std::list<std::shared_ptr<Task>> queue_;
     bool forgotten_ = false;
     std::thread thread_;
     std::atomic<bool> failed_ = false;

@@ -1,5 +1,6 @@
 #include "wait.hpp"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -15,13 +16,14 @@ namespace {
 
 // The container's CPU quota in cores, or a large number when there is none.
 double quota() {
+    const int fd = open("/sys/fs/cgroup/cpu.max", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 1e9;
+    char text[64]{};
+    const ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
     long long limit = 0, period = 0;
-    if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "re")) {
-        const int read = std::fscanf(file, "%lld %lld", &limit, &period);
-        std::fclose(file);
-        if (read == 2 && limit > 0 && period > 0) return double(limit) / double(period);
-    }
-    return 1e9;
+    const bool known = length > 0 && std::sscanf(text, "%lld %lld", &limit, &period) == 2;
+    return known && limit > 0 && period > 0 ? double(limit) / double(period) : 1e9;
 }
 
 }  // namespace

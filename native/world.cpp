@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
-#include <set>
 #include <system_error>
 
 #include "kill_point.hpp"
@@ -35,7 +34,7 @@ constexpr std::size_t wards = 8;  // ranks whose end each rank watches for
 // Processes that fork while they are ranks: the child must not keep a rank's pipe open.
 // Never destroyed: a thread may let go of a world while the process exits.
 std::mutex& worlds_mutex = *new std::mutex;
-std::set<World*>& worlds = *new std::set<World*>;
+std::vector<World*>& worlds = *new std::vector<World*>;
 std::atomic<std::uint32_t> forks;  // counted in the child, so that it knows what it inherited
 
 void before_fork() { worlds_mutex.lock(); }
@@ -71,7 +70,7 @@ World::World(int fd, std::byte* base, std::size_t bytes)
     static const int once = pthread_atfork(before_fork, after_fork, close_after_fork);
     (void)once;
     const std::lock_guard guard(worlds_mutex);
-    worlds.insert(this);
+    worlds.push_back(this);
 }
 
 World::Parts World::parts(int size, std::size_t group_bytes) {
@@ -86,7 +85,8 @@ World::Parts World::parts(int size, std::size_t group_bytes) {
     return parts;
 }
 
-std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::size_t arena) {
+std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::size_t needed_bytes,
+                                     std::size_t arena) {
     const Parts parts = World::parts(size, group_bytes);
     const std::size_t fixed = parts.bytes;
     const int fd = memfd_create("roundelay", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -104,10 +104,13 @@ std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::siz
             base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
         if (arena < page_bytes) break;
     }
-    // Few ranks have all of it from the start. Of the slots of many, most are never touched.
+    // Few ranks have all of it from the start. Many have all but slots and source lines, most of which
+    // are never touched.
     const bool room = fixed <= available_memory();
     if (!room) errno = ENOMEM;
-    if (base == MAP_FAILED || !room || !reserve(fd, 0, std::min(fixed, set_aside))) {
+    const bool few = fixed <= set_aside;
+    if (base == MAP_FAILED || !room || !reserve(fd, 0, few ? fixed : parts.sites_at) ||
+        !(few || reserve(fd, parts.group_at, needed_bytes))) {
         const std::string text = reason("no room for " + std::to_string(fixed) + " bytes");
         if (base != MAP_FAILED) munmap(base, bytes);
         ::close(fd);
@@ -159,7 +162,7 @@ std::shared_ptr<World> World::attach(int fd, std::span<const std::uint8_t> token
 World::~World() {
     {
         const std::lock_guard guard(worlds_mutex);
-        worlds.erase(this);
+        std::erase(worlds, this);
     }
     if (!foreign()) {
         for (int rank : std::vector<int>(local_)) leave(rank);
@@ -215,20 +218,22 @@ void World::watch(std::vector<int> pipes, int own_pipe) {
 
 void World::run_watch() {
     pthread_setname_np(pthread_self(), "roundelay-watch");
+    int lost = -1;  // and not told yet
     while (true) {
         // The next few that have not ended: whoever goes has somebody before it who sees that, and
         // one word in the header reaches all.
-        std::vector<pollfd> waits{{stop_read_, POLLIN, 0}};
-        std::vector<std::size_t> watched;
-        for (std::size_t turn = 0; turn < pipes_.size() && watched.size() < wards; ++turn) {
+        std::array<pollfd, wards + 1> waits{{{stop_read_, POLLIN, 0}}};
+        std::array<std::size_t, wards> watched{};
+        std::size_t count = 0;
+        for (std::size_t turn = 0; turn < pipes_.size() && count < wards; ++turn) {
             const std::size_t index = (next_ + turn) % pipes_.size();
             if (pipes_[index] < 0) continue;
-            watched.push_back(index);
-            waits.push_back({pipes_[index], POLLIN, 0});
+            watched[count++] = index;
+            waits[count] = {pipes_[index], POLLIN, 0};
         }
-        poll(waits.data(), nfds_t(waits.size()), heartbeat_ms);
+        poll(waits.data(), nfds_t(count + 1), lost < 0 ? heartbeat_ms : 1);
         if (waits[0].revents != 0) return;
-        for (std::size_t at = 0; at < watched.size(); ++at) {
+        for (std::size_t at = 0; at < count; ++at) {
             const std::size_t index = watched[at];
             if (waits[at + 1].revents == 0) continue;
             ::close(pipes_[index]);
@@ -238,8 +243,13 @@ void World::run_watch() {
             const int gone = int(index);
             if (rank(gone).life.load() == Life::left) continue;
             rank(gone).life.store(Life::dead);
-            const int finder = speaker_;
-            fail(Trouble::lost, gone, finder < 0 ? gone : finder, 0, 0, "");
+            if (lost < 0) lost = gone;
+        }
+        // Nobody is waited for here: whoever is about to tell may die of it, and only this thread sees.
+        const int finder = speaker_;
+        if (lost >= 0 && tell(Trouble::lost, lost, finder < 0 ? lost : finder, 0, 0, "")) {
+            ring_all();
+            lost = -1;
         }
         const std::lock_guard guard(mutex_);
         for (int mine : local_) rank(mine).heartbeat.store(now_ns(), std::memory_order_relaxed);
@@ -261,27 +271,36 @@ bool World::stopped(int rank) {
     return beat != 0 && now_ns() - beat > 5 * std::int64_t{heartbeat_ms} * 1'000'000;
 }
 
+bool World::tell(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
+                 const std::string& text) {
+    if (troubled()) return true;
+    if (!claim_trouble()) return false;
+    kill_point();
+    header_->culprit = std::uint32_t(culprit);
+    header_->finder = std::uint32_t(finder);
+    header_->group = group;
+    header_->call = call;
+    // Judged now and by one: a rank that goes on later is no witness of its own stop.
+    const std::string told = kind == Trouble::timeout && stopped(culprit) ? "stopped" : text;
+    const std::size_t length = std::min(told.size(), header_->text.size() - 1);
+    std::memcpy(header_->text.data(), told.data(), length);
+    header_->text[length] = 0;
+    header_->trouble.store(kind, std::memory_order_release);
+    kill_point();
+    return true;
+}
+
+void World::ring_all() {
+    for (int other = 0; other < size(); ++other) rank(other).bell.ring();
+}
+
 void World::fail(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
                  const std::string& text) {
-    // Who comes second returns when the first has told, so that the reason is there for both.
+    // Who comes second returns when the first has told, so that the reason is there for both. If that
+    // one dies, a watcher sees it within a moment; only one that is stopped right there is given up.
     const std::int64_t limit = now_ns() + told_within_ns;
-    bool mine = false;
-    while (!troubled() && !(mine = claim_trouble()) && now_ns() < limit) sched_yield();
-    if (mine) {
-        kill_point();
-        header_->culprit = std::uint32_t(culprit);
-        header_->finder = std::uint32_t(finder);
-        header_->group = group;
-        header_->call = call;
-        // Judged now and by one: a rank that goes on later is no witness of its own stop.
-        const std::string told = kind == Trouble::timeout && stopped(culprit) ? "stopped" : text;
-        const std::size_t length = std::min(told.size(), header_->text.size() - 1);
-        std::memcpy(header_->text.data(), told.data(), length);
-        header_->text[length] = 0;
-        header_->trouble.store(kind, std::memory_order_release);
-        kill_point();
-    }
-    for (int other = 0; other < size(); ++other) rank(other).bell.ring();
+    while (!tell(kind, culprit, finder, group, call, text) && now_ns() < limit) sched_yield();
+    ring_all();
 }
 
 Waiting::Waiting(World& world, int rank, Wait wait) : world_(world), rank_(world.rank(rank)) {

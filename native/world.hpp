@@ -127,8 +127,10 @@ class World : public std::enable_shared_from_this<World> {
         std::size_t ranks_at, shelf_at, mail_at, sites_at, group_at, bytes;
     };
     static Parts parts(int size, std::size_t group_bytes);
-    // Make the memory for `size` ranks: the fixed part, and `arena` bytes to be asked for.
-    static std::shared_ptr<World> create(int size, std::size_t group_bytes, std::size_t arena);
+    // Make the memory for `size` ranks: the fixed part, and `arena` bytes to be asked for. Of the group of
+    // all ranks, each needs the first `needed_bytes`; the rest are slots.
+    static std::shared_ptr<World> create(int size, std::size_t group_bytes, std::size_t needed_bytes,
+                                         std::size_t arena);
     // Map memory made by another process; refuses what is not ours.
     static std::shared_ptr<World> attach(int fd, std::span<const std::uint8_t> token);
     ~World();
@@ -181,6 +183,10 @@ class World : public std::enable_shared_from_this<World> {
     World(int fd, std::byte* base, std::size_t bytes);
     void run_watch();
     bool claim_trouble();
+    // Write what went wrong, unless somebody has; false while somebody else is about to.
+    bool tell(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
+              const std::string& text);
+    void ring_all();
     void take_back();
     bool stopped(int rank);
     friend void close_after_fork();

@@ -109,7 +109,8 @@ void register_world(nb::module_& module) {
         .def_static(
             "create",
             [](int size, std::size_t arena, std::size_t slot_bytes) {
-                return World::create(size, Group::bytes_for(size, slot_bytes), arena);
+                return World::create(size, Group::bytes_for(size, slot_bytes), Group::bytes_for(size, 0),
+                                     arena);
             },
             nb::arg("size"), nb::arg("arena") = std::size_t(1) << 36,
             nb::arg("slot_bytes") = default_slot_bytes)

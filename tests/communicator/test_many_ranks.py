@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -212,3 +214,18 @@ def test_messages_between_all_pairs_of_many(engine: str) -> None:
 
     for rank, found in enumerate(rd.run(work, MANY, engine)):
         assert found == [other for other in range(MANY) if other != rank]
+
+
+#: What a rank has for itself while 16 are there, in KiB, beyond a bare fork of the same process.
+OWN_MEMORY = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2] / "benchmarks")!r})
+import start_up
+start_up.timed(start_up.nothing, 9, "shared_memory")
+print(start_up.memory(16, "shared_memory")[1])
+"""
+
+
+def test_a_rank_takes_little_memory_of_its_own(tmp_path: Path) -> None:
+    said = subprocess.check_output([sys.executable, "-c", OWN_MEMORY], text=True, cwd=tmp_path)
+    assert 0 < float(said) < 800  # half as much as it would with the parts that few ranks need

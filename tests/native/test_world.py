@@ -161,3 +161,15 @@ def test_optimized_python_does_the_same() -> None:
     assert said[0].count("InvalidArgumentError") == 9
     assert said[1] == said[0]
     assert said[2] == said[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 16, 50])
+def test_few_ranks_have_all_of_it_set_aside(ranks: int) -> None:
+    world = _core.World.create(ranks)
+    assert os.fstat(world.fd).st_blocks * 512 == _core.World.bytes_for(ranks)
+
+
+@pytest.mark.parametrize("ranks", [64, 256, 512])
+def test_many_ranks_have_set_aside_what_each_needs(ranks: int) -> None:
+    world = _core.World.create(ranks)
+    assert 0 < os.fstat(world.fd).st_blocks * 512 < ranks * 8192

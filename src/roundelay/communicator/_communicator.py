@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
@@ -22,7 +23,7 @@ from roundelay.communicator.start import Handle, Start
 from roundelay.engines._call_words import AXIS
 from roundelay.engines._end import End, Job
 from roundelay.errors import InvalidArgumentError
-from roundelay.reductions import Op, reduction
+from roundelay.reductions import Array, Op, reduction
 
 __all__ = ["Communicator", "Traffic"]
 
@@ -54,18 +55,25 @@ class Communicator(Groups, ObjectCalls):
     Plain calls on plain arrays are tried the quick way first; what that refuses becomes a job.
     """
 
+    #: Spent in collectives so far, but for the quick ones; work, and waiting for others.
+    seconds = 0.0
+    _asking: Array | int = 0  # bytes that asking for traffic cost, by rank
+
     def __init__(self, end: End) -> None:
         self._end = end
         self.rank, self.size = end.rank, end.size
-        self._jobs = Jobs(end.rank, end.size)
         self._quick = end.quick
-        #: Spent in collectives so far, but for the quick ones; work, and waiting for others.
-        self.seconds = 0.0
-        self.start = Start(self)
-        self._own_ops = OwnOps(self)
-        self._asking = np.zeros((2, end.size), np.int64)  # bytes that asking for traffic cost
         self._goodbyes: list[Callable[[], None]] = []
         self._objects_sent = count()
+
+    @cached_property
+    def start(self) -> Start:
+        """The collectives, each in the background: `comm.start.all_reduce(x)`."""
+        return Start(self)
+
+    @cached_property
+    def _jobs(self) -> Jobs:
+        return Jobs(self.rank, self.size)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}>"
@@ -89,7 +97,7 @@ class Communicator(Groups, ObjectCalls):
         if algorithm is None and self._quick(ALL_REDUCE, x, made, _code(op), 0):
             return made
         if isinstance(op, Op):
-            return self._own_ops.all_reduce(x, op, out)
+            return OwnOps(self).all_reduce(x, op, out)
         return self._now(self._jobs.all_reduce(x, _named(op), out), algorithm)
 
     def reduce(
@@ -108,7 +116,7 @@ class Communicator(Groups, ObjectCalls):
         if algorithm is None and self._quick(REDUCE, x, made, _code(op), root):
             return made if self.rank == root else None
         if isinstance(op, Op):
-            return self._own_ops.reduce(x, op, root, out)
+            return OwnOps(self).reduce(x, op, root, out)
         return self._now(self._jobs.reduce(x, _named(op), root, out), algorithm)
 
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Any:
@@ -213,7 +221,7 @@ class Communicator(Groups, ObjectCalls):
             if self._quick(REDUCE_SCATTER, x, made, _code(op), 0 if axis is None else AXIS):
                 return made
         if isinstance(op, Op):
-            return self._own_ops.reduce_scatter(x, op, out, axis, counts)
+            return OwnOps(self).reduce_scatter(x, op, out, axis, counts)
         return self._now(self._jobs.reduce_scatter(x, _named(op), out, axis, counts), algorithm)
 
     def all_to_all(
@@ -253,7 +261,7 @@ class Communicator(Groups, ObjectCalls):
         if algorithm is None and self._quick(SCAN, x, made, _part_code(op), 0):
             return made
         if isinstance(op, Op):
-            return self._own_ops.scan(x, op, out, inclusive=True)
+            return OwnOps(self).scan(x, op, out, inclusive=True)
         return self._now(self._jobs.all_reduce(x, _named(op), out, call="scan"), algorithm)
 
     def exscan(
@@ -264,7 +272,7 @@ class Communicator(Groups, ObjectCalls):
         if algorithm is None and self._quick(EXSCAN, x, made, _part_code(op), 0):
             return made
         if isinstance(op, Op):
-            return self._own_ops.scan(x, op, out, inclusive=False)
+            return OwnOps(self).scan(x, op, out, inclusive=False)
         return self._now(self._jobs.all_reduce(x, _named(op), out, call="exscan"), algorithm)
 
     def barrier(self, *, algorithm: str | None = None) -> None:
@@ -283,7 +291,7 @@ class Communicator(Groups, ObjectCalls):
             return None
         mine = np.array(before, np.int64)
         taken, given = self._all_gather_for("traffic", mine - self._asking).swapaxes(0, 1)
-        self._asking += np.array(self._end.moved(), np.int64) - mine
+        self._asking = self._asking + np.array(self._end.moved(), np.int64) - mine
         return [
             Traffic(int(given[rank].sum() + taken[:, rank].sum()),
                     int(taken[rank].sum() + given[:, rank].sum()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +16,7 @@ from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, DTYPES, view
 from roundelay.communicator.doings import left_over
 from roundelay.communicator.jobs import Jobs
+from roundelay.communicator.lazily import Lazily
 from roundelay.communicator.plans import COLLECTIVES, Plans
 from roundelay.communicator.pool import Pool
 from roundelay.communicator.trouble import (
@@ -43,7 +45,16 @@ _core.on_nested(refuse_nested)
 
 
 class NativeEnd(End):
-    """A rank of this host, in a group of the shared world."""
+    """A rank of this host, in a group of the shared world.
+
+    Ranks may be many, so what most of them never need is not made before it is needed.
+    """
+
+    told: CommunicationError | None = None  # of the root: what went wrong, once asked
+    heard = False  # of the root: whether any group of this rank has told it
+    _closed = False
+    _ending = False
+    _made: tuple[weakref.ref[NativeEnd], ...] = ()  # groups made from this one
 
     def __init__(
         self,
@@ -57,18 +68,18 @@ class NativeEnd(End):
         _parent: NativeEnd | None = None,
         _mail_group: int = 0,
     ) -> None:
-        super().__init__()
         self.world = world
-        self.ranks = list(range(world.size)) if _ranks is None else list(_ranks)  # in the world
+        self.ranks = range(world.size) if _ranks is None else _ranks  # in the world
         self.rank, self.size = rank, len(self.ranks)
-        self.slow = _slow_teller(self)
+        me = weakref.ref(self)  # the native group must not keep its end alive
+        self.slow = partial(_tell_slow, me)
         self.native: _core.Group | None = _core.Group(
             world,
             _block,  # the group's own memory, which goes back with the last rank
             rank,
-            self.ranks,
+            list(_ranks or ()),  # none are all
             on_slow=self.slow,
-            on_broken=_broken_teller(self),
+            on_broken=partial(_tell_broken, me),
             parent=None if _parent is None else _parent._open(),
             serial=_mail_group,
         )
@@ -77,19 +88,11 @@ class NativeEnd(End):
             _core.Mailbox(world, self.ranks[rank]) if _parent is None else _parent._mailbox
         )
         self._mail_group = _mail_group  # a number that no other group ever has
-        self._root: NativeEnd = self if _parent is None else _parent._root
-        self._made: weakref.WeakSet[NativeEnd] = weakref.WeakSet()  # groups made from this one
-        self._closed = False
-        self._ending = False
-        shelf = _core.Shelf(world, self.ranks[rank])
-        self._plans = Plans(rank, self.size, tuning or default_for(self.size), shelf)
-        self.told: CommunicationError | None = None  # of the root: what went wrong, once asked
-        self.heard = False  # of the root: whether any group of this rank has told it
-        self.timeout = timeout
+        self._above = None if _parent is None else _parent._root
+        self._tuning = tuning or default_for(self.size)
+        self._timeout = timeout
+        self.native.set_timeout(timeout)
         self.quick = self.native.quick  # no Python between the caller and the native core
-        self._mailed = [0] * self.size  # bytes, by rank
-        self._pool: Pool = Pool(world) if _parent is None else _parent._pool
-        self._learned: dict[tuple[str, int, int], int] = {}  # with so many programs made
 
     @property
     def timeout(self) -> float:
@@ -100,6 +103,23 @@ class NativeEnd(End):
     def timeout(self, seconds: float) -> None:
         self._timeout = seconds
         self._open().set_timeout(seconds)
+
+    @property
+    def _root(self) -> NativeEnd:  # the end of all ranks, from which all others are made
+        return self._above or self
+
+    @Lazily
+    def _mailed(self) -> list[int]:  # bytes, by rank
+        return [0] * self.size
+
+    @Lazily
+    def _learned(self) -> dict[tuple[str, int, int], int]:  # with so many programs made
+        return {}
+
+    @Lazily
+    def _plans(self) -> Plans:
+        shelf = _core.Shelf(self.world, self.ranks[self.rank])
+        return Plans(self.rank, self.size, self._tuning, shelf)
 
     def run(self, job: Job, algorithm: str | None) -> None:
         """Walk the program of the job on this thread."""
@@ -179,14 +199,14 @@ class NativeEnd(End):
         made = type(self)(
             self.world,
             list(ranks).index(self.rank),
-            tuning=self._plans.tuning,
+            tuning=self._tuning,
             timeout=self.timeout,
             _ranks=[self.ranks[rank] for rank in ranks],
             _block=_core.Block(self.world, place, nbytes),
             _parent=self,
             _mail_group=serial,
         )
-        self._made.add(made)
+        self._made = (*(each for each in self._made if each() is not None), weakref.ref(made))
         return made
 
     def memory(self, nbytes: int) -> Array:
@@ -207,10 +227,14 @@ class NativeEnd(End):
         found: Array = block.bytes(self.rank * stride, nbytes)
         return found
 
+    @Lazily
+    def _pool(self) -> Pool:
+        return Pool(self.world)
+
     def own_memory(self, nbytes: int) -> Array:
         """Return bytes in the shared arena, for this rank alone."""
         try:
-            return self._pool.take(nbytes)
+            return self._root._pool.take(nbytes)
         except _core.Broken:
             raise explain(self) from None
 
@@ -281,7 +305,9 @@ class NativeEnd(End):
 
     def _drain(self, native: _core.Group, how: str) -> None:
         """Wait until nothing is under way, here and in groups made from this one."""
-        for made in list(self._made):
+        for each in self._made:
+            if (made := each()) is None:
+                continue
             try:
                 made.end_calls(how, together=False)
             finally:
@@ -355,24 +381,11 @@ class _Letter:
         return self._end.ranks.index(source), tag, nbytes, DTYPES[dtype]
 
 
-def _slow_teller(end: NativeEnd) -> Callable[[int, float], None]:
-    # The native group must not keep its end alive.
-    weak = weakref.ref(end)
-
-    def tell(rank: int, seconds: float) -> None:
-        alive = weak()
-        if alive is not None:
-            warn_slow(alive, rank, seconds)
-
-    return tell
+def _tell_slow(end: weakref.ref[NativeEnd], rank: int, seconds: float) -> None:
+    if (alive := end()) is not None:
+        warn_slow(alive, rank, seconds)
 
 
-def _broken_teller(end: NativeEnd) -> Callable[[], None]:
-    weak = weakref.ref(end)
-
-    def tell() -> None:
-        alive = weak()
-        if alive is not None:
-            raise explain(alive) from None
-
-    return tell
+def _tell_broken(end: weakref.ref[NativeEnd]) -> None:
+    if (alive := end()) is not None:
+        raise explain(alive) from None

@@ -23,8 +23,12 @@ OBJECT = 0x726F756E64656C61  # says that an object follows
 class ObjectCalls(Mail):
     """The part of a communicator that carries Python objects."""
 
-    _jobs: Jobs
     _objects_sent: Iterator[int]  # numbers of objects, each of which is used once
+
+    @property
+    @abstractmethod
+    def _jobs(self) -> Jobs:
+        """Make jobs of calls."""
 
     def broadcast_object(self, thing: Any, root: int = 0, *, allow_pickle: bool = False) -> Any:
         """Return the root's object on every rank."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
-import weakref
 
 __all__ = ["Channel"]
 
-LENGTH = struct.Struct("<Q")
+LENGTH = 8  # bytes that say it
 PIECE = 1 << 20
 
 
 class Channel:
-    """One end of a socket pair that carries messages of any length.
+    """One end of a socket pair, by its descriptor, that carries messages of any length.
 
-    >>> mine, theirs = Channel.pair()
+    >>> import socket
+    >>> mine, theirs = (Channel(end.detach()) for end in socket.socketpair())
     >>> mine.send(b"hello")
     True
     >>> theirs.receive()
@@ -24,43 +22,43 @@ class Channel:
     >>> mine.close()
     >>> theirs.receive() is None
     True
-    >>> theirs.close()
     """
 
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
+    def __init__(self, line: int) -> None:
+        self._line = line
 
     @classmethod
-    def pair(cls) -> tuple[Channel, Channel]:
-        """Return the parent's end and the child's."""
-        mine, theirs = socket.socketpair()
-        parent = cls(mine)
+    def to_child(cls, line: int) -> Channel:
+        """Return the parent's end; children that are forked later close it."""
+        parent = cls(line)
         _parents.add(parent)
-        return parent, cls(theirs)
+        return parent
 
     def fileno(self) -> int:
         """Return the descriptor, to be waited for."""
-        return self._socket.fileno()
+        return self._line
 
     def send(self, message: bytes) -> bool:
         """Send a message; False when nobody is there to read it."""
         try:
-            self._socket.sendall(LENGTH.pack(len(message)))
-            self._socket.sendall(message)
+            for part in (len(message).to_bytes(LENGTH, "little"), message):
+                left = memoryview(part)
+                while left:
+                    left = left[os.write(self._line, left) :]
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
 
     def receive(self) -> bytes | None:
         """Wait for a message; None when the other end is closed, even in the middle of one."""
-        head = self._exactly(LENGTH.size)
-        return None if head is None else self._exactly(LENGTH.unpack(head)[0])
+        head = self._exactly(LENGTH)
+        return None if head is None else self._exactly(int.from_bytes(head, "little"))
 
     def _exactly(self, length: int) -> bytes | None:
         taken = bytearray()
         while len(taken) < length:
             try:
-                piece = self._socket.recv(min(length - len(taken), PIECE))
+                piece = os.read(self._line, min(length - len(taken), PIECE))
             except ConnectionResetError:
                 return None
             if not piece:
@@ -70,15 +68,20 @@ class Channel:
 
     def close(self) -> None:
         """Let go of this end."""
-        self._socket.close()
+        if self._line >= 0:
+            os.close(self._line)
+            self._line = -1
+            _parents.discard(self)
+
+    __del__ = close
 
 
-_parents: weakref.WeakSet[Channel] = weakref.WeakSet()
+_parents: set[Channel] = set()  # that are open
 
 
 def _close_in_child() -> None:
     # A child waits for the end of its parent; a brother that held a copy would hide it.
-    for channel in list(_parents):
+    for channel in tuple(_parents):
         channel.close()
 
 

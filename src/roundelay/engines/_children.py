@@ -8,28 +8,26 @@ Python itself and of this package are safe.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import selectors
 import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from typing import NoReturn, Self
 
 from roundelay import _core
 from roundelay.engines._channel import Channel
-from roundelay.engines._death import end_with_parent, exit_code, killed_by, load_prctl
+from roundelay.engines._death import exit_code, killed_by
 from roundelay.engines._descriptors import allow_descriptors
-from roundelay.engines._limits import telling_limits
+from roundelay.engines._limits import limit_hit, telling_limits
 from roundelay.engines._native import make_world
 from roundelay.errors import LimitError, MeetingError
 
 __all__ = ["Children"]
 
-READY, GO = b"ready", b"go"
+HERE = b""  # says a rank, and then its parent when all are
 GRACE_S = 5.0  # for what a signal asks politely
 UNKNOWN_EXIT = 255
 SPARE = 64  # descriptors, for what the ranks themselves open
@@ -48,84 +46,45 @@ class Children:
         what = f"a job of {size} ranks"
         with telling_limits(what):
             self.world = make_world(size)
-        self.channels: list[Channel] = []
-        self._pids: list[int] = []
         self._exits: dict[int, int] = {}  # exit codes of the ranks that have ended
-        self._watched: dict[int, int] = {}  # descriptors that tell the end of a rank
         self._owner = os.getpid()
-        load_prctl()
         for stream in (sys.stdout, sys.stderr):  # or the children would write it once more
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        pipes: list[tuple[int, int]] = []
         try:
-            with telling_limits(what):
-                # A pipe, a channel and one that tells of its end.
-                allow_descriptors(4 * size + SPARE)
-                for _ in range(size):
-                    pipes.append(os.pipe())  # noqa: PERF401 - so that those made are let go of
-                for rank in range(size):
-                    self._fork(body, rank, pipes, tied=tied)
-            self._let_go(pipes)
+            # A pipe, a line and one that tells of its end.
+            allow_descriptors(5 * size + SPARE)
+            forked = _core.fork_ranks(size, tied, _heedless)
+        except OSError as error:
+            raise limit_hit(what, error) or error from None
+        if forked.rank >= 0:
+            self._be_rank(body, forked)
+        self._pids = forked.pids
+        self._watched = dict(enumerate(forked.ends))  # descriptors that tell the end of a rank
+        self.channels = [Channel.to_child(line) for line in forked.lines]
+        try:
             self._meet()
         except BaseException:
-            self._let_go(pipes)
             self.end()
             raise
 
-    def _fork(self, body: Body, rank: int, pipes: list[tuple[int, int]], *, tied: bool) -> None:
-        mine, theirs = Channel.pair()
-        with warnings.catch_warnings():
-            # Newer Pythons warn of any fork while threads run; see above for why it is done here.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                pid = os.fork()
-            except OSError:
-                mine.close()
-                theirs.close()
-                raise
-        if pid == 0:
-            self._be_rank(body, rank, pipes, theirs, tied=tied)
-        theirs.close()
-        self.channels.append(mine)
-        self._pids.append(pid)
-        try:
-            self._watched[rank] = os.pidfd_open(pid)
-        except OSError:  # nobody would be told of its end: it is ended here
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-
-    def _be_rank(
-        self, body: Body, rank: int, pipes: list[tuple[int, int]], channel: Channel, *, tied: bool
-    ) -> NoReturn:
+    def _be_rank(self, body: Body, forked: _core.Forked) -> NoReturn:
         """Run in the child: nothing may get out of here into the parent's program."""
-        code, ready = 1, False
+        code, rank, world = 1, forked.rank, None
         try:
-            gc.freeze()  # what is inherited is not looked through, and so stays shared
-            _forget_parents_signals()
-            if tied:
-                end_with_parent(self._owner)
-            for fd in self._watched.values():
-                os.close(fd)
-            ends = [-1 if other == rank else reader for other, (reader, _) in enumerate(pipes)]
-            for other, (reader, writer) in enumerate(pipes):
-                os.close(reader if other == rank else writer)
-            with telling_limits(f"rank {rank} of {self.world.size}"):
-                world = _core.World.attach(self.world.fd, self.world.token)
-                world.enter(rank)
-                # Each rank alone holds the writing end of its pipe: the end of that is its death.
-                world.watch(ends, pipes[rank][1])
-            ready = channel.send(READY)
-            if channel.receive() == GO:  # every rank has entered
-                body(world, rank, channel)
+            world = forked.join(self.world)
+            if world is not None:
+                body(world, rank, Channel(forked.line))
                 world.leave(rank)
             code = 0
         except SystemExit as error:
             code = exit_code(error)
         except BaseException as error:  # noqa: BLE001 - it has nowhere else to go
-            if isinstance(error, LimitError) and not ready:
-                channel.send(str(error).encode())  # the parent raises it
+            told = None
+            if world is None and isinstance(error, OSError):
+                told = limit_hit(f"rank {rank} of {self.world.size}", error)
+            if told is not None:
+                Channel(forked.line).send(str(told).encode())  # the parent raises it
             else:
                 traceback.print_exc()
         finally:
@@ -134,21 +93,15 @@ class Children:
                     stream.flush()
             os._exit(code)
 
-    @staticmethod
-    def _let_go(pipes: list[tuple[int, int]]) -> None:
-        while pipes:
-            for fd in pipes.pop():
-                os.close(fd)
-
     def _meet(self) -> None:
         for rank, channel in enumerate(self.channels):
-            if (word := channel.receive()) == READY:
+            if (word := channel.receive()) == HERE:
                 continue
             if word is not None:
                 raise LimitError(word.decode())
             raise MeetingError(f"rank {rank} ended before it had started: {self.ending(rank)}.")
         for channel in self.channels:
-            channel.send(GO)
+            channel.send(HERE)
 
     def messages(self, deadline: float | None = None) -> Iterator[tuple[int, bytes | None]]:
         """Yield what ranks send as it comes, and None for a rank that ends, until all have ended.
@@ -230,8 +183,5 @@ class Children:
         self.end()
 
 
-def _forget_parents_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    # Ctrl-C reaches the whole terminal; the parent decides, and its children hear it from there.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _heedless(*_: object) -> None:
+    """Do nothing at Ctrl-C."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
 import signal
-from collections.abc import Callable
 
 from roundelay import _core
 from roundelay.engines._amx import why_illegal
@@ -14,32 +10,14 @@ from roundelay.errors import PeerLost, RoundelayError
 
 __all__ = [
     "ServerFinished",
-    "end_with_parent",
     "exit_code",
     "is_consequence",
     "killed_by",
-    "load_prctl",
 ]
-
-PR_SET_PDEATHSIG = 1
 
 
 class ServerFinished(SystemExit):
     """Ends a rank that only served others, when these need it no more; its exit code is 0."""
-
-
-@functools.cache
-def load_prctl() -> Callable[..., int]:
-    """Return the system call; loaded once, so that a fresh child need not load anything."""
-    prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
-    return prctl
-
-
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this child as soon as the thread of `parent` that made it ends."""
-    load_prctl()(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it went before we could ask
-        os._exit(128 + signal.SIGKILL)
 
 
 def exit_code(error: SystemExit) -> int:

@@ -113,10 +113,7 @@ class End(ABC):
     names_ranks_of_all = False  # whether the errors of a smaller group name ranks as the whole does
     timeout: float  # seconds without progress after which a call gives up
     #: Runs a call at once if it is a plain one that needs no job, and tells whether it was.
-    quick: Quick
-
-    def __init__(self) -> None:
-        self.quick = never
+    quick: Quick = staticmethod(never)
 
     @abstractmethod
     def run(self, job: Job, algorithm: str | None) -> None:

@@ -54,7 +54,6 @@ class GlooEnd(End):
     names_ranks_of_all = True
 
     def __init__(self, meeting: Meeting, schedules: Schedules, *, timeout: float) -> None:
-        super().__init__()
         self._torch = load_torch("gloo")
         self.rank, self.size = meeting.rank, meeting.size
         self._meeting, self._schedules = meeting, schedules

@@ -30,7 +30,6 @@ class HierarchicalEnd(End):
     """
 
     def __init__(self, places: Places, inside: End, everyone: End | None) -> None:
-        super().__init__()
         self.rank, self.size = places.rank, places.size
         self._places, self._inside, self._everyone = places, inside, everyone
         self._line = InOrder()

@@ -74,7 +74,6 @@ class MpiEnd(End):
         timeout: float,
         most: int,
     ) -> None:
-        super().__init__()
         comm.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py raises what is returned
         self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
         self._mpi, self._comm, self._progress, self._most = mpi, comm, progress, most

@@ -60,7 +60,7 @@ def main(address: str) -> None:
     end = mpi_communicator_end(_no_jobs, TIMEOUT_S)
     line = socket.socket(socket.AF_UNIX)
     line.connect(address)
-    channel = Channel(line)
+    channel = Channel(line.detach())
     channel.send(str(end.rank).encode())
     route: Route | None = None
     while request := channel.receive():

@@ -73,7 +73,7 @@ class MpiRanks:
             with contextlib.suppress(TimeoutError):
                 line, _ = door.accept()
                 line.settimeout(None)
-                channel = Channel(line)
+                channel = Channel(line.detach())
                 met[int(channel.receive() or b"-1")] = channel
         return [met[rank] for rank in range(size)]
 

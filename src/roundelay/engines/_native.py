@@ -65,7 +65,7 @@ def make_world(size: int) -> _core.World:
 
 def make_group(world: _core.World, rank: int) -> _core.Group:
     """Return the rank's end of the group of all ranks."""
-    return _core.Group(world, None, rank, list(range(world.size)), on_slow=_slow)
+    return _core.Group(world, None, rank, [], on_slow=_slow)
 
 
 def call_native(group: _core.Group, programs: Programs, rank: int, part: Part) -> Array | None:

@@ -85,7 +85,7 @@ class SharedMemory:
         """
 
         def be_rank(world: _core.World, rank: int, channel: Channel) -> None:
-            if not report(lambda: body(world, rank), world, rank, channel):
+            if not report(partial(body, world, rank), world, rank, channel):
                 raise SystemExit(1)
 
         with Children(be_rank, size, tied=True) as children:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from roundelay.engines._death import end_with_parent, load_prctl
+from roundelay import _core
 from roundelay.engines._limits import limit_hit
 from roundelay.errors import RoundelayError
 from roundelay.launch._last_words import ErrorStream
@@ -134,7 +134,6 @@ def _start(
     rank: int, command: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     launcher = os.getpid()
-    load_prctl()
     try:
         # A session of its own: Ctrl-C comes by way of the launcher, and its children can be found.
         return subprocess.Popen(  # noqa: S603 - what the user asked for
@@ -144,7 +143,7 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=lambda: end_with_parent(launcher),  # noqa: PLW1509 - there is one thread
+            preexec_fn=lambda: _core.end_with_parent(launcher),  # noqa: PLW1509 - there is one thread
         )
     except OSError as error:
         named = limit_hit(f"rank {rank} can't be started", error)

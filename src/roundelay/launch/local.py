@@ -29,6 +29,8 @@ __all__ = ["MOST_RANKS", "check_timeout", "run"]
 
 MOST_RANKS = 1024
 TIMEOUT_S = 60.0
+FEW_RANKS = 8  # what is saved on each is not worth a rehearsal
+REHEARSALS = 10  # after which Python has settled
 STARTING = ("gloo", "shared_memory", "threads")
 
 
@@ -77,14 +79,32 @@ def run(
         result = body(end)
         return encode(result, allow_pickle=allow_pickle, what=f"the result of rank {end.rank}")
 
+    def packed_native(world: _core.World, rank: int) -> bytes:
+        return packed(native(world, rank))
+
     try:
         if engine == "gloo":
             results = Gloo.start(lambda at: _telling(at, packed, limit), ranks)
         else:
-            results = SharedMemory.start(lambda *place: packed(native(*place)), ranks)
+            if ranks > FEW_RANKS:
+                _rehearse()
+            results = SharedMemory.start(packed_native, ranks)
     except RankFailed as error:
         raise (as_raised(error) if error.kind == UnsendableError.__name__ else error) from None
     return [decode(result, allow_pickle=allow_pickle) for result in results]
+
+
+@functools.cache
+def _rehearse() -> None:
+    """Be a rank and end, a few times, before many are forked.
+
+    Python notes what it learns of code in that code, and where attributes were found in a table.
+    What is noted before the fork, all ranks share; else each would write it into its own pages.
+    """
+    for _ in range(REHEARSALS):
+        world = _core.World.create(1, arena=0, slot_bytes=64)
+        world.enter(0)
+        Communicator(NativeEnd(world, 0)).close()
 
 
 def _telling(at: Meeting, work: Callable[[End], bytes], timeout: float) -> bytes:
