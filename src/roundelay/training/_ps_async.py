@@ -13,7 +13,7 @@ from roundelay.training._masters import clamp, drop
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Request
-from roundelay.training._ps_sharing import Serving
+from roundelay.training._ps_sharing import Serving, evaluated
 from roundelay.training._setup import Setup
 from roundelay.training._strategy import Held, Volume
 
@@ -83,8 +83,7 @@ class Alone(Serving):
 
     def step(self, own: Any, closure: Any) -> Any:
         """Push the gradients, have them applied, and pull; wait if too far ahead of others."""
-        del own
-        loss = closure() if closure is not None else None
+        loss = evaluated(own, closure)
         used = []
         for tensor, out in zip(self._tensors, self._out, strict=True):
             used.append(float(tensor.grad is not None))

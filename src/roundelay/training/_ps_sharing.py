@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from roundelay.communicator import Traffic
+from roundelay.errors import InvalidArgumentError
 from roundelay.training._checkpoint_parts import Part, Saved
 from roundelay.training._exchange import finite
 from roundelay.training._masters import merge
@@ -24,7 +25,7 @@ from roundelay.training._volume import add_up, state_bytes
 if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server import ParameterServer
 
-__all__ = ["Serving"]
+__all__ = ["Serving", "evaluated"]
 
 
 class Serving(Sharing):
@@ -253,3 +254,17 @@ def _shares_memory(one: torch.Tensor, others: Sequence[torch.Tensor | None]) -> 
     return any(
         other is not None and other.untyped_storage().data_ptr() == place for other in others
     )
+
+
+def evaluated(own: Any, closure: Any) -> Any:  # Any: the optimizer's own step, and what it takes
+    """Run the closure of a step that servers take: before it, as torch's own optimizers do."""
+    if closure is None:
+        return None
+    step = own.func
+    if not str(step.__module__).startswith("torch.optim"):
+        raise InvalidArgumentError(
+            f"{step.__qualname__}(closure) runs on the parameter server, which can't call the "
+            f"closure in the middle of it. Use ParameterServer(update='worker'), or another "
+            f"strategy."
+        )
+    return closure()

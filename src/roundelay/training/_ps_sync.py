@@ -13,7 +13,7 @@ from roundelay.training._masters import Masters, clamp, drop, multiply, norm_of
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Request
-from roundelay.training._ps_sharing import Serving
+from roundelay.training._ps_sharing import Serving, evaluated
 from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup, share_buffers
 from roundelay.training._strategy import Held, Volume
@@ -221,8 +221,7 @@ class Stepped(_Together):
 
     def step(self, own: Any, closure: Any) -> Any:
         """Have the servers step the optimizer, with the options that it has here."""
-        del own
-        loss = closure() if closure is not None else None
+        loss = evaluated(own, closure)
         optimizer = self.setup.optimizer
         server_options = self._known.read(optimizer)
         live = [float(used and tensor.grad is not None)

@@ -326,3 +326,36 @@ def left_out(at: Place) -> State:
             loop.backward(step)
         loop.end()
     return loop.state
+
+
+@habit(FAMILY, "SAM as an optimizer with a closure")
+def sam(at: Place) -> State:
+    def step(loop: Loop, number: int) -> None:
+        loop.backward(number)
+
+        def again() -> None:
+            loop.optimizer.zero_grad()
+            loop.backward(number)
+
+        loop.optimizer.step(again)
+        loop.optimizer.zero_grad()
+
+    return looped(at, step, lambda those: Sam(those, lr=0.1))
+
+
+@habit(FAMILY, "a rank that accumulates one micro-batch more")
+def one_more(at: Place) -> State:
+    loop = Loop(at)
+    rows = rows_of(0)
+    of = at.loss
+    for step in range(2):
+        with at.adding(loop.model):
+            of(lambda _, x: loop.model(x).square().mean(), rows).backward()
+            if at.alone:
+                last = rows.tensor_split(at.size)[at.size - 1]
+                (loop.model(last).square().mean() / at.size).backward()
+            elif at.comm.rank == at.size - 1:
+                of(lambda _, x: loop.model(x).square().mean(), rows).backward()
+        loop.backward(step)
+        loop.end()
+    return loop.state
