@@ -14,7 +14,6 @@ from roundelay.arguments import index_of
 from roundelay.arguments import seconds as read_seconds
 from roundelay.communicator.buffers import DTYPES, Bound, bind, unseen
 from roundelay.communicator.groups import Groups
-from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.memory import private, require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.own_ops import OwnOps
@@ -70,10 +69,6 @@ class Communicator(Groups, ObjectCalls):
     def start(self) -> Start:
         """The collectives, each in the background: `comm.start.all_reduce(x)`."""
         return Start(self)
-
-    @cached_property
-    def _jobs(self) -> Jobs:
-        return Jobs(self.rank, self.size)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,9 @@ class ObjectCalls(Mail):
 
     _objects_sent: Iterator[int]  # numbers of objects, each of which is used once
 
-    @property
-    @abstractmethod
+    @cached_property
     def _jobs(self) -> Jobs:
-        """Make jobs of calls."""
+        return Jobs(self.rank, self.size)
 
     def broadcast_object(self, thing: Any, root: int = 0, *, allow_pickle: bool = False) -> Any:
         """Return the root's object on every rank."""
