@@ -224,6 +224,10 @@ def test_other_names_of_modules(tmp_path: Path) -> None:
         found = rd.load(tmp_path / "it", back[0], rename={"head.": "tail."}, strict=False)
         assert found.missing == ("head.weight", "head.bias")
         assert found.unexpected == ("tail.weight", "tail.bias")
+        wrong: Any
+        for wrong in (5, "inner.", {1: "inner."}, {"": None}):
+            with pytest.raises(InvalidArgumentError, match="dict of prefixes"):
+                rd.load(tmp_path / "it", back[0], rename=wrong)
         with pytest.raises(InvalidArgumentError, match="one name, x"):
             rd.load(tmp_path / "it", back[0], rename=lambda _: "x")
 

@@ -133,6 +133,11 @@ def renamed(manifest: Manifest, rename: Rename | None) -> tuple[Manifest, dict[s
     """Return a manifest under new names, and what each was before."""
     if rename is None:
         return manifest, {}
+    words = [] if callable(rename) else _words(rename)
+    if not all(isinstance(one, str) for one in words):
+        raise InvalidArgumentError(
+            f"rename of load is a dict of prefixes, old to new, or a function, not {rename!r}."
+        )
     old: dict[str, str] = {}
 
     def new(name: str) -> str:
@@ -178,6 +183,10 @@ def extra_state_key(module: str) -> str:
 def _module(name: str) -> str:
     """Return the module again; other names as they are."""
     return name.removesuffix(EXTRA_STATE).removesuffix(".") if name.endswith(EXTRA_STATE) else name
+
+
+def _words(prefixes: Any) -> list[Any]:  # Any: a dict, or a mistake to be named
+    return [*prefixes, *prefixes.values()] if isinstance(prefixes, Mapping) else [prefixes, None]
 
 
 def _by_prefix(name: str, prefixes: Mapping[str, str]) -> str:

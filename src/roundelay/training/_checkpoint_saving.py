@@ -9,14 +9,19 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
 
+from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.errors import CheckpointError, CommunicationError, RoundelayError
 
 __all__ = ["Saves", "Saving", "beside_training", "together"]
+
+
+SLOW_DISK_S = 3600.0  # for which the others wait beside training; who dies is told at once
 
 
 class Saving:
@@ -28,7 +33,7 @@ class Saving:
         self._heard = False
         self._over = threading.Event()
         self._over.set()
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     def __repr__(self) -> str:
         how = "under way" if not self.done() else "failed" if self._problem else "done"
@@ -47,9 +52,9 @@ class Saving:
 
     def finish(self) -> None:
         """Return when nothing is under way any more, whatever came of it."""
-        if not self.done() and self._pid != os.getpid():
+        if not self.done() and self.pid != os.getpid():
             raise CheckpointError(
-                f"The save to {self.path} is under way in process {self._pid}, of which this one "
+                f"The save to {self.path} is under way in process {self.pid}, of which this one "
                 f"is a fork. Wait for it there."
             )
         self._over.wait()
@@ -63,15 +68,17 @@ class Saving:
     def begin(self, work: Callable[[], None], rank: int) -> None:
         """Do it on a thread; a script that ends waits for it."""
         name = f"roundelay-save-{rank}"
-        thread = threading.Thread(target=self._work, args=(work,), name=name, daemon=False)
+        place = _core.caller()  # the user's line, for what is said of calls beside
+        thread = threading.Thread(target=self._work, args=(work, place), name=name, daemon=False)
         self._over.clear()
         _under_way.add(self)
         try:
             thread.start()
         except RuntimeError:  # there are no more threads to be had
-            self._work(work)
+            self._work(work, place)
 
-    def _work(self, work: Callable[[], None]) -> None:
+    def _work(self, work: Callable[[], None], place: tuple[CodeType, int, int] | None) -> None:
+        _core.work_for(place)
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - raised by who waits
@@ -80,6 +87,7 @@ class Saving:
             _forget_frames(error)
             self._problem = error
         finally:
+            _core.work_for(None)
             _under_way.discard(self)
             self._over.set()
 
@@ -105,7 +113,7 @@ class Saves:
     def settle(self, path: Path) -> None:
         """Wait for what is under way, and raise what went wrong. All ranks call it."""
         for one in list(_under_way):
-            if one.path == path:  # also of another model
+            if one.path == path and one.pid == os.getpid():  # also of another model
                 one.finish()
         if self._last:
             problem = self._last.pop().unheard()
@@ -117,6 +125,8 @@ class Saves:
         """Return the ranks once more, for a thread beside the one that trains. All call it."""
         if self._beside is None:
             self._beside = self._comm.group(range(self._comm.size))
+            if self._beside is not None:
+                self._beside.timeout = max(self._comm.timeout, SLOW_DISK_S)
             # The communicator lives longer than the model, which it shall not keep.
             self._comm.before_close(partial(_raise_unheard, self._last))
         return self._beside or self._comm

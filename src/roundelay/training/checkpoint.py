@@ -78,7 +78,8 @@ def save(
     With `keep=3`, and a path that ends in a number, the last three checkpoints stay: complete older
     ones beside this one, whose names differ in that number, are removed when it is complete.
     """
-    run, where = _check("save", model, optimizer), Path(path)
+    # Absolute, for who changes the folder that he works in while it is written.
+    run, where = _check("save", model, optimizer), Path(path).absolute()
     series = None if keep is None else Series(where, keep)
     commit = Commit(run.comm if wait else run.saves.beside(), DISK, where, series)
     run.saves.settle(where)
