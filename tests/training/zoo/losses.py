@@ -176,16 +176,6 @@ def gradient_penalty(at: Place) -> State:
     return trained(at, made(Stack), loss)
 
 
-@habit(FAMILY, "gradients of parameters by autograd.grad, in the loss")
-def meta_gradient(at: Place) -> State:
-    def loss(model: Any, _: int, x: Any, __: int) -> Any:
-        y = model(x).square().mean()
-        grads = torch.autograd.grad(y, [model.first.weight, model.gain], create_graph=True)
-        return y + 0.1 * sum(one.square().sum() for one in grads)
-
-    return trained(at, made(Stack), loss)
-
-
 @habit(FAMILY, "a weight penalty inside forward")
 def penalty_inside(at: Place) -> State:
     def keep(block: Any, y: Any) -> Any:
