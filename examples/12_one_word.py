@@ -16,8 +16,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import roundelay.torch  # noqa: F401 - registers the word; torch 2.15 does without this line
-
 dist.init_process_group("roundelay")  # was: "gloo"
 rank, size = dist.get_rank(), dist.get_world_size()
 

@@ -28,7 +28,7 @@ LAYERS = {
     "algorithms": 4,
     "engines": 5, "reductions": 5, "_core": 5, "_typing": 5,
     "communicator": 6, "tuning": 6,
-    "training": 7, "torch": 7, "plan": 7,
+    "training": 7, "torch": 7, "torch_autoload": 7, "plan": 7,
     "view": 8,
     "cli": 9, "launch": 9, "bench": 9, "__main__": 9,
     "__init__": 9,

@@ -64,12 +64,14 @@ class UnknownNameError(InvalidArgumentError):
     engines has no 'thread'. Did you mean 'threads'? Known: mpi, threads.
     """
 
-    def __init__(self, family: str, name: str, known: Iterable[str]) -> None:
+    def __init__(
+        self, family: str, name: str, known: Iterable[str], *, meant: str | None = None
+    ) -> None:
         self.family, self.name, self.known = family, name, sorted(known)
         # A name may come from a stranger's file: show enough to recognise it, not all of it, and
         # no control characters; comparing is quadratic, so compare no more than is shown.
         shown = name if len(name) <= SHOWN else name[:SHOWN] + "…"
-        near = difflib.get_close_matches(shown, self.known, n=1, cutoff=0.5)
+        near = [meant] if meant else difflib.get_close_matches(shown, self.known, n=1, cutoff=0.5)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         super().__init__(f"{family} has no {shown!r}.{hint} Known: {', '.join(self.known)}.")
 

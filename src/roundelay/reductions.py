@@ -192,6 +192,15 @@ REDUCTIONS: Mapping[str, Reduction] = {
 }
 
 
+#: What others call them.
+ALSO_CALLED = {
+    "add": "sum", "mean": "avg", "average": "avg", "product": "prod", "mul": "prod",
+    "multiply": "prod", "minimum": "min", "amin": "min", "maximum": "max", "amax": "max",
+    "and": "land", "all": "land", "or": "lor", "any": "lor", "xor": "lxor", "bitwise_and": "band",
+    "bitwise_or": "bor", "bitwise_xor": "bxor", "argmax": "maxloc", "argmin": "minloc",
+}  # fmt: skip
+
+
 def reduction(op: str | Op) -> Reduction:
     """Return the reduction that `op` names or is.
 
@@ -205,7 +214,7 @@ def reduction(op: str | Op) -> Reduction:
             f"op is the name of a reduction, such as 'sum', or an rd.Op, not {shown(op)}."
         )
     if op not in REDUCTIONS:
-        raise UnknownNameError("reductions", op, REDUCTIONS)
+        raise UnknownNameError("reductions", op, REDUCTIONS, meant=ALSO_CALLED.get(op.lower()))
     return REDUCTIONS[op]
 
 

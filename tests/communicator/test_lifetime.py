@@ -370,6 +370,32 @@ def test_daemon_threads_inside_a_call_do_not_disturb_the_exit(call: str, delay: 
     assert (done.returncode, done.stderr) == (5, "")
 
 
+FINALIZED = """
+import os
+import numpy as np
+import roundelay as rd
+
+class Last:
+    def __del__(self, x=np.ones(2), write=os.write):
+        for call in (comm.all_reduce, comm.all_gather, comm.start.scan, comm.barrier):
+            try:
+                call() if call == comm.barrier else call(x)
+            except rd.RoundelayError as error:
+                write(1, f"{error}\\n".encode())
+
+comm = rd.init()
+last = Last()
+"""
+
+
+def test_a_finalizer_that_runs_while_the_interpreter_ends_is_told_by_our_errors() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FINALIZED], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["This communicator is closed."] * 4
+    assert done.stderr == ""
+
+
 def test_a_copy_that_closes_is_told_by_name_on_the_quick_way_too() -> None:
     def work(comm: Any) -> None:
         comm.all_reduce(np.ones(2))  # by now the native core knows this call

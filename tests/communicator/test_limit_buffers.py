@@ -204,6 +204,10 @@ def test_memory_that_can_not_be_is_refused_on_every_rank(ranks: Any) -> None:
         for shape, dtype, kind in SHAPES:
             with pytest.raises(kind, match="empty"):
                 comm.empty(shape, dtype)
+        endless = np.broadcast_to(1.0, 2**45)
+        for call in (comm.send, comm.start.send):
+            with pytest.raises(NoRoomError):
+                call(endless, 0)
         value: Any
         for value in ("a", None, float("nan"), 0, -1, True, [1], 1j, np.array([1.0, 2.0])):
             with pytest.raises(InvalidArgumentError, match="timeout is a positive number"):

@@ -280,6 +280,7 @@ ring = algorithms.load("all_reduce_ring")
         ([np.zeros(2)] * 3 + [np.zeros(3)], {}, "rank 3 has 3 elements .* where rank 0 has 2"),
         ([np.zeros(2)] * 3 + [np.zeros(2, int)], {}, "one dtype on every rank"),
         ([np.zeros(2)] * 4, {"op": "summ"}, "Did you mean 'sum'"),
+        ([np.zeros(2)] * 4, {"op": "mean"}, "Did you mean 'avg'"),
         ([np.zeros(2)] * 4, {"counts": [3]}, "rank 0 has 2 elements, but counts"),
         ([np.zeros(2)] * 4, {"counts": [1, 1]}, "counts= of 1 whole numbers"),
         ([np.zeros(2)] * 4, {"counts": [-2]}, "counts= of 1 whole numbers"),

@@ -65,6 +65,9 @@ def test_what_is_no_number_is_refused_by_name_and_value(name: str, value: str) -
     with pytest.raises(InvalidArgumentError) as caught:
         found_place({**GOOD, name: value})
     assert f"{name}={value[:60]!r}" in str(caught.value)
+    if name.startswith("LOCAL"):
+        with pytest.raises(InvalidArgumentError, match="unset it"):
+            found_place({name: value})  # though this process runs alone
 
 
 @pytest.mark.parametrize(

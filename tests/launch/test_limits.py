@@ -178,6 +178,25 @@ def test_without_threads_those_started_are_ended(
     assert not any(thread.is_alive() for thread in made)
 
 
+NO_SPACE = """
+import resource
+from roundelay.engines._limits import limit_hit
+
+pages = int(open("/proc/self/statm").read().split()[0])
+most = pages * resource.getpagesize() + (4 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+print(limit_hit("a job of 3 ranks", RuntimeError("can't start new thread")))
+"""
+
+
+def test_no_address_space_for_a_thread_is_no_lack_of_processes() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", NO_SPACE], check=True, capture_output=True, text=True
+    ).stdout
+    assert "`ulimit -v` is " in said
+    assert "ulimit -u" not in said
+
+
 @pytest.mark.parametrize("place", ["/proc", "/sys", "/dev/null", "/nowhere/at/all"])
 def test_a_place_that_can_hold_no_socket_is_named(
     place: str, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +204,9 @@ def test_a_place_that_can_hold_no_socket_is_named(
     own = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     for name, value in {**own, "TMPDIR": place, "XDG_RUNTIME_DIR": ""}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(MeetingError, match=f"can't meet in {place}: .*Set XDG_RUNTIME_DIR or TMP"):
+    with pytest.raises(
+        MeetingError, match=f"no rendezvous in {place}: .*Set XDG_RUNTIME_DIR or TMP"
+    ):
         rd.init(timeout=3)
 
 

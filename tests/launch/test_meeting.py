@@ -365,7 +365,7 @@ def test_long_paths_are_no_problem(tmp_path: Path, forked: Fork) -> None:
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MeetingError, match=r"can't meet in .*/nowhere: No such"):
+    with pytest.raises(MeetingError, match=r"no rendezvous in .*/nowhere: No such"):
         meet(Job("test", 2, tmp_path / "nowhere"), 0, timeout=1)
 
 

@@ -330,6 +330,33 @@ except KeyboardInterrupt:
     assert stdout.splitlines()[-1] == "left: []"
 
 
+def test_ctrl_c_says_for_which_thread_it_waits_and_twice_waits_for_none() -> None:
+    program = """
+import os, time
+import roundelay as rd
+
+def work(comm):
+    os.write(1, b"here\\n")
+    if comm.rank == 1:
+        time.sleep(600)
+    comm.barrier()
+
+rd.run(work, ranks=3, engine="threads")
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for _ in range(3):
+        assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    assert "waiting for rank 1 to come back from your code" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in stderr.splitlines()[-1]
+
+
 def test_the_engine_ends_its_processes_with_itself(wait_until: Any) -> None:
     from roundelay.algorithms import algorithms  # noqa: PLC0415
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import signal
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 import roundelay as rd
+from roundelay.communicator.join import UNSIGNED
 from roundelay.communicator.native import NativeEnd
 from roundelay.engines._hierarchical_end import HierarchicalEnd
 from roundelay.engines._hosts import host_identity
@@ -171,6 +174,19 @@ def test_a_host_that_is_cut_off_or_frozen_is_an_error_on_every_rank(
             assert f"({made.addresses[host]})" in said
         elif elsewhere or how == "cut":
             assert "no sign of life" in said or f"the store at {made.addresses[0]}:" in said
+
+
+@pytest.mark.parametrize("secret", ["", "known to all of the ranks"])
+def test_several_hosts_without_a_secret_say_so_once(hosts: Any, secret: str) -> None:
+    def work() -> str:
+        os.environ["ROUNDELAY_SECRET"] = secret
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            rd.init().close()
+        return said.getvalue()
+
+    said = results(hosts.start((1, 2), work))
+    assert said[1:] == ["", ""]
+    assert said[0] == ("" if secret else UNSIGNED)
 
 
 def test_hosts_with_different_secrets_do_not_join(hosts: Any) -> None:

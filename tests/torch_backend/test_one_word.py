@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
 import torch
 
 SCRIPT = """\
@@ -32,38 +34,60 @@ for step in range(10):
 dist.monitored_barrier()
 dist.destroy_process_group()
 """
-#: What torch before 2.15 needs beside the word; later ones find the backend by its entry point.
+#: What is needed beside the word only where torch may not look for names.
 IMPORT = "import roundelay.torch\n"
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 OURS = ["roundelay", "run", "-n", "2"]
 
 
-def losses(script: Path, text: str, launcher: list[str]) -> list[str]:
+def losses(script: Path, text: str, launcher: list[str], **environ: str) -> list[str]:
     script.write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", *launcher, str(script)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return [line.split()[-1] for line in done.stdout.splitlines() if "loss" in line]
 
 
+@pytest.fixture(autouse=True)
+def entry() -> None:
+    if "roundelay" not in [one.name for one in entry_points(group="torch.backends")]:
+        pytest.skip("Roundelay was installed before pyproject.toml named its backend to torch")
+
+
 def test_one_word_is_all_that_changes(tmp_path: Path) -> None:
     changed = SCRIPT.replace('"gloo"', '"roundelay"')
     assert len(changed) - len(SCRIPT) == len("roundelay") - len("gloo")
-    newer = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
-    changed = changed if newer else IMPORT + changed
     script = tmp_path / "train.py"
     first, again = losses(script, changed, TORCHRUN), losses(script, changed, OURS)
     assert len(first) == 10
     assert first == again  # to the last bit, whatever started them
+    assert losses(script, IMPORT + changed, OURS, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == first
     gloo = losses(script, SCRIPT, TORCHRUN)
     numbers = [torch.tensor([float.fromhex(one) for one in run]) for run in (first, gloo)]
     torch.testing.assert_close(*numbers)
+
+
+NAMED = """\
+import sys
+import torch
+
+brought = sorted(name for name in sys.modules if name.startswith("roundelay"))
+assert torch.distributed.is_backend_available("roundelay"), torch.distributed.Backend.backend_list
+assert set(brought) <= {"roundelay", "roundelay.errors", "roundelay.torch_autoload"}, brought
+for there in (None, object()):
+    sys.modules["torch.distributed"] = there
+    sys.modules["roundelay.torch_autoload"].name_backend()  # raises nothing, whatever torch is
+"""
+
+
+def test_the_name_is_known_to_torch_alone_and_brings_nothing_in() -> None:
+    subprocess.run([sys.executable, "-c", NAMED], check=True, timeout=200)
 
 
 FAILING = (

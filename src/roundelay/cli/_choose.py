@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.algorithms import Algorithm, algorithms
+from roundelay.cli._types import MOST_RANKS
 from roundelay.collectives import Collective, collectives
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.networks import load_network, networks
@@ -50,8 +51,6 @@ ORDERS: Mapping[Order, str] = {
     "any": "a fixed order that is not rank order",
 }
 
-#: More ranks than this can be estimated by a program, but hardly waited for at a prompt.
-MOST_RANKS = 1024
 #: No option of an algorithm (segments, ranks per group) makes sense beyond this.
 MOST_OPTION = 65_536
 

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
 __all__ = [
+    "MOST_RANKS",
     "MOST_WIDTH",
     "NBYTES",
     "SIZES",
@@ -31,6 +32,8 @@ UNITS = {
     **{letter: 1 << 10 * power for power, letter in enumerate("kmgt", start=1)},
 }
 MOST_BYTES = 1 << 60
+#: More ranks than this can be estimated by a program, but hardly waited for at a prompt.
+MOST_RANKS = 1024
 PIPED_WIDTH = 120
 MOST_WIDTH = 1000
 
@@ -74,12 +77,16 @@ class Sizes(click.ParamType[list[int]]):
             return value
         sizes: set[int] = set()
         for item in str(value).split(","):
-            found = re.fullmatch(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", item)
+            found = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", item)
             if not found:
                 self.fail(f"'{value}' is not a list of sizes; write 1-16, or 2,4,8.", param, ctx)
             low, high = int(found[1]), int(found[2] or found[1])
-            if not 1 <= low <= high <= 1024:  # noqa: PLR2004 - said in the message
-                self.fail(f"'{item.strip()}': sizes go up, from 1 to 1024.", param, ctx)
+            if low > high:
+                self.fail(f"'{item.strip()}': write {high}-{low}, the smaller first.", param, ctx)
+            if low < 1 or high > MOST_RANKS:
+                self.fail(
+                    f"'{item.strip()}': the command line takes 1 to {MOST_RANKS} ranks.", param, ctx
+                )
             sizes.update(range(low, high + 1))
         return sorted(sizes)
 

@@ -53,7 +53,7 @@ PLAIN_DTYPES = [name for name in DTYPES if name != "bfloat16"]  # which numpy la
 @click.option("--algorithm", help="This one, instead of the one that is chosen by itself.")
 @click.option("--arena", is_flag=True, help="On buffers from comm.empty(), which need no copy.")
 @click.option("--against", metavar="PEERS", help="Take turns with gloo, mpi or mpich, deepspeed.")
-@click.option("--iterations", type=int, default=0, help="Calls per row; as time allows.")
+@click.option("--iterations", type=int, help="Calls per row; as time allows.")
 @click.option("--plot", "drawing", type=click.Path(path_type=Path), help="Write an SVG, too.")
 @click.option("--tune", "tuning", is_flag=True, help="Choose algorithms for this host, and save.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
@@ -71,7 +71,7 @@ def command(
     algorithm: str | None,
     arena: bool,
     against: str | None,
-    iterations: int,
+    iterations: int | None,
     drawing: Path | None,
     tuning: bool,
     ascii_only: bool,
@@ -99,7 +99,7 @@ def command(
         engine=engine,
         dtype=dtype,
         op=op,
-        iterations=iterations,
+        iterations=iterations or 0,  # which is: as time allows
     )
     rows, versions = run_all([spec], "Measuring")
     if drawing is not None:
@@ -113,7 +113,7 @@ def command(
 
 
 def _check(
-    size: int, first: int, last: int, factor: int, iterations: int, drawing: Path | None
+    size: int, first: int, last: int, factor: int, iterations: int | None, drawing: Path | None
 ) -> None:
     if not 1 <= size <= MOST_RANKS:
         raise InvalidArgumentError(f"-n {size}: take 1 to {MOST_RANKS} ranks.")
@@ -121,7 +121,7 @@ def _check(
         raise InvalidArgumentError(f"-b {first} is more than -e {last}; turn them round.")
     if factor < 2:  # noqa: PLR2004 - said in the message
         raise InvalidArgumentError(f"-f {factor}: bytes grow by a factor of 2 or more.")
-    if iterations < 0:
+    if iterations is not None and iterations < 1:
         raise InvalidArgumentError(f"--iterations {iterations}: take 1 or more.")
     if drawing is not None and (drawing.suffix != ".svg" or not drawing.parent.is_dir()):
         raise InvalidArgumentError(

@@ -21,7 +21,7 @@ from roundelay.communicator.plans import COLLECTIVES, OPS
 from roundelay.communicator.start import Handle, Start
 from roundelay.engines._call_words import AXIS
 from roundelay.engines._end import End, Job
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.reductions import Array, Op, reduction
 
 __all__ = ["Communicator", "Traffic"]
@@ -186,8 +186,8 @@ class Communicator(Groups, ObjectCalls):
         """Tell every rank what the root has: its dtype and shape."""
         if mine is not None and (mine.array.ndim == 0 or mine.array.shape[0] != self.size):
             raise InvalidArgumentError(
-                f"scatter on {self.size} ranks needs x of shape ({self.size}, …) at the root, "
-                f"not {mine.array.shape}."
+                f"scatter on {rank_count(self.size)} needs x of shape ({self.size}, …) at the "
+                f"root, not {mine.array.shape}."
             )
         row = () if mine is None else mine.array.shape[1:]
         # Three numbers travel with the flags themselves; more dimensions come after.

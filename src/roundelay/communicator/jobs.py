@@ -17,7 +17,7 @@ from roundelay.arguments import index_of, indices_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.memory import contiguous, is_block, new, overlap, same
 from roundelay.engines._end import Job
-from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
+from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.reductions import REDUCTIONS, Array, Located, paired, reduction
 
 __all__ = ["Jobs"]
@@ -146,8 +146,8 @@ class Jobs:
             source = bind("scatter", x)
             if (source.dtype, source.array.shape) != (like_x.dtype, (self.size, *shape)):
                 raise InvalidArgumentError(
-                    f"scatter on {self.size} ranks into {like_x.dtype}{list(shape)} needs x of "
-                    f"{like_x.dtype}{[self.size, *shape]} at the root, not "
+                    f"scatter on {rank_count(self.size)} into {like_x.dtype}{list(shape)} needs x "
+                    f"of {like_x.dtype}{[self.size, *shape]} at the root, not "
                     f"{source.dtype}{list(source.array.shape)}."
                 )
             given = contiguous(source.array)
@@ -196,8 +196,8 @@ class Jobs:
             "a first dimension equal to the number of ranks" if axis is None else "rows that divide"
         )
         raise InvalidArgumentError(
-            f"{call} on {self.size} ranks needs {way}, but x has shape {shape}. Pass axis=0 with "
-            f"rows that divide by {self.size}, or axis=0 with counts=."
+            f"{call} on {rank_count(self.size)} needs {way}, but x has shape {shape}. Pass axis=0 "
+            f"with rows that divide by {self.size}, or axis=0 with counts=."
         )
 
     def all_to_all(
@@ -234,7 +234,7 @@ class Jobs:
         number = index_of(root)
         if number is None or not 0 <= number < self.size:
             raise InvalidArgumentError(
-                f"{call} on {self.size} ranks has no root {shown(root)}; roots go from 0 to "
+                f"{call} on {rank_count(self.size)} has no root {shown(root)}; roots go from 0 to "
                 f"{self.size - 1}."
             )
         return number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,12 @@ from roundelay.errors import MeetingError
 from roundelay.tuning import host_tuning
 
 __all__ = ["await_all", "join", "join_by_mpi", "meeting_at", "schedules"]
+
+
+UNSIGNED = (
+    "roundelay: this job may have several hosts but has no secret, so whoever reaches them could "
+    "take part. Set the same ROUNDELAY_SECRET on all hosts: openssl rand -hex 32\n"
+)
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -79,6 +86,8 @@ def meeting_at(store: Store, rank: int, size: int, *, several_hosts: bool) -> Me
     On one host torch's guess of an address will do. Between hosts it is the one that leads to the
     store, unless the user has named a network to torch.
     """
+    if several_hosts and rank == 0 and not store.secret:
+        sys.stderr.write(UNSIGNED)
     guessed = not several_hosts or "GLOO_SOCKET_IFNAME" in os.environ
     host = None if guessed else _server_of(store.raw)
     address = None if host is None else address_towards(host)

@@ -10,9 +10,9 @@ import numpy as np
 
 from roundelay.arguments import index_of, shown
 from roundelay.communicator.buffers import Bound, bind
-from roundelay.communicator.memory import require_host
+from roundelay.communicator.memory import contiguous, require_host
 from roundelay.engines._end import INNER_TAGS, End, Letter
-from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 
 __all__ = ["ANY", "Mail", "Message"]
 
@@ -123,7 +123,7 @@ class Mail(ABC):
             require_host(call, (bound.array,))
         if not sends:
             bound.require_writable(call, "buffer")
-        data = bound.array if bound.array.flags.c_contiguous else bound.array.copy()
+        data = bound.array if bound.array.flags.c_contiguous else contiguous(bound.array)
         rank = None if other is ANY and not sends else self._checked(call, other)
         number = None if tag is ANY and not sends else _tag(call, tag)
         if inner and number is not None:
@@ -143,7 +143,7 @@ class Mail(ABC):
         if number is None or not 0 <= number < self.size:
             ways = "" if call == "send" else ", or rd.ANY"
             raise InvalidArgumentError(
-                f"{call} on {self.size} ranks has no rank {shown(rank)}; ranks go from 0 to "
+                f"{call} on {rank_count(self.size)} has no rank {shown(rank)}; ranks go from 0 to "
                 f"{self.size - 1}{ways}."
             )
         return number

@@ -29,7 +29,7 @@ from roundelay.communicator.trouble import (
 from roundelay.engines._call_words import AXIS
 from roundelay.engines._end import ENDINGS, End, Job, never
 from roundelay.engines._limits import limit_hit
-from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
+from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError, rank_count
 from roundelay.reductions import Array
 from roundelay.tuning import Tuning, default_for
 
@@ -123,13 +123,14 @@ class NativeEnd(End):
 
     def run(self, job: Job, algorithm: str | None) -> None:
         """Walk the program of the job on this thread."""
+        native = self._open()  # first: while the interpreter ends, nothing can be compiled
         try:
             arguments = self._plans.arguments(job, algorithm)
             plain = algorithm is None and not (job.label or job.call or job.own)
             key = job.collective, job.root, job.root | AXIS * job.axis
             if plain and self._learned.get(key) != self._plans.made:
                 self._learn(*key, arguments[0])
-            self._open().call(*arguments)
+            native.call(*arguments)
         except _core.Broken:
             raise explain(self) from None
         except _core.Closed:
@@ -145,9 +146,10 @@ class NativeEnd(End):
 
     def start(self, job: Job, algorithm: str | None) -> _Task:
         """Have the native progress thread walk the program."""
+        native = self._open()
         try:
             arguments = self._plans.arguments(job, algorithm)
-            return _Task(self, self._open().start(*arguments), arguments)
+            return _Task(self, native.start(*arguments), arguments)
         except _core.Broken:
             raise explain(self) from None
         except _core.Closed:
@@ -195,7 +197,7 @@ class NativeEnd(End):
             return None
         place, serial = map(int, every[ranks[0]])
         if place == 0:
-            raise NoRoomError(nbytes, serial, f"a group of {len(ranks)} ranks")
+            raise NoRoomError(nbytes, serial, f"a group of {rank_count(len(ranks))}")
         made = type(self)(
             self.world,
             list(ranks).index(self.rank),

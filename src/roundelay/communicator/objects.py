@@ -13,7 +13,7 @@ from roundelay.arguments import shown
 from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.mail import Mail
 from roundelay.engines._wire import decode, encode
-from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 from roundelay.reductions import Array
 
 __all__ = ["ObjectCalls"]
@@ -68,8 +68,8 @@ class ObjectCalls(Mail):
         if self.rank == root:
             if things is None or _length(things) != self.size:
                 raise InvalidArgumentError(
-                    f"scatter_object on {self.size} ranks needs a list of {self.size} objects at "
-                    f"the root, not {shown(things)}."
+                    f"scatter_object on {rank_count(self.size)} needs a list of {self.size} "
+                    f"objects at the root, not {shown(things)}."
                 )
             parts = [encode(thing, allow_pickle=allow_pickle) for thing in things]
         width = np.array([max(map(len, parts), default=0)], np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 from roundelay.arguments import shown
 from roundelay.collectives import letter
 from roundelay.engines._base import Buffer
-from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
+from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.reductions import Array, Located, Op, Reduction, paired, reduction
 from roundelay.schedule import Layout, Schedule, prove, split
 
@@ -45,9 +45,9 @@ def _check_meaning(schedule: Schedule, made: Reduction) -> None:
         )
     if not made.commutative and schedule.collective.reduces and prove(schedule).order == "any":
         raise UnsupportedReductionError(
-            f"{schedule.name} on {schedule.size} ranks adds in a fixed order that is not rank "
-            f"order, but {made.name} is not commutative. Choose an algorithm that `roundelay list` "
-            f"shows as rank_order or contiguous."
+            f"{schedule.name} on {rank_count(schedule.size)} adds in a fixed order that is not "
+            f"rank order, but {made.name} is not commutative. Choose an algorithm that `roundelay "
+            f"list` shows as rank_order or contiguous."
         )
 
 
@@ -58,7 +58,7 @@ def _incoming(
     name, size = schedule.collective.name, schedule.size
     if len(inputs) != size:
         raise InvalidArgumentError(
-            f"{name} on {size} ranks needs {size} inputs, not {len(inputs)}."
+            f"{name} on {rank_count(size)} needs {size} inputs, not {len(inputs)}."
         )
     arrays: list[Array | None] = []
     for rank, given in enumerate(inputs):

@@ -6,12 +6,14 @@ import contextlib
 import errno
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 from roundelay.errors import LimitError
 
 __all__ = ["limit_hit", "no_files_left", "telling_limits"]
 
 NO_FILES = (errno.EMFILE, errno.ENFILE)
+STACK = 8 << 20  # bytes that a thread's stack takes where nothing else is said
 NO_THREAD = "can't start new thread"  # as Python says it
 
 
@@ -33,6 +35,11 @@ def limit_hit(what: str, error: OSError | RuntimeError) -> LimitError | None:
             f"{what}: {whose}, pipes and sockets among them, and that is not enough. Raise the "
             f"limit: `ulimit -n {max(1024, 4 * soft)}`{most}; or start fewer ranks.", number
         )  # fmt: skip
+    if NO_THREAD in str(error) and (full := _address_space()):
+        return LimitError(
+            f"{what}: a thread finds no room in the address space of this process: {full}. Raise "
+            f"the limit: `ulimit -v unlimited`; or start fewer ranks.", errno.ENOMEM
+        )  # fmt: skip
     if number in (errno.EAGAIN, errno.ENOMEM) or NO_THREAD in str(error):
         soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         said = "unlimited" if soft == resource.RLIM_INFINITY else soft
@@ -42,6 +49,17 @@ def limit_hit(what: str, error: OSError | RuntimeError) -> LimitError | None:
             f"raise the limit.", number or errno.EAGAIN
         )  # fmt: skip
     return None
+
+
+def _address_space() -> str:
+    """Say how much of it there may be and is, if too little is left for a thread."""
+    most, stack = (
+        resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_STACK)
+    )
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    if most == resource.RLIM_INFINITY or used + max(stack, STACK) <= most:
+        return ""
+    return f"`ulimit -v` is {most >> 10}, and {used >> 10} KiB are in use"
 
 
 @contextlib.contextmanager

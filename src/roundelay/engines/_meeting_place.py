@@ -129,13 +129,13 @@ class Place:
 
     def _unfit(self, error: OSError) -> MeetingError:
         return MeetingError(
-            f"ranks can't meet in {self.path.parent}: {error.strerror}. Set XDG_RUNTIME_DIR or "
-            f"TMPDIR to a directory that is there and that you can write."
+            f"there can be no rendezvous in {self.path.parent}: {error.strerror}. Set "
+            f"XDG_RUNTIME_DIR or TMPDIR to a directory that is there and that you can write."
         )
 
     def _foreign(self, problem: str) -> str:
         return (
-            f"ranks do not meet in {self.path}: {problem}, so somebody else put it there. "
+            f"there is no rendezvous in {self.path}: {problem}, so somebody else put it there. "
             f"Remove it, or set XDG_RUNTIME_DIR to a directory of your own."
         )
 

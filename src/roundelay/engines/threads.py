@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from roundelay import _core
 from roundelay.engines._base import Buffer
 from roundelay.engines._death import is_consequence
 from roundelay.engines._inputs import outgoing, prepare
 from roundelay.engines._limits import telling_limits
+from roundelay.engines._meeting_server import ranks_text
 from roundelay.engines._native import (
     Part,
     call_native,
@@ -25,6 +28,7 @@ from roundelay.schedule import Programs, Schedule, compile_schedule
 __all__ = ["Threads"]
 
 Result = TypeVar("Result")
+SOON_S = 1.0  # for ranks to end by themselves after Ctrl-C
 
 
 class Threads:
@@ -119,6 +123,22 @@ class _RankThread(threading.Thread, Generic[Result]):
             self._ended.wait()  # join alone, interrupted once, forgets to wait
             self.join()
 
+    def runs(self, until: float) -> bool:
+        """Tell whether the rank has still not ended by then."""
+        left = max(0.0, until - time.monotonic())
+        return self.ident is not None and not self._ended.wait(left)
+
+
+def _tell_who_runs(threads: Sequence[_RankThread[Any]]) -> None:
+    """Say for whom Ctrl-C waits: nobody can end a thread that does not communicate."""
+    until = time.monotonic() + SOON_S
+    ranks = [rank for rank, thread in enumerate(threads) if thread.runs(until)]
+    if ranks:
+        sys.stderr.write(
+            f"roundelay: interrupted, and waiting for {ranks_text(ranks)} to come back from your "
+            f"code, since a thread can't be ended. Ctrl-C once more leaves at once.\n"
+        )
+
 
 def _run_all(world: _core.World, body: Callable[[_core.World, int], Result]) -> list[Result]:
     failures: list[tuple[bool, int, BaseException]] = []  # a consequence?, in the order of time
@@ -135,6 +155,8 @@ def _run_all(world: _core.World, body: Callable[[_core.World, int], Result]) -> 
         # Ctrl-C, or no more threads to be had: whoever waits for another rank is woken.
         kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         world.fail(kind, 0, f"{type(error).__name__}: {error}")
+        if kind == "interrupted":
+            _tell_who_runs(threads)
         for thread in threads:
             thread.wait()
         raise

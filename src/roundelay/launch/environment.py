@@ -79,6 +79,9 @@ def found_place(environ: Mapping[str, str]) -> Place:
         ...
     roundelay.errors.InvalidArgumentError: RANK=2, but WORLD_SIZE=2: ranks go from 0 to 1.
     """
+    for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
+        if name in environ:
+            _whole(environ, name, least, MOST_RANKS)
     given = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
     if not given:
         by_mpi = _place_in_mpi(environ)
@@ -131,7 +134,8 @@ def found_timeout(environ: Mapping[str, str]) -> float | None:
         seconds = float(text)
     except ValueError:
         raise InvalidArgumentError(
-            f"ROUNDELAY_TIMEOUT={text!r} is not a number of seconds."
+            f"ROUNDELAY_TIMEOUT={text[:60]!r} is not a number of seconds. Set it to one, such as "
+            f"60, or unset it."
         ) from None
     return check_timeout("ROUNDELAY_TIMEOUT", seconds)
 
@@ -187,7 +191,8 @@ def _whole(environ: Mapping[str, str], name: str, least: int, most: int) -> int:
     text = environ[name]
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise InvalidArgumentError(
-            f"{name}={text[:60]!r} is not a whole number from {least} to {most}."
+            f"{name}={text[:60]!r} is not a whole number from {least} to {most}. Launchers set it: "
+            f"start with `roundelay run` or torchrun, or unset it."
         )
     return int(text)
 
@@ -208,8 +213,6 @@ def _job_id(environ: Mapping[str, str], size: int) -> str:
 
 def _spread(environ: Mapping[str, str], size: int) -> bool:
     """Tell whether the ranks may be on several hosts."""
-    if "LOCAL_RANK" in environ:
-        _whole(environ, "LOCAL_RANK", 0, MOST_RANKS)
     if "LOCAL_WORLD_SIZE" in environ:
         local = _whole(environ, "LOCAL_WORLD_SIZE", 1, MOST_RANKS)
         if local > size:

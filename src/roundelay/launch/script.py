@@ -78,7 +78,8 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
                 f"not a rank. Start ranks with `roundelay run` or rd.run."
             )
         return _started.comm
-    limit = check_timeout("timeout", timeout if timeout is not None else found_timeout(os.environ))
+    found = found_timeout(os.environ)  # read in any case: a wrong one is told
+    limit = check_timeout("timeout", timeout if timeout is not None else found)
     place = found_place(os.environ)
     end = end_for(engine, place, os.environ, timeout=limit)
     _started = _Started(Communicator(end), end, by_mpi=engine == "mpi" or place.by == "mpi")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from roundelay.arguments import indices_of, shown
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.schedule.schedule import Schedule
 
 __all__ = ["Layout", "split"]
@@ -40,8 +40,8 @@ class Layout:
         numbers = indices_of(counts)
         if numbers is None or len(numbers) != blocks or min(numbers, default=0) < 0:
             raise InvalidArgumentError(
-                f"{schedule.collective.name} on {schedule.size} ranks needs counts= of {blocks} "
-                f"whole numbers from 0, not {shown(counts)}."
+                f"{schedule.collective.name} on {rank_count(schedule.size)} needs counts= of "
+                f"{blocks} whole numbers from 0, not {shown(counts)}."
             )
         return cls(schedule, tuple(numbers))
 

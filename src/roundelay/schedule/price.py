@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from roundelay.arguments import whole
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.schedule.layout import Layout
 from roundelay.schedule.schedule import Schedule
 
@@ -149,8 +149,9 @@ class _Roads:
     def __init__(self, network: Network, schedule: Schedule) -> None:
         if network.size < schedule.size:
             raise InvalidArgumentError(
-                f"{schedule.name} runs on {schedule.size} ranks, but the network {network.name} "
-                f"has only {network.size}. Take a network of at least {schedule.size} ranks."
+                f"{schedule.name} runs on {rank_count(schedule.size)}, but the network "
+                f"{network.name} has only {network.size}. Take a network of at least "
+                f"{rank_count(schedule.size)}."
             )
         self._network = network
         # Links are hashed once per route and not once per message: large schedules stay quick.

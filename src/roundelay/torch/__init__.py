@@ -1,10 +1,11 @@
 """A `torch.distributed` backend named `roundelay`, for CPU tensors.
 
-`import roundelay.torch` registers it; torch 2.15 and later find it by themselves. Then
+Torch knows its name wherever Roundelay is installed (`torch_autoload.py`), so
 
     dist.init_process_group("roundelay")
 
-is all that changes in a script that was written for gloo.
+is all that changes in a script that was written for gloo. Where that is turned off, by
+TORCH_DEVICE_BACKEND_AUTOLOAD=0, `import roundelay.torch` registers it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from roundelay.torch._group import ProcessGroup, create
 from roundelay.torch._monitored import also_for_ours
 from roundelay.torch._sites import pass_over_torch
 
-__all__ = ["BACKEND", "ProcessGroup", "register"]
+__all__ = ["BACKEND", "ProcessGroup", "create", "register"]
 
 BACKEND = "roundelay"
 
 
 def register() -> None:
     """Make `roundelay` known to torch.distributed; again does no harm."""
-    if BACKEND.upper() in _dist.Backend._plugins:  # noqa: SLF001 - there is no public way to ask
+    named = _dist.Backend._plugins.get(BACKEND.upper())  # noqa: SLF001 - there is no public way
+    if named is not None and named.creator_fn is create:
         return
     pass_over_torch()
     _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
