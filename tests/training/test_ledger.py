@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -52,6 +53,77 @@ def test_predicted_is_measured(name: str, size: int, kind: Any) -> None:
                 assert entry["measured"][word] == pytest.approx(entry["predicted"][word], rel=0.02)
             assert entry["sent"] == pytest.approx(entry["sent_predicted"], rel=0.02)
             assert entry["received"] == pytest.approx(entry["received_predicted"], rel=0.02)
+
+
+class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Odd sizes, running means, a frozen matrix, and a parameter that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(5, 7)
+        self.blocks = torch.nn.Sequential(torch.nn.Linear(7, 7), torch.nn.Linear(7, 3))
+        self.norm = torch.nn.BatchNorm1d(7)
+        self.frozen = torch.nn.Linear(3, 3).requires_grad_(requires_grad=False)
+        self.unused = torch.nn.Parameter(torch.ones(13))
+
+    def forward(self, x: Any) -> Any:
+        return self.frozen(self.blocks(self.norm(self.first(x))))
+
+
+def trained(model: Any) -> list[Any]:
+    return [one for one in model.parameters() if one.requires_grad]
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "adam": lambda model: torch.optim.Adam(trained(model), amsgrad=True),
+    "two": lambda model: (
+        torch.optim.Adafactor([one for one in trained(model) if one.dim() == 2]),
+        torch.optim.SGD([one for one in trained(model) if one.dim() != 2], momentum=0.9, lr=0.1),
+    ),
+}
+EVERY = {**STRATEGIES, "server": rd.ParameterServer(update="server", servers=2)}
+PRECISIONS: list[Any] = ["fp32", "bf16", rd.Precision(torch.bfloat16, reduce=torch.float32)]
+
+
+def steps(model: Any, listed: Any) -> None:
+    """Four of them, of which the last two count and the last is not forgotten."""
+    run = listed[0].run
+    for step in range(4):
+        for one in listed:
+            one.zero_grad()
+        model(torch.ones(4, 5)).float().square().mean().backward()
+        for one in listed:
+            one.step()
+        if step == 1:
+            run.counted_from = run.steps, run.sharing.traffic()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", [*EVERY])
+def test_held_is_predicted_to_the_byte(name: str, size: int) -> None:
+    """In every precision and with one optimizer or two; buckets are small, so there are several."""
+    if name == "server" and size == 1:
+        pytest.skip("has two servers")
+    strategy = rd.Ddp(bucket_bytes=200) if name == "ddp" else EVERY[name]
+    if name in ("zero1", "zero2"):
+        strategy = rd.Zero(int(name[-1]), bucket_bytes=200)
+
+    def be_rank(comm: Any) -> None:
+        for precision, optimizers in product(PRECISIONS, OPTIMIZERS.values()):
+            model = Odd()
+            model, own = rd.prepare(
+                model, optimizers(model), strategy=strategy, comm=comm, precision=precision
+            )
+            listed = own if isinstance(own, tuple) else (own,)
+            steps(model, listed)
+            for entry in rd.ledger(model).entries:
+                assert entry.predicted == entry.measured, (precision, len(listed))
+                if strategy.synchronous:
+                    assert entry.sent == pytest.approx(entry.sent_predicted, rel=0.02)
+            comm.barrier()
+            rd.unprepare(model)
+
+    rd.run(be_rank, size, "threads")
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -38,8 +38,28 @@ def test_every_elementwise_optimizer_is_ddp_s_bit_for_bit(stacks: Any, kind: str
         stacks.assert_same(stacks.trained(name, 3, model, optimizer=optimizer), expected)
 
 
-@pytest.mark.parametrize("kind", ["LBFGS", "Adafactor", "Muon", "SparseAdam"])
-def test_optimizers_that_need_whole_parameters_are_refused_by_name(kind: str) -> None:
+WHOLE: dict[str, dict[str, Any]] = {
+    "Adafactor": {"lr": 0.1}, "Muon": {"lr": 0.1, "momentum": 0.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("size", [2, 4])
+def test_optimizers_that_need_whole_parameters_get_them(stacks: Any, kind: str, size: int) -> None:
+    """Bit for bit as DDP, also with more ranks than parameters in a unit."""
+    widths = [4, 6, 5, 3]
+    model = stacks.make(lambda: nn.Sequential(*map(nn.Linear, widths, widths[1:], [False] * 3)))
+
+    def optimizer(mine: Any) -> Any:
+        return getattr(torch.optim, kind)(mine.parameters(), **WHOLE[kind])
+
+    expected = stacks.trained("ddp", size, model, optimizer=optimizer)
+    for name in NAMES:
+        stacks.assert_same(stacks.trained(name, size, model, optimizer=optimizer), expected)
+
+
+@pytest.mark.parametrize("kind", ["LBFGS", "SparseAdam"])
+def test_optimizers_that_need_all_parameters_are_refused_by_name(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False))
 
     def be_rank(comm: Any) -> str:

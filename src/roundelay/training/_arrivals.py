@@ -29,6 +29,11 @@ REENTRANT = (
     "and several passes of a step can't be weighed so. Use use_reentrant=False, as torch advises."
 )
 
+SPARSE = (
+    "The gradient of {name} is sparse, though no module of it had sparse=True at prepare. Have the "
+    "operation that makes it give a dense one."
+)
+
 
 class Arrivals:
     """Hooks on the parameters of one model, which tell its strategy; silent while accumulating."""
@@ -69,6 +74,10 @@ class Arrivals:
         scaler = self._sharing.setup.scaler
         if scaler is not None:
             scaler.check_scaled()
+        grad = self._tensors[index].grad
+        if grad is not None and grad.is_sparse and index not in self._sharing.sparse:
+            name = self._sharing.setup.parameters[index].name
+            raise InvalidArgumentError(SPARSE.format(name=name))
         # No frame that may raise holds the pass: an error would, and autograd not let go of it.
         if self._running() is None:
             self._begin(index)

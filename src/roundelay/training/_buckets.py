@@ -10,7 +10,7 @@ import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = ["Bucket", "Place", "bucket_limit", "make_buckets", "shared_tensor"]
+__all__ = ["Bucket", "Place", "bucket_limit", "make_buckets", "planned", "shared_tensor"]
 
 #: Bytes of a bucket: what a CPU's cache holds; on a device, what keeps it busy for a while.
 ON_CPU, ON_DEVICE = 8 << 20, 32 << 20
@@ -58,6 +58,26 @@ class Bucket:
         self.missing = {place.index for place in self.places}
 
 
+def planned(
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[torch.dtype],
+    *,
+    order: Sequence[int],
+    most_bytes: int,
+) -> list[list[int]]:
+    """Return which gradients go into each bucket."""
+    runs: list[list[int]] = []
+    filled = 0
+    for index in order:
+        nbytes = math.prod(shapes[index]) * dtypes[index].itemsize
+        if not runs or dtypes[runs[-1][0]] != dtypes[index] or filled + nbytes > most_bytes:
+            runs.append([])
+            filled = 0
+        runs[-1].append(index)
+        filled += nbytes
+    return runs
+
+
 def make_buckets(
     comm: Communicator,
     shapes: Sequence[tuple[int, ...]],
@@ -68,17 +88,8 @@ def make_buckets(
     most_bytes: int,
 ) -> list[Bucket]:
     """Cut the gradients, in this order, into buckets of one dtype and about so many bytes."""
-    runs: list[list[int]] = []
-    filled = 0
-    for index in order:
-        nbytes = math.prod(shapes[index]) * dtypes[index].itemsize
-        if not runs or dtypes[runs[-1][0]] != dtypes[index] or filled + nbytes > most_bytes:
-            runs.append([])
-            filled = 0
-        runs[-1].append(index)
-        filled += nbytes
     buckets = []
-    for run in runs:
+    for run in planned(shapes, dtypes, order=order, most_bytes=most_bytes):
         places, start = [], 0
         for index in run:
             places.append(Place(index, start, tuple(shapes[index])))

@@ -14,7 +14,6 @@ from roundelay.training._checkpoint_write import (
     aliases_of,
     buffers_of,
     modules_with_extra,
-    optimizer_word,
 )
 from roundelay.training._run import Run
 
@@ -89,7 +88,7 @@ def compare(manifest: Manifest, run: Run, *, optimizer: bool, scheduler: bool) -
 
 
 def _compare_optimizers(manifest: Manifest, run: Run, found: Differences) -> None:
-    word = optimizer_word(run.setup.optimizer)
+    word = run.setup.optimizer.name
     if not manifest.optimizers:
         found.optimizer = found.groups = True
         found.lines.append(

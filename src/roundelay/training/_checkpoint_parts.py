@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from roundelay.training._joined import Joined
     from roundelay.training._setup import Setup
 
 __all__ = [
@@ -122,7 +123,7 @@ def restore_whole(setup: Setup, saved: Saved) -> None:
 
 
 def restore_state(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Joined,
     tensor: torch.Tensor,
     saved: Saved,
     name: str,

@@ -30,7 +30,6 @@ __all__ = [
     "buffers_of",
     "gather_up",
     "modules_with_extra",
-    "optimizer_word",
     "outline",
     "take_down",
     "write_down",
@@ -134,7 +133,7 @@ def _optimizer(run: Run) -> Optimizer:
     """Return the groups by the names in them; their options are the first rank's to say."""
     names = {id(one.tensor): one.name for one in run.setup.parameters}
     groups = [[names[id(one)] for one in group if id(one) in names] for group in run.setup.groups]
-    return Optimizer(optimizer_word(run.setup.optimizer), [Group(each, {}) for each in groups])
+    return Optimizer(run.setup.optimizer.name, [Group(each, {}) for each in groups])
 
 
 def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Manifest:
@@ -176,11 +175,6 @@ def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Mani
         scheduler=more["scheduler"],
         extra=more["extra"],
     )
-
-
-def optimizer_word(optimizer: torch.optim.Optimizer) -> str:
-    """Return the name of the class that the user chose."""
-    return type(optimizer).__name__
 
 
 def aliases_of(model: torch.nn.Module) -> dict[str, str]:

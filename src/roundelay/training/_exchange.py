@@ -179,6 +179,10 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
     if len({number for _, number in every}) == 1:
         _refuse_rates(comm.all_gather_object(step.rates()))
         _refuse_edits(step, comm.all_gather_object(step.written))
+        raise CollectiveMismatch(
+            "The ranks have stepped different optimizers of this model since the last backward "
+            "pass, so that their weights are no longer the same. Step the same ones on every rank."
+        )
     told = ", ".join(f"rank {rank} in step {steps:.0f}" for rank, (_, steps) in enumerate(every))
     raise CollectiveMismatch(
         f"The ranks bring gradients of different steps together: {told}. A rank has called "
@@ -226,4 +230,6 @@ def refuse_broken(
 
 def finite(tensor: torch.Tensor) -> bool:
     """Tell whether all elements are finite; a sum that overflows is looked at again."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())

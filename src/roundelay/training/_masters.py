@@ -11,11 +11,13 @@ from collections.abc import Sequence
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._joined import Joined
 from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
+from roundelay.training._strategy import Only, chosen
 from roundelay.training.precision import cast_model, master_dtype
 
-__all__ = ["Masters", "clamp", "drop", "make_masters", "merge", "multiply", "norm_of", "repoint"]
+__all__ = ["Masters", "make_masters", "merge", "repoint"]
 
 WHY = (
     "The gradients of this step are kept for the master weights: scaled, or in another dtype than "
@@ -33,7 +35,7 @@ class Masters:
         self.tensors = list(tensors)
         self._waiting: list[torch.Tensor | None] = [None] * len(self.tensors)
         self._factor = 1.0  # what the waiting gradients are still to be multiplied with
-        self._ready = False  # whether the masters have their gradients
+        self._ready: set[int] = set()  # masters that have their gradients
 
     # ---- gradients
 
@@ -45,7 +47,7 @@ class Masters:
         """
         self._waiting = list(grads)
         self._factor = 1.0 if factor is None else factor
-        self._ready = False
+        self._ready.clear()
         open_to_all = factor is None and self._setup.scaler is None
         for half, grad in zip(self._halves, self._waiting, strict=True):
             half.grad = grad if grad is None or (open_to_all and grad.dtype == half.dtype) else (
@@ -54,11 +56,11 @@ class Masters:
 
     def ready(self) -> None:
         """Bring the gradients to the masters: in their dtype, unscaled, ready for the step."""
-        if self._ready:
-            return
-        self._ready = True
         grads = []
         for index, (half, master) in enumerate(zip(self._halves, self.tensors, strict=True)):
+            if index in self._ready:
+                continue
+            self._ready.add(index)
             grad = self._waiting[index]
             if half.grad is None or not isinstance(half.grad, Refused):
                 grad = half.grad  # the user may have changed it, or taken it away
@@ -70,10 +72,11 @@ class Masters:
         elif self._factor != 1.0 and grads:
             torch._foreach_mul_(grads, self._factor)
 
-    def scale(self, factor: float) -> None:
-        """Multiply the gradients, now or when they get to the masters."""
-        if self._ready:
-            for master in self.tensors:
+    def scale(self, factor: float, only: Only = None) -> None:
+        """Multiply gradients, now or when they get to the masters."""
+        if self._ready or only is not None:
+            self.ready()
+            for master in chosen(self.tensors, only):
                 if master.grad is not None:
                     master.grad.mul_(factor)
             return
@@ -82,12 +85,6 @@ class Masters:
             if half.grad is not None and not isinstance(half.grad, Refused):
                 self._waiting[index] = half.grad
                 half.grad = Refused(half, WHY)
-
-    def norm(self, norm_type: float) -> float:
-        """Return the norm of the gradients that the optimizer will see."""
-        self.ready()
-        grads = [master.grad for master in self.tensors if master.grad is not None]
-        return float(torch.nn.utils.get_total_norm(grads, norm_type))
 
     def leave(self) -> None:
         """Copy the gradients out of memory that is about to be used for others."""
@@ -102,31 +99,36 @@ class Masters:
         if any(isinstance(half.grad, Refused) for half in self._halves):
             raise InvalidArgumentError(WHY)
 
-    def forget(self) -> None:
-        """Let go of all gradients."""
-        self._waiting = [None] * len(self.tensors)
-        self._ready, self._factor = False, 1.0
-        for half, master in zip(self._halves, self.tensors, strict=True):
-            half.grad = master.grad = None
+    def forget(self, only: Only = None) -> None:
+        """Let go of gradients."""
+        for index in self._numbers(only):
+            self._waiting[index] = self._halves[index].grad = self.tensors[index].grad = None
+            self._ready.discard(index)
+        if only is None:
+            self._factor = 1.0
 
-    def zero(self) -> None:
-        """Make all gradients zero that there are."""
-        has = [grad is not None for grad in self._waiting]
-        self.forget()
-        for index, half in enumerate(self._halves):
-            if has[index]:
-                self._waiting[index] = half.grad = torch.zeros_like(half)
+    def zero(self, only: Only = None) -> None:
+        """Make gradients zero that there are."""
+        has = [index for index in self._numbers(only) if self._waiting[index] is not None]
+        self.forget(only)
+        for index in has:
+            half = self._halves[index]
+            self._waiting[index] = half.grad = torch.zeros_like(half)
+
+    def _numbers(self, only: Only) -> Sequence[int]:
+        return chosen(range(len(self.tensors)), only)
 
     # ---- weights
 
-    def hand_out(self) -> None:
-        """Round the masters into the model, after a step."""
-        self._ready = False
-        for master in self.tensors:
+    def hand_out(self, only: Only = None) -> None:
+        """Round masters into the model, after a step on them."""
+        masters = chosen(self.tensors, only)
+        self._ready.difference_update(self._numbers(only))
+        for master in masters:
             master.grad = None
-        if self.tensors:
+        if masters:
             with torch.no_grad():
-                torch._foreach_copy_(self._halves, self.tensors)
+                torch._foreach_copy_(list(chosen(self._halves, only)), list(masters))
 
     @torch.no_grad()
     def take_edits(self) -> None:
@@ -139,14 +141,6 @@ class Masters:
         return [grad for grad in self._waiting if grad is not None]
 
 
-def norm_of(masters: Masters | None, tensors: Sequence[torch.Tensor], norm_type: float) -> float:
-    """Return the norm of whole gradients: those that wait for masters, or those of the model."""
-    if masters is not None:
-        return masters.norm(norm_type)
-    grads = [tensor.grad for tensor in tensors if tensor.grad is not None]
-    return float(torch.nn.utils.get_total_norm(grads, norm_type))
-
-
 def merge(master: torch.Tensor, seen: torch.Tensor) -> torch.Tensor | None:
     """Bring elements that were changed in a rounded copy to its master; return where, if any."""
     rounded = master.to(seen.dtype)
@@ -155,34 +149,6 @@ def merge(master: torch.Tensor, seen: torch.Tensor) -> torch.Tensor | None:
     where = rounded != seen
     master.copy_(torch.where(where, seen.to(master.dtype), master))
     return where
-
-
-def clamp(masters: Masters | None, tensors: Sequence[torch.Tensor], value: float) -> None:
-    """Cut every element of whole gradients: those for masters, or those of the model."""
-    if masters is not None:
-        masters.ready()
-    for tensor in tensors if masters is None else masters.tensors:
-        if tensor.grad is not None:
-            tensor.grad.clamp_(-value, value)
-
-
-def drop(masters: Masters | None, tensors: Sequence[torch.Tensor]) -> None:
-    """Let go of whole gradients: those that wait for masters, or those of the model."""
-    if masters is not None:
-        masters.forget()
-        return
-    for tensor in tensors:
-        tensor.grad = None
-
-
-def multiply(masters: Masters | None, tensors: Sequence[torch.Tensor], factor: float) -> None:
-    """Multiply whole gradients: those that wait for masters, or those of the model."""
-    if masters is not None:
-        masters.scale(factor)
-        return
-    for tensor in tensors:
-        if tensor.grad is not None:
-            tensor.grad.mul_(factor)
 
 
 def make_masters(setup: Setup) -> Masters | None:
@@ -203,7 +169,7 @@ def make_masters(setup: Setup) -> Masters | None:
 
 
 def repoint(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Joined,
     before: Sequence[torch.Tensor],
     after: Sequence[torch.Tensor],
 ) -> None:

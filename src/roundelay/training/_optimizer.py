@@ -1,4 +1,4 @@
-"""The user's optimizer, which after `prepare` steps on every rank alike."""
+"""The user's optimizers, which after `prepare` step on every rank alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -33,6 +33,7 @@ class Prepared:
     """What `prepare` adds to an optimizer; the rest is the class that the user chose."""
 
     run: Run
+    place: int  # among the optimizers of the model
     own_class: type  # that the user chose
 
     @property
@@ -50,56 +51,63 @@ class Prepared:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as before, on gradients that all ranks have brought together."""
         run, now = self.run, self.run.step
-        if now.holds or now.options is not None:
-            now.check_options(vars(self)["param_groups"])
+        if now.holds or self.place in now.options:
+            now.check_options(self.place, vars(self)["param_groups"])
         if now.holds:
             return None  # more micro-batches of this batch are to come
         now.check_whole()
         own = functools.partial(super().step)  # type: ignore[misc]
-        run.check_still_the_same()
-        sharing = run.sharing
+        run.check_still_the_same(self.place)
+        sharing, only = run.sharing, self._only
         run.arrivals.see_edits()
         sharing.take_edits()
 
         def ready() -> Any:
             with torch.enable_grad():
                 loss = closure() if closure is not None else None
-            sharing.before_step()
+            sharing.before_step(only)
             return loss
 
         with _hooks(self, closure, apart=not sharing.sees_whole):
             if closure is None:
                 run.arrivals.flush()
-                sharing.before_step()
-                result = sharing.step(own, None) if run.may_step() else None
+                sharing.before_step(only)
+                result = sharing.step(own, None, self.place) if run.may_step() else None
             else:
                 run.refuse_closure()
-                result = sharing.step(own, ready)
-            sharing.after_step()
+                result = sharing.step(own, ready, self.place)
+            now.stepped(self.place)
+            if now.verdict is not False:
+                used = run.setup.used
+                run.setup.stepped_on |= used if only is None else used.intersection(only)
+            sharing.after_step(only)
         run.arrivals.stepped()
-        now.stepped()
-        now.number += 1
         return result
+
+    @property
+    def _only(self) -> Collection[int] | None:
+        """The numbers of its parameters; None where the model has no other optimizer."""
+        return self.run.setup.only(self.place)
 
     # What torch looks at to see that hooks around the step are called already, in the own step.
     vars(step)["hooked"] = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the whole model's optimizer, as one device has it. All ranks call it.
+        """Return the whole state of this optimizer, as one device has it. All ranks call it.
 
         It is gathered on every rank; `rd.save` writes what fits nowhere.
         """
         if self.run.sharing.sees_whole:
             whole: dict[str, Any] = super().state_dict()  # type: ignore[misc]
             return whole
-        return whole_state(self.run)
+        return whole_state(self.run, self.place)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state of the whole model's optimizer, of any strategy's. All ranks call it."""
+        """Take the whole state of this optimizer, of any strategy's. All ranks call it."""
         if self.run.sharing.sees_whole:
             super().load_state_dict(state_dict)  # type: ignore[misc]
         else:
-            load_whole_state(self.run, state_dict)
+            load_whole_state(self.run, self.place, state_dict)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss as backward should see it: `optimizer.scale(loss).backward()`.
@@ -110,19 +118,22 @@ class Prepared:
         return loss if scaler is None else scaler.apply(loss)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own
-        """Forget the gradients, wherever the strategy keeps them, and how their losses weigh.
+        """Forget its gradients, wherever the strategy keeps them, and how their losses weigh.
 
-        Not while a loader's batch has micro-batches to come whose gradients are to be added.
+        Gradients of other optimizers stay. Not while a loader's batch has micro-batches to come
+        whose gradients are to be added.
         """
         if self.run.step.adds_up:
             return
-        self.run.step.begin()
-        self.run.sharing.zero_grad(super().zero_grad, set_to_none=set_to_none)  # type: ignore[misc]
+        self.run.step.forgets(self.place, len(self.run.setup.optimizer.all))
+        own = super().zero_grad  # type: ignore[misc]
+        self.run.sharing.zero_grad(own, set_to_none=set_to_none, only=self._only)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale all gradients down to a norm of at most `max_norm`; return what it was.
+        """Scale its gradients down to a norm of at most `max_norm`; return what it was.
 
-        The norm is that of one device on the whole batch under every strategy. All ranks call it.
+        The norm is that of one device on the whole batch under every strategy, over the parameters
+        of this optimizer. All ranks call it.
         It is NaN, and nothing is scaled, while a loader's batch has more micro-batches to come.
         """
         if self.run.step.holds:
@@ -131,14 +142,14 @@ class Prepared:
             raise InvalidArgumentError(f"clip_grad_norm_ takes a norm above 0, not {max_norm!r}.")
         self.run.arrivals.flush()
         sharing = self.run.sharing
-        norm = sharing.grad_norm(float(norm_type))
+        norm = sharing.grad_norm(float(norm_type), self._only)
         factor = max_norm / (norm + 1e-6)  # as torch does
         if factor < 1:
-            sharing.scale_grads(factor)
+            sharing.scale_grads(factor, self._only)
         return torch.tensor(norm, dtype=torch.float64)
 
     def clip_grad_value_(self, clip_value: float) -> None:
-        """Cut every element of all gradients to at most `clip_value`. All ranks call it."""
+        """Cut every element of its gradients to at most `clip_value`. All ranks call it."""
         if self.run.step.holds:
             return
         if not clip_value > 0:
@@ -146,7 +157,7 @@ class Prepared:
                 f"clip_grad_value_ takes a value above 0, not {clip_value!r}."
             )
         self.run.arrivals.flush()
-        self.run.sharing.clamp_grads(float(clip_value))
+        self.run.sharing.clamp_grads(float(clip_value), self._only)
 
 
 def _refuse_scheduler(frame: FrameType | None) -> None:
@@ -188,24 +199,25 @@ def _hooks(optimizer: Any, closure: Any, *, apart: bool) -> Iterator[None]:
 def give_back(optimizer: Any) -> None:  # Any: a prepared optimizer, and torch's own afterwards
     """Make a prepared optimizer a plain one of the user's class that steps on the parameters."""
     setup = optimizer.run.setup
+    groups = setup.groups[setup.optimizer.groups_of(optimizer.place)]
     tracked = "step" in vars(optimizer)
     vars(optimizer).pop("step", None)
     optimizer.__class__ = optimizer.own_class
-    del optimizer.run
-    for group, own in zip(optimizer.param_groups, setup.groups, strict=True):
+    del optimizer.run, optimizer.place
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
         group["params"][:] = own
     optimizer.state.clear()
     if tracked:
         _let_schedulers_know(optimizer)
 
 
-def take_over(optimizer: torch.optim.Optimizer, run: Run) -> None:
+def take_over(optimizer: torch.optim.Optimizer, run: Run, place: int) -> None:
     """Make the optimizer a prepared one, in place: schedulers that have it stay right."""
     own = type(optimizer)
     tracked = "step" in optimizer.__dict__  # a scheduler wants to know whether it was called
     optimizer.__dict__.pop("step", None)
     optimizer.__class__ = _prepared(own)  # type: ignore[arg-type] # mypy takes no class for hashable
-    optimizer.run = run  # type: ignore[attr-defined]
+    optimizer.run, optimizer.place = run, place  # type: ignore[attr-defined]
     run.step.optimizers.append(weakref.ref(optimizer))
     if tracked:
         _let_schedulers_know(optimizer)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from roundelay.errors import InvalidArgumentError, NotFiniteError
 from roundelay.training._exchange import finite
-from roundelay.training._masters import clamp, drop
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Request
 from roundelay.training._ps_sharing import Serving, evaluated
 from roundelay.training._setup import Setup
-from roundelay.training._strategy import Held, Volume
+from roundelay.training._strategy import Held, Only, Volume
+from roundelay.training._whole_gradients import clamp, drop, norm_of, scale
 
 if TYPE_CHECKING:
     from roundelay.training._ps_twin import Options
@@ -50,6 +50,7 @@ class Alone(Serving):
     def gathered(self) -> None:
         """Make the mean of this worker's losses, and see that it is finite."""
         grads = {index: one.grad for index, one in enumerate(self._tensors) if one.grad is not None}
+        self.setup.used = set(grads)
         if self.options.check_finite:
             broken = [index for index, grad in grads.items() if not finite(grad)]
             if broken:
@@ -66,35 +67,34 @@ class Alone(Serving):
     def abandon(self, *, whole: bool) -> None:
         """Do nothing: nobody waits for this worker's gradients."""
 
-    def grad_norm(self, norm_type: float) -> float:
+    def grad_norm(self, norm_type: float, only: Only = None) -> float:
         """Return the norm of this worker's gradient, which is applied by itself."""
-        grads = [tensor.grad for tensor in self._tensors if tensor.grad is not None]
-        return float(torch.nn.utils.get_total_norm(grads, norm_type))
+        return norm_of(self._tensors, norm_type, only)
 
-    def clamp_grads(self, value: float) -> None:
+    def clamp_grads(self, value: float, only: Only = None) -> None:
         """Cut every element of this worker's gradient."""
-        clamp(None, self._tensors, value)
+        clamp(self._tensors, value, only)
 
-    def scale_grads(self, factor: float) -> None:
+    def scale_grads(self, factor: float, only: Only = None) -> None:
         """Multiply this worker's gradient."""
-        for tensor in self._tensors:
-            if tensor.grad is not None:
-                tensor.grad.mul_(factor)
+        scale(self._tensors, factor, only)
 
-    def step(self, own: Any, closure: Any) -> Any:
+    def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Push the gradients, have them applied, and pull; wait if too far ahead of others."""
         loss = evaluated(own, closure)
+        only = self.setup.only(place)
         used = []
-        for tensor, out in zip(self._tensors, self._out, strict=True):
-            used.append(float(tensor.grad is not None))
-            if tensor.grad is None:
+        for index, (tensor, out) in enumerate(zip(self._tensors, self._out, strict=True)):
+            grad = tensor.grad if only is None or index in only else None
+            used.append(float(grad is not None))
+            if grad is None:
                 out.zero_()
             else:
-                out.copy_(tensor.grad)
+                out.copy_(grad)
         self._pushes += 1
         numbers = self._known.read(self.setup.optimizer)
         requests = [
-            Request(Kind.APPLY, self._pushes, version, used=mine, options=numbers)
+            Request(Kind.APPLY, self._pushes, version, place=place, used=mine, options=numbers)
             for version, mine in zip(self._versions, self._of_server(used), strict=True)
         ]
         replies = self.line.ask(requests, "values")
@@ -103,9 +103,9 @@ class Alone(Serving):
         self._take()
         return loss
 
-    def forget(self) -> None:
-        """Let go of all gradients."""
-        drop(None, self._tensors)
+    def forget(self, only: Only = None) -> None:
+        """Let go of gradients."""
+        drop(self._tensors, only)
 
     def pull(self) -> None:
         """Take the servers' parameters as they are now."""
@@ -119,4 +119,12 @@ class Alone(Serving):
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out for the gradient and Ψ in for the parameters; a server has all workers'."""
-        return self._predicted(self.line.volume(pushes=True, takes="values"))
+        steps = [self.line.volume(pushes=True, takes="values")] * len(self.setup.optimizer.all)
+        return self._predicted(sum(self._tensors[at].nbytes for at in self.setup.used), *steps)
+
+    def ever_used(self) -> Collection[int]:
+        """Return the parameters that any worker has stepped on, as the server here knows."""
+        server, mine = self.line.server, self._own_share
+        if server is None or mine is None:
+            return ()
+        return [at for at, used in zip(mine.indexes, server.ever_used, strict=True) if used]

@@ -50,8 +50,13 @@ class Share:
     @property
     def nbytes(self) -> int:
         """How much all of them take."""
-        return sum(kind.itemsize * length
-                   for kind, length in zip(self._kinds, self._lengths, strict=True))  # fmt: skip
+        return sum(self.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The bytes of each buffer."""
+        return [kind.itemsize * length
+                for kind, length in zip(self._kinds, self._lengths, strict=True)]  # fmt: skip
 
     def make(self) -> list[torch.Tensor]:
         """Return buffers for all of them."""

@@ -54,6 +54,10 @@ class Line:
         self.values_in = [] if values is None else [share.make() for share in values]
         self._asked = [np.zeros(Request.room(count, options)) for count in self._counts]
         self._told = [np.zeros(Reply.room(count, workers)) for count in self._counts]
+        #: Bytes of a request and of an answer.
+        self._words = [(8 * Request.room(count, options), 8 * Reply.room(count, workers))
+                       for count in self._counts]  # fmt: skip
+        self._grads, self._values = list(grads), list(values or grads)
         self._under_way: list[Any] = []  # letters, which need their memory until they are done
         self._data: list[int] = []  # how many buffers each answer brings
         self._parted = False
@@ -203,13 +207,14 @@ class Line:
 
     def volume(self, *, pushes: bool, takes: str) -> Volume:
         """Return what one question costs this rank, as a worker and as a server."""
-        into = self._into(takes)
         sent = received = calls = 0
+        nothing: list[int] = []
         for place, server in enumerate(self.servers):
-            there = [one.nbytes for one in (self.out[place] if pushes else [])]
-            back = [one.nbytes for one in into[place]]
-            asked = self._asked[place].nbytes + sum(there)
-            told = self._told[place].nbytes + sum(back)
+            there = self._grads[place].lengths if pushes else nothing
+            back = {"": nothing, "grads": self._grads[place].lengths,
+                    "values": self._values[place].lengths}[takes]  # fmt: skip
+            asked = self._words[place][0] + sum(there)
+            told = self._words[place][1] + sum(back)
             messages = 2 + len(there) + len(back)
             if server == self._mails.asks.rank:
                 sent, received = sent + self._others * told, received + self._others * asked
@@ -223,6 +228,12 @@ class Line:
         """Return the bytes that this rank has sent and received, as a worker and as a server."""
         server = (0, 0) if self._own is None else self._own[0].moved
         return self._moved[0] + server[0], self._moved[1] + server[1]
+
+    @property
+    def own_place(self) -> int | None:
+        """Which of the servers is on this rank."""
+        rank = self._mails.asks.rank
+        return self.servers.index(rank) if self._own is not None else None
 
     @property
     def server(self) -> Server | None:

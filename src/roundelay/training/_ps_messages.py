@@ -33,7 +33,7 @@ __all__ = [
 #: Tags.
 REQUEST, REPLY, TEXT, GOODBYE, DATA = 0, 1, 2, 3, 16
 FACTORS = 4  # by which gradients may be multiplied, one after the other
-HEAD = 6
+HEAD = 7
 
 
 class Kind(IntEnum):
@@ -72,19 +72,21 @@ class Request:
     weighed: bool = False  # whether a sum is wanted in place of a mean
     norm_type: float = 2.0
     length: int = 0  # of a text that follows
+    place: int = 0  # of the optimizer that steps
     factors: Sequence[float] = ()
+    scales: Sequence[float] = ()  # by which the gradient of each parameter is multiplied
     used: Sequence[float] = ()  # which parameters have a gradient
     options: Sequence[float] = ()  # of the optimizer's groups
 
     @staticmethod
     def room(parameters: int, options: int) -> int:
         """How long the word is, for a server with so many parameters."""
-        return HEAD + FACTORS + parameters + options
+        return HEAD + FACTORS + 2 * parameters + options
 
     def write(self, word: Array, parameters: int) -> None:
         """Put all of it into a word."""
         word[:HEAD] = (self.kind, self.number, self.version, self.weighed, self.norm_type,
-                       self.length)  # fmt: skip
+                       self.length, self.place)  # fmt: skip
         word[HEAD:] = 0.0
         rest = word[HEAD:]
         rest[:FACTORS] = 1.0
@@ -92,20 +94,23 @@ class Request:
         if len(factors) > FACTORS:
             factors[FACTORS - 1 :] = [float(np.prod(factors[FACTORS - 1 :]))]
         rest[: len(factors)] = factors
-        rest[FACTORS : FACTORS + len(self.used)] = self.used
+        rest = rest[FACTORS:]
+        rest[: len(self.used)] = self.used
+        rest[parameters : 2 * parameters] = self.scales or 1.0
         if len(self.options):
-            rest[FACTORS + parameters :] = self.options
+            rest[2 * parameters :] = self.options
 
     @classmethod
     def read(cls, word: Array, parameters: int) -> Request:
         """Return what a word says."""
-        kind, number, version, weighed, norm_type, length = word[:HEAD].tolist()
-        rest = word[HEAD:].tolist()
+        kind, number, version, weighed, norm_type, length, place = word[:HEAD].tolist()
+        factors, rest = word[HEAD:].tolist()[:FACTORS], word[HEAD + FACTORS :].tolist()
         return cls(
-            int(kind), int(number), int(version), bool(weighed), norm_type, int(length),
-            [one for one in rest[:FACTORS] if one != 1.0],
-            rest[FACTORS : FACTORS + parameters],
-            rest[FACTORS + parameters :],
+            int(kind), int(number), int(version), bool(weighed), norm_type, int(length), int(place),
+            factors=[one for one in factors if one != 1.0],
+            scales=rest[parameters : 2 * parameters],
+            used=rest[:parameters],
+            options=rest[2 * parameters :],
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from roundelay.training._ps_line import Line
 from roundelay.training._ps_server import Mails, Rules, Server, Updates
 from roundelay.training._ps_sharing import Serving
 from roundelay.training._ps_sync import Aggregated, Stepped
-from roundelay.training._ps_twin import Options, twin_of
+from roundelay.training._ps_twin import Options, twins_of
 from roundelay.training._setup import Setup
 from roundelay.training._zero_elementwise import refuse_coupled
 from roundelay.training.precision import cast_model, master_dtype
@@ -133,13 +133,14 @@ def _server(
 def _check(options: ParameterServer, setup: Setup) -> None:
     if not options.server_updates:
         return
-    if isinstance(setup.optimizer, torch.optim.LBFGS):
+    if any(isinstance(one, torch.optim.LBFGS) for one in setup.optimizer.all):
         raise InvalidArgumentError(
             "LBFGS looks at the loss several times a step and at all parameters at once, which no "
             "server has. Use ParameterServer(update='worker') or another optimizer."
         )
     if len(options.places(setup.comm.size)[0]) > 1:
-        refuse_coupled(setup.optimizer)
+        for one in setup.optimizer.all:
+            refuse_coupled(one)
     if setup.scaler is not None:
         raise InvalidArgumentError(
             "A server that updates parameters can't skip steps for a scaled loss. Use "
@@ -168,4 +169,4 @@ def _updates(setup: Setup, part: Sequence[int], options: Options) -> Updates:
     with torch.no_grad():
         for old, new in zip(before, after, strict=True):
             new.copy_(old)
-    return Updates(values, after, twin_of(setup.optimizer, before, after), options)
+    return Updates(values, after, twins_of(setup.optimizer, before, after), options)

@@ -14,6 +14,7 @@ import torch
 
 from roundelay.communicator import ANY, Communicator
 from roundelay.errors import CollectiveMismatch, CommunicationError, PeerLost
+from roundelay.training._joined import Joined
 from roundelay.training._ps_aggregate import OwnAggregate, aggregate_own, fold_in_order
 from roundelay.training._ps_checkpoint import edit, packed, put_back
 from roundelay.training._ps_layout import Share
@@ -67,7 +68,7 @@ class Updates:
 
     values: list[torch.Tensor]  # the buffers in which the parameters live
     parameters: list[torch.Tensor]  # views of these
-    optimizer: torch.optim.Optimizer
+    optimizer: Joined
     options: Options
 
 
@@ -102,6 +103,7 @@ class Server:
         self._workers = list(workers)
         self._here = set(workers)  # those that have not said goodbye
         self.applied = dict.fromkeys(workers, 0)  # gradients of each worker, each counted once
+        self.ever_used = [False] * len(share.indexes)  # parameters that were stepped on
         self.version = 0
         self.error: Exception | None = None
         self.moved = (0, 0)  # bytes sent to and received from other ranks
@@ -197,15 +199,21 @@ class Server:
             self._count(self._workers)
             self._answer(self._workers, Reply(version=self.version), data)
             return
-        self._multiply(first.factors)
+        self._multiply(first.factors, first.scales)
         if first.kind == Kind.NORM:
             norms = [float(torch.linalg.vector_norm(one, first.norm_type)) for one in self._grads]
             self._answer(self._workers, Reply(version=self.version, values=norms))
             return
         if first.kind == Kind.CLAMP:
-            for buffer in self.aggregates:
-                buffer.clamp_(-first.norm_type, first.norm_type)
+            for grad, used in zip(self._grads, first.used, strict=True):
+                if used:
+                    grad.clamp_(-first.norm_type, first.norm_type)
             self._answer(self._workers, Reply(version=self.version))
+            return
+        places = {rank: one.place for rank, one in zip(self._workers, requests, strict=True)}
+        if len(set(places.values())) > 1:
+            told = ", ".join(f"rank {rank} number {place}" for rank, place in places.items())
+            self._fail(CollectiveMismatch(f"The workers step different optimizers: {told}."))
             return
         odd = next((rank for rank, one in zip(self._workers, requests, strict=True)
                     if one.options != first.options), None)  # fmt: skip
@@ -228,10 +236,13 @@ class Server:
             sources = [inbox[number] for inbox in self.inboxes]
             fold_in_order(sources, buffer, mean=how == "mean" and not weighed)
 
-    def _multiply(self, factors: Iterable[float]) -> None:
+    def _multiply(self, factors: Iterable[float], scales: Iterable[float]) -> None:
         for factor in factors:
             for buffer in self.aggregates:
                 buffer.mul_(factor)
+        for grad, scale in zip(self._grads, scales, strict=True):
+            if scale != 1.0:
+                grad.mul_(scale)
 
     # ---- each worker for itself
 
@@ -292,7 +303,11 @@ class Server:
             updates.parameters, self._grads, request.used, strict=True
         ):
             parameter.grad = grad.to(parameter.dtype) if used else None
-        updates.optimizer.step()
+        pairs = zip(self.ever_used, request.used, strict=True)
+        self.ever_used = [ever or bool(used) for ever, used in pairs]
+        updates.optimizer.all[request.place].step()
+        for parameter in updates.parameters:
+            parameter.grad = None  # which may be a copy
         self.version += 1
         return self.version
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,15 @@ from roundelay.training._ps_messages import Kind, Reply, Request
 from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._strategy import Held, Sharing, Volume
-from roundelay.training._volume import add_up, state_bytes
+from roundelay.training._volume import (
+    add_up,
+    held_by,
+    held_by_model,
+    model_bytes,
+    state_and_masters,
+    state_bytes,
+)
+from roundelay.training.precision import master_dtype
 
 if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server import ParameterServer
@@ -210,43 +218,75 @@ class Serving(Sharing):
         """Return what the workers tell one another in a step: nothing."""
         return Volume()
 
+    def _gradients(self) -> list[torch.Tensor]:
+        """Return the gradients that there are."""
+        return [one.grad for one in self._tensors
+                if one.grad is not None and not isinstance(one.grad, Refused)]  # fmt: skip
+
     def held(self) -> Held:
         """Count the model, gradients, what a server on this rank keeps, and all buffers."""
         server = self.line.server
         updates = None if server is None else server.updates
-        grads = [one.grad for one in self._tensors if not isinstance(one.grad, Refused)]
+        grads = self._gradients()
         optimizers = [self.setup.optimizer] + ([updates.optimizer] if updates else [])
-        state = [
-            value
-            for optimizer in optimizers
-            for one in optimizer.state.values()
-            for value in one.values()
-            if isinstance(value, torch.Tensor) and value.dim() > 0
-        ]
+        state = [value for one in optimizers for value in held_by(one)]
         transient = [one for one in self.line.held() if not _shares_memory(one, grads)]
+        values = storage_bytes(updates.values if updates else [])
         return Held(
-            parameters=storage_bytes([*self._tensors, *(updates.values if updates else [])]),
+            parameters=held_by_model(self.setup) + values,
             gradients=storage_bytes(grads),
-            optimizer=storage_bytes(state),
+            optimizer=storage_bytes([*state, *(self.setup.masters or [])]),
             transient=storage_bytes(transient),
         )
 
-    def _predicted(self, *volumes: Volume) -> tuple[Held, Volume]:
-        """Predict what a step with these exchanges holds, and add them up."""
-        server = self.line.server
-        whole = sum(one.nbytes for one in self._tensors)
-        out = sum(share.nbytes for share in self._shares)
-        updates = None if server is None else server.updates
-        kept = sum(one.nbytes for one in updates.values) if updates else 0
-        if updates is not None:
-            state = state_bytes(updates.optimizer, updates.parameters)
-        elif self.options.server_updates:
-            state = 0
-        else:
-            state = state_bytes(self.setup.optimizer, self._tensors)
-        grads_are_in = bool(self.line.grads_in) and not self.setup.precision.mixed
-        transient = storage_bytes(self.line.held()) - (out if grads_are_in else 0)
-        return Held(whole + kept, whole, state, transient), add_up(volumes)
+    def _predicted(self, gradients: int, *volumes: Volume, waits: int = 0) -> tuple[Held, Volume]:
+        """Predict what a step with these exchanges holds, and add them up.
+
+        `gradients` are those that workers have, of which `waits` bytes lie in what was received.
+        """
+        setup = self.setup
+        mine = self._own_share
+        together = self.options.mode == "sync"
+        served = self._values_bytes(mine) if self.options.server_updates else 0
+        sent = sum(share.nbytes for share in self._shares)
+        received = sum(self._values_bytes(share) for share in self._shares)
+        inboxes = (setup.comm.size + 1 if together else 1) * (mine.nbytes if mine else 0)
+        taken = received if self.options.server_updates else sent
+        held = Held(
+            parameters=model_bytes(setup) + served,
+            gradients=gradients,
+            optimizer=self._state(mine),
+            transient=sent + taken + inboxes - waits,
+        )
+        return held, add_up(volumes)
+
+    @property
+    def _own_share(self) -> Share | None:
+        """What a server on this rank has."""
+        place = self.line.own_place
+        return None if place is None else self._shares[place]
+
+    def _values_bytes(self, share: Share | None) -> int:
+        """Return the bytes of a server's parameters, in the dtype in which they are updated."""
+        listed = [] if share is None else [self.setup.parameters[at] for at in share.indexes]
+        return sum(one.tensor.shape.numel() * self._kind(one.name).itemsize for one in listed)
+
+    def _kind(self, name: str) -> torch.dtype:
+        kind = self.setup.dtypes[name]
+        return master_dtype(kind) if self.setup.precision.mixed else kind
+
+    def _state(self, mine: Share | None) -> int:
+        """Return what the optimizers keep here, masters included."""
+        setup = self.setup
+        if not self.options.server_updates:
+            return sum(state_and_masters(setup))
+        listed = [] if mine is None else [(at, setup.parameters[at]) for at in mine.indexes]
+        shapes = [(at, tuple(one.tensor.shape), self._kind(one.name)) for at, one in listed]
+        return state_bytes(setup, shapes, self.ever_used())
+
+    def ever_used(self) -> Collection[int]:
+        """Return the parameters that were stepped on."""
+        return self.setup.stepped_on
 
 
 def _shares_memory(one: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:

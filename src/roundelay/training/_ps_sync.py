@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._exchange import Told, refuse_broken, tell_all, told_bytes
-from roundelay.training._masters import Masters, clamp, drop, multiply, norm_of
+from roundelay.training._masters import Masters
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
-from roundelay.training._ps_messages import Kind, Request
+from roundelay.training._ps_messages import Kind, Reply, Request
 from roundelay.training._ps_sharing import Serving, evaluated
 from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup, share_buffers
-from roundelay.training._strategy import Held, Volume
-from roundelay.training._volume import exchanged
+from roundelay.training._strategy import Held, Only, Volume, chosen
+from roundelay.training._volume import add_up, buffers_volume, exchanged
+from roundelay.training._whole_gradients import WholeGradients, drop
 
 if TYPE_CHECKING:
     from roundelay.training._ps_twin import Options
@@ -77,18 +79,21 @@ class _Together(Serving):
         told = tell_all(self.setup.comm, used, mine, step)
         refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
         self._count_staleness(replies)
+        self.setup.used = set(np.flatnonzero(told.used).tolist())
         return told
 
-    def after_step(self) -> None:
+    def after_step(self, only: Only = None) -> None:
         """Share the first worker's buffers."""
-        share_buffers(self.setup)
+        super().after_step(only)
+        share_buffers(self.setup, once=True)
 
     def told_volume(self) -> Volume:
         """Return what the workers tell one another in a step, besides what servers get."""
-        return exchanged(self.setup.comm, "all_reduce", told_bytes(len(self._tensors)), item=8)
+        told = exchanged(self.setup.comm, "all_reduce", told_bytes(len(self._tensors)), item=8)
+        return add_up([told, buffers_volume(self.setup)])
 
 
-class Aggregated(_Together):
+class Aggregated(WholeGradients, _Together):
     """Servers only aggregate: every worker has the whole gradient and steps by itself."""
 
     def __init__(
@@ -119,53 +124,17 @@ class Aggregated(_Together):
         for tensor, grad, used in zip(self._tensors, self._in, told.used, strict=True):
             tensor.grad = grad.to(tensor.dtype) if used else None
 
-    def before_step(self) -> None:
-        """Bring gradients to the masters."""
-        if self._masters is not None:
-            self._masters.ready()
-
-    def after_step(self) -> None:
-        """Round masters into the model, and share the first worker's buffers."""
-        if self._masters is not None:
-            self._masters.hand_out()
-        super().after_step()
-
-    def forget(self) -> None:
-        """Let go of all gradients."""
-        drop(self._masters, self._tensors)
-
-    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients, or make them zero."""
-        if self._masters is not None and not set_to_none:
-            self._masters.zero()
-        else:
-            super().zero_grad(own, set_to_none=set_to_none)
-
-    def grad_norm(self, norm_type: float) -> float:
-        """Return the norm of the aggregates, which every worker has whole."""
-        return norm_of(self._masters, self._tensors, norm_type)
-
-    def clamp_grads(self, value: float) -> None:
-        """Cut every element of the averages."""
-        clamp(self._masters, self._tensors, value)
-
-    def take_edits(self) -> None:
-        """Bring what the user has written into the model to the masters."""
-        if self._masters is not None:
-            self._masters.take_edits()
-
-    def loaded(self, index: int, values: torch.Tensor) -> None:
-        """Bring what was loaded to the master, unrounded."""
-        if self._masters is not None:
-            self._masters.tensors[index].copy_(values)
-
-    def scale_grads(self, factor: float) -> None:
-        """Multiply the aggregates."""
-        multiply(self._masters, self._tensors, factor)
-
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out and Ψ in for the gradients; a server has all workers'."""
-        return self._predicted(self.line.volume(pushes=True, takes="grads"), self.told_volume())
+        wire, sent = self.setup.precision.reduce, sum(share.nbytes for share in self._shares)
+        waits = sent if wire is None or self._masters is not None else 0
+        own = sum(self._tensors[at].nbytes for at in self.setup.used)
+        volume = self.line.volume(pushes=True, takes="grads")
+        return self._predicted(waits or own, volume, self.told_volume(), waits=waits)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Return the gradients that there are, also where they wait for masters."""
+        return super()._gradients() if self._masters is None else self._masters.held()
 
 
 class Stepped(_Together):
@@ -185,78 +154,93 @@ class Stepped(_Together):
         self._know_values(values)
         self._used = [False] * len(self._tensors)
         self._factors: list[float] = []  # that the servers have not heard of
+        self._scales: dict[int, float] = {}  # likewise, of some parameters
         self._zeros: dict[int, torch.Tensor] = {}  # in place of gradients that were made zero
 
     def gathered(self) -> None:
         """Push; the aggregate stays with the servers."""
         told = self._push("")
         factor = told.factor()
-        self._factors, self._zeros = [] if factor is None else [factor], {}
+        self._factors, self._scales, self._zeros = [] if factor is None else [factor], {}, {}
         self._used = [bool(one) for one in told.used]
         for tensor, used in zip(self._tensors, self._used, strict=True):
             tensor.grad = Refused(tensor, WHY) if used else None
 
-    def grad_norm(self, norm_type: float) -> float:
+    def _ask(self, kind: Kind, used: Sequence[float], takes: str = "", **more: Any) -> list[Reply]:
+        """Ask about the gradients, with all that the servers are still to multiply them with."""
+        scales = [self._scales.get(index, 1.0) for index in range(len(self._tensors))]
+        cut = zip(self._of_server(used), self._of_server(scales), strict=True)
+        requests = [Request(kind, factors=self._factors, used=mine, scales=by, **more)
+                    for mine, by in cut]  # fmt: skip
+        self._factors, self._scales = [], {}
+        return self.line.ask(requests, takes)
+
+    def _meant(self, only: Only) -> list[float]:
+        """Tell of each parameter whether it is meant and has a gradient."""
+        has = [used and one.grad is not None
+               for used, one in zip(self._used, self._tensors, strict=True)]  # fmt: skip
+        return [float(one and (only is None or at in only)) for at, one in enumerate(has)]
+
+    def grad_norm(self, norm_type: float, only: Only = None) -> float:
         """Put together the norms of all servers' aggregates."""
-        request = Request(Kind.NORM, norm_type=norm_type, factors=self._factors)
-        replies = self.line.ask(request)
-        self._factors = []
+        meant = self._meant(only)
+        replies = self._ask(Kind.NORM, meant, norm_type=norm_type)
         norms = [0.0] * len(self._tensors)
         for share, reply in zip(self._shares, replies, strict=True):
             for index, norm in zip(share.indexes, reply.values, strict=False):
                 norms[index] = norm
         live = [torch.tensor(norm, dtype=torch.promote_types(tensor.dtype, torch.float32))
-                for norm, tensor, used in zip(norms, self._tensors, self._used, strict=True)
+                for norm, tensor, used in zip(norms, self._tensors, meant, strict=True)
                 if used]  # fmt: skip
         return float(torch.linalg.vector_norm(torch.stack(live), norm_type)) if live else 0.0
 
-    def clamp_grads(self, value: float) -> None:
+    def clamp_grads(self, value: float, only: Only = None) -> None:
         """Have the servers cut every element."""
-        self.line.ask(Request(Kind.CLAMP, norm_type=value, factors=self._factors))
-        self._factors = []
+        self._ask(Kind.CLAMP, self._meant(only), norm_type=value)
 
-    def scale_grads(self, factor: float) -> None:
+    def scale_grads(self, factor: float, only: Only = None) -> None:
         """Have the servers multiply, when they next hear from all workers."""
-        self._factors.append(factor)
+        if only is None and not self._scales:
+            self._factors.append(factor)
+            return
+        for index in chosen(range(len(self._tensors)), only):
+            self._scales[index] = self._scales.get(index, 1.0) * factor
 
-    def step(self, own: Any, closure: Any) -> Any:
+    def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Have the servers step the optimizer, with the options that it has here."""
         loss = evaluated(own, closure)
-        optimizer = self.setup.optimizer
-        server_options = self._known.read(optimizer)
-        live = [float(used and tensor.grad is not None)
-                for used, tensor in zip(self._used, self._tensors, strict=True)]  # fmt: skip
-        requests = [
-            Request(Kind.STEP, used=used, factors=self._factors, options=server_options)
-            for used in self._of_server(live)
-        ]
-        self._factors = []
-        self.line.ask(requests, "values")
+        numbers = self._known.read(self.setup.optimizer)
+        meant = self._meant(self.setup.only(place))
+        self._ask(Kind.STEP, meant, "values", options=numbers, place=place)
         self._take()
         return loss
 
-    def forget(self) -> None:
-        """Let go of all gradients: the servers' are overwritten by the next ones."""
-        self._factors, self._zeros = [], {}
-        self._used = [False] * len(self._tensors)
-        drop(None, self._tensors)
+    def forget(self, only: Only = None) -> None:
+        """Let go of gradients: the servers' are overwritten by the next ones."""
+        if only is None:
+            self._factors, self._scales = [], {}
+        for index in chosen(range(len(self._tensors)), only):
+            self._used[index] = False
+            self._zeros.pop(index, None)
+        drop(self._tensors, only)
 
-    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients, or have the servers multiply theirs by zero."""
+    def zero_grad(self, own: Any, *, set_to_none: bool, only: Only = None) -> None:
+        """Forget gradients, or have the servers multiply theirs by zero."""
         if set_to_none:
-            super().zero_grad(own, set_to_none=True)
+            super().zero_grad(own, set_to_none=True, only=only)
             return
-        self._factors = [0.0]
-        self._zeros = {
-            index: torch.zeros_like(tensor)
-            for index, tensor in enumerate(self._tensors)
-            if self._used[index]
-        }
-        for index, zeros in self._zeros.items():
-            self._tensors[index].grad = zeros  # the next backward pass adds to it
+        if only is None:
+            self._factors = [0.0]
+        for index in chosen(range(len(self._tensors)), only):
+            if self._used[index]:
+                self._scales[index] = 0.0
+                zeros = torch.zeros_like(self._tensors[index])
+                # The next backward pass adds to it.
+                self._tensors[index].grad = self._zeros[index] = zeros
 
-    def before_step(self) -> None:
+    def before_step(self, only: Only = None) -> None:
         """Refuse gradients that the servers have not seen."""
+        del only
         for index, tensor in enumerate(self._tensors):
             grad = tensor.grad
             if not (grad is None or isinstance(grad, Refused) or grad is self._zeros.get(index)):
@@ -277,8 +261,6 @@ class Stepped(_Together):
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out for gradients and Ψ in for parameters; a server has all workers'."""
-        return self._predicted(
-            self.line.volume(pushes=True, takes=""),
-            self.line.volume(pushes=False, takes="values"),
-            self.told_volume(),
-        )
+        steps = [self.line.volume(pushes=False, takes="values")] * len(self.setup.optimizer.all)
+        push = self.line.volume(pushes=True, takes="")
+        return self._predicted(0, push, *steps, self.told_volume())

@@ -1,4 +1,4 @@
-"""The user's optimizer once more, on a server's own parameters; its options follow the workers'."""
+"""The user's optimizers again, on a server's own parameters; options follow the workers'."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import Any
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._joined import Joined
 
-__all__ = ["Options", "twin_of"]
+__all__ = ["Options", "twins_of"]
 
 
-def twin_of(
+def twins_of(
+    optimizer: Joined, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
+) -> Joined:
+    """Return optimizers of the same classes, options and state that step on `after`."""
+    return Joined([_twin_of(one, before, after) for one in optimizer.all])
+
+
+def _twin_of(
     optimizer: torch.optim.Optimizer,
     before: Sequence[torch.Tensor],
     after: Sequence[torch.Tensor],
@@ -53,7 +61,7 @@ def _fit(value: Any, tensor: torch.Tensor) -> Any:  # Any: a piece of state of a
 class Options:
     """The numbers among the options of an optimizer's groups, as a schedule may change them."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: Joined) -> None:
         self._places: list[tuple[int, str, int]] = []  # group, key, how many numbers
         self._fixed: list[tuple[int, str, Any]] = []
         for number, group in enumerate(optimizer.param_groups):
@@ -69,7 +77,7 @@ class Options:
         """How many numbers there are."""
         return sum(length for _, _, length in self._places)
 
-    def read(self, optimizer: torch.optim.Optimizer) -> list[float]:
+    def read(self, optimizer: Joined) -> list[float]:
         """Return the numbers as they are now."""
         groups = optimizer.param_groups
         for number, key, value in self._fixed:
@@ -90,7 +98,7 @@ class Options:
             found += numbers
         return found
 
-    def write(self, numbers: Sequence[float], optimizer: torch.optim.Optimizer) -> None:
+    def write(self, numbers: Sequence[float], optimizer: Joined) -> None:
         """Set the options of a twin."""
         at = 0
         for number, key, length in self._places:

@@ -124,11 +124,14 @@ class Run:
         scaler = self.setup.scaler
         if scaler is None:
             return True
-        names = [one.name for one in self.setup.parameters]
-        fit = scaler.settle(self.comm, self.steps, names)
-        self.step.fit += fit
-        self.step.skipped += not fit
-        return fit
+        if self.step.verdict is None:
+            names = [one.name for one in self.setup.parameters]
+            fit = scaler.settle(self.comm, self.steps, names)
+            self.step.fit += fit
+            self.step.skipped += not fit
+            self.step.verdict = fit
+        scaler.known()
+        return self.step.verdict
 
     def refuse_closure(self) -> None:
         """Refuse a closure where steps may have to be skipped."""
@@ -138,13 +141,19 @@ class Run:
                 "scaled loss. Use bf16 or fp32, or an optimizer that needs no closure."
             )
 
-    def check_still_the_same(self) -> None:
-        """Refuse a model whose trained parameters are others than they were."""
-        trained = self._trained
-        if all(one.requires_grad == (id(one) in trained) for one in _parameters(self.setup.model)):
+    def check_still_the_same(self, place: int | None = None) -> None:
+        """Refuse a model whose trained parameters are others than they were.
+
+        While an optimizer steps, those of others may be frozen.
+        """
+        trained, model = self._trained, self.setup.model
+        if all(one.requires_grad == (id(one) in trained) for one in _parameters(model)):
             return
-        for name, one in self.setup.model.named_parameters():
-            if one.requires_grad != (id(one) in self._trained):
+        only = None if place is None else self.setup.only(place)
+        others = {id(one.tensor) for index, one in enumerate(self.setup.parameters)
+                  if only is not None and index not in only}  # fmt: skip
+        for name, one in model.named_parameters():
+            if one.requires_grad != (id(one) in trained) and id(one) not in others:
                 word = "trained" if one.requires_grad else "frozen"
                 raise InvalidArgumentError(
                     f"The parameter {name} was {word} after prepare, so the ranks would no longer "

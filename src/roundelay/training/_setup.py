@@ -1,8 +1,8 @@
-"""What every strategy starts from: one model, one optimizer, and ranks that agree on both."""
+"""What every strategy starts from: one model, its optimizers, and ranks that agree on both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.training._joined import Joined
 from roundelay.training._step import Step
 from roundelay.training.precision import Precision
 from roundelay.training.scaler import Scaler
@@ -23,9 +24,11 @@ __all__ = [
     "Setup",
     "agree",
     "find_parameters",
+    "in_messages",
     "send_from_first",
     "share_buffers",
     "storage_bytes",
+    "written_once",
 ]
 
 SHOWN = 5  # names that a message lists
@@ -38,7 +41,8 @@ class Parameter:
 
     names: tuple[str, ...]
     tensor: torch.nn.Parameter
-    group: int  # the optimizer's parameter group
+    group: int  # of the groups of all optimizers
+    owner: int = -1  # which of the optimizers has it; -1: none, since it is frozen
 
     @property
     def name(self) -> str:
@@ -48,15 +52,16 @@ class Parameter:
 
 @dataclass(slots=True)
 class Setup:
-    """A model and its optimizer on one rank, with the ranks that train it together."""
+    """A model and its optimizers on one rank, with the ranks that train it together."""
 
     model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Joined  # all of them, as if they were one
+    as_given: Callable[[list[Any]], Any]  # hands out a list of them as the user gave them
     comm: Communicator  # of the ranks that train: strategies may replace it by a smaller group
     precision: Precision
     buffers: str = "first"  # whose buffers all ranks have after a step: rank 0's, or their "mean"
     parameters: list[Parameter] = field(default_factory=list)
-    #: The parameters in the optimizer's groups as the user gave them, frozen ones too.
+    #: The parameters in all groups of the optimizers as the user gave them, frozen ones too.
     groups: list[list[torch.nn.Parameter]] = field(default_factory=list)
     #: In which dtype the model's parameters and buffers came.
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
@@ -76,6 +81,20 @@ class Setup:
         """The ranks that divide what they hold between them."""
         return self.comm if self.shards is None else self.shards
 
+    #: Numbers of the parameters that have a gradient, on any rank; and of those ever stepped on.
+    used: set[int] = field(default_factory=set)
+    stepped_on: set[int] = field(default_factory=set)
+    _only: dict[int, Collection[int]] = field(default_factory=dict)
+
+    def only(self, place: int) -> Collection[int] | None:
+        """Return the numbers of one optimizer's parameters; None where there is no other one."""
+        if len(self.optimizer.all) == 1:
+            return None
+        if place not in self._only:
+            mine = (at for at, one in enumerate(self.parameters) if one.owner == place)
+            self._only[place] = frozenset(mine)
+        return self._only[place]
+
     @property
     def stepped(self) -> list[torch.Tensor]:
         """The whole tensors that the optimizer steps on: master weights, or the parameters."""
@@ -84,18 +103,24 @@ class Setup:
         return [one.tensor for one in self.parameters]
 
 
-def find_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Parameter]:
+def find_parameters(model: torch.nn.Module, optimizer: Joined) -> list[Parameter]:
     """List the parameters that are trained, in the order of the model; each once."""
-    where = {
-        id(tensor): number
-        for number, group in enumerate(optimizer.param_groups)
-        for tensor in group["params"]
-    }
     names: dict[int, list[str]] = {}
     tensors: dict[int, torch.nn.Parameter] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(tensor), []).append(name)
         tensors[id(tensor)] = tensor
+    where: dict[int, int] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for tensor in group["params"]:
+            if id(tensor) in where:
+                both = sorted({optimizer.owner(where[id(tensor)]), optimizer.owner(number)})
+                raise InvalidArgumentError(
+                    f"The parameter {names.get(id(tensor), ['(no name)'])[0]} is in two optimizers,"
+                    f" numbers {' and '.join(map(str, both))} of {optimizer.name}, and would be "
+                    f"stepped on by both. Give each parameter to one of them."
+                )
+            where[id(tensor)] = number
     strangers = [key for key in where if key not in tensors]
     if strangers:
         raise InvalidArgumentError(
@@ -109,7 +134,10 @@ def find_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             f"The optimizer does not have the trainable parameters {_some(missing)}. Give it all "
             f"of them, or freeze these with requires_grad_(False)."
         )
-    return [Parameter(tuple(names[key]), tensors[key], where[key]) for key in trained]
+    return [
+        Parameter(tuple(names[key]), tensors[key], where[key], optimizer.owner(where[key]))
+        for key in trained
+    ]
 
 
 def agree(comm: Communicator, make: Callable[[], tuple[Strategy, Setup]]) -> tuple[Strategy, Setup]:
@@ -155,11 +183,11 @@ def _described(strategy: Strategy, setup: Setup) -> list[str]:
         f"buffer {name}: {tuple(one.shape)} {one.dtype}"
         for name, one in setup.model.named_buffers()
     ]
-    optimizer = setup.optimizer
     groups = [
-        f"optimizer {type(optimizer).__name__} group {number}: "
+        f"optimizer {type(one).__name__} group {number}: "
         + ", ".join(f"{key}={value}" for key, value in sorted(group.items()) if key != "params")
-        for number, group in enumerate(optimizer.param_groups)
+        for one in setup.optimizer.all
+        for number, group in enumerate(one.param_groups)
     ]
     return [*first, *lines, *frozen, *buffers, *groups]
 
@@ -188,16 +216,20 @@ def _difference(rank: int, mine: Sequence[str], other: int, theirs: Sequence[str
     return ""
 
 
-def share_buffers(setup: Setup) -> None:
-    """Give every rank rank 0's buffers, or where it was asked for the mean of floating ones."""
+def share_buffers(setup: Setup, *, once: bool = False) -> None:
+    """Give every rank rank 0's buffers, or where it was asked for the mean of floating ones.
+
+    With `once`, only where the first of several optimizers has stepped.
+    """
     comm = setup.comm
     buffers = list(setup.model.buffers())
-    if comm.size == 1 or not buffers:
+    if comm.size == 1 or not buffers or (once and len(setup.step.by) > 1):
         return
     if setup.buffers == "mean":
         for buffer in buffers:
             if buffer.is_floating_point() or buffer.is_complex():
-                own = _written_once(buffer)
+                own = written_once(buffer)
+                own = torch.view_as_real(own) if own.is_complex() else own
                 own.copy_(comm.all_reduce(own.contiguous(), "avg"))
         buffers = [one for one in buffers if not (one.is_floating_point() or one.is_complex())]
     send_from_first(comm, buffers)
@@ -205,22 +237,35 @@ def share_buffers(setup: Setup) -> None:
 
 def send_from_first(comm: Communicator, tensors: Sequence[torch.Tensor]) -> None:
     """Give every rank the first rank's values, in few large messages of bytes."""
-    batch: list[torch.Tensor] = []
-    room = 0
-    for tensor in tensors:
-        if tensor.numel() == 0:
-            continue
-        own = _written_once(tensor.detach())
-        if batch and (own.device != batch[0].device or room + own.nbytes > MESSAGE):
-            _send(comm, batch)
-            batch, room = [], 0
-        batch.append(own)
-        room += own.nbytes
-    if batch:
-        _send(comm, batch)
+    own = [written_once(one.detach()) for one in tensors if one.numel()]
+    begin = 0
+    for count in _cut([(one.nbytes, one.device) for one in own]):
+        _send(comm, own[begin : begin + count])
+        begin += count
 
 
-def _written_once(tensor: torch.Tensor) -> torch.Tensor:
+def in_messages(sizes: Sequence[tuple[int, torch.device]]) -> list[int]:
+    """Return the bytes of each message in which so many bytes, on these devices, are sent."""
+    counts = _cut(sizes)
+    ends = [sum(counts[: at + 1]) for at in range(len(counts))]
+    return [sum(nbytes for nbytes, _ in sizes[end - count : end])
+            for end, count in zip(ends, counts, strict=True)]  # fmt: skip
+
+
+def _cut(sizes: Sequence[tuple[int, torch.device]]) -> list[int]:
+    """Return how many tensors each message has: of one device, and not too long."""
+    counts: list[int] = []
+    room, where = 0, None
+    for nbytes, device in sizes:
+        if not counts or device != where or room + nbytes > MESSAGE:
+            counts.append(0)
+            room, where = 0, device
+        counts[-1] += 1
+        room += nbytes
+    return counts
+
+
+def written_once(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without the dims in which it was expanded: each element once."""
     for dim in reversed(range(tensor.dim())):
         if tensor.size(dim) > 1 and tensor.stride(dim) == 0:
@@ -252,6 +297,8 @@ def storage_bytes(tensors: Any) -> int:  # Any: an iterable of tensors, or of th
     seen = {}
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
-            storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = storage.nbytes()
+            sparse = tensor.is_sparse
+            for one in (tensor._indices(), tensor._values()) if sparse else (tensor,):  # noqa: SLF001 - as they are
+                storage = one.untyped_storage()
+                seen[storage.data_ptr()] = storage.nbytes()
     return sum(seen.values())

@@ -16,7 +16,8 @@ MARKS = 1 << 22  # different marks of a step
 
 AGAIN = (
     "A backward pass would add to gradients that are averaged already, and the average would be "
-    "wrong. Call zero_grad() before, or put all but the last one into `with rd.accumulate(model)`."
+    "wrong. Call zero_grad() before, of every optimizer of the model, or put all but the last one "
+    "into `with rd.accumulate(model)`."
 )
 MIXED = (
     "Some backward passes of this step were rd.backward(…, weight=…) and others loss.backward(), "
@@ -25,6 +26,11 @@ MIXED = (
 TORN = (
     "A backward pass of this step raised an error, so its gradients are not complete. Call "
     "zero_grad() and repeat the whole batch, or go on with the next one."
+)
+OTHER = 1000  # calls of one optimizer that look like one call of the next
+PART = (
+    "One optimizer forgets its gradients between the weighed backward passes of a step, and the "
+    "weights would count passes that are gone. Call zero_grad() of every optimizer of the model."
 )
 TWO_LOADERS = (
     "A loader was left in the middle of a batch, whose gradients wait for the rest of it, and now "
@@ -59,6 +65,7 @@ class Step:
     skipped: int = 0  # and those that it did not, as gradients had overflowed
     #: Parameters that the user has written into since the ranks last agreed on them, and what.
     written: dict[str, int] = field(default_factory=dict)
+    calls: int = 0  # of step(), those of other optimizers than the first with more weight
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in
     opened: int = 0  # how many `rd.whole` we are in
@@ -74,18 +81,49 @@ class Step:
     torn: bool = False  # whether a pass raised in the middle
     untold: bool = False  # whether the other ranks have yet to hear of that
     owner: Turn | None = None  # the loop whose batch the passes belong to
-    options: list[dict[str, Any]] | None = None  # of the optimizer, at the first micro-batch
+    #: Of each optimizer, its options at the first micro-batch.
+    options: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    by: set[int] = field(default_factory=set)  # optimizers that have taken it
+    let_go: set[int] = field(default_factory=set)  # optimizers that forgot their gradients
+    verdict: bool | None = None  # whether its gradients are fit for a step, once that is known
 
     def begin(self) -> None:
         """Begin another step: nothing of this one counts any more."""
-        self.stepped()
-        self.passes = self.waiting = 0
+        self._used()
+        self.options.clear()
+        self.waiting = 0
         self.shared = self.torn = False
+        self._fresh()
 
-    def stepped(self) -> None:
+    def _used(self) -> None:
         """Forget what the optimizer has used; gradients stay until they are forgotten."""
         self.weight, self.weighed, self.passes = 0.0, 0, 0
-        self.owner = self.options = None
+        self.owner = None
+
+    def _fresh(self) -> None:
+        self.by.clear()
+        self.let_go.clear()
+        self.verdict = None
+
+    # ---- several optimizers
+
+    def stepped(self, place: int) -> None:
+        """Note that an optimizer has stepped; the first one of a step, or one again, counts."""
+        if not self.by or place in self.by:
+            self.number += 1
+            self.by.clear()
+        self.by.add(place)
+        self.calls += 1 + OTHER * place
+        self.options.pop(place, None)
+        self._used()
+
+    def forgets(self, place: int, count: int) -> None:
+        """Note that one of so many optimizers forgets its gradients; the last ends the step."""
+        self.let_go.add(place)
+        if len(self.let_go) == count:
+            self.begin()
+        elif self.waiting and self.weighed:
+            raise InvalidArgumentError(PART)
 
     # ---- loaders
 
@@ -133,7 +171,7 @@ class Step:
         """
         edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
         rates = hash(tuple(value for _, _, value in self.rates()))
-        return float((self.number + edits + rates) % MARKS)
+        return float((self.calls + edits + rates) % MARKS)
 
     def rates(self) -> list[tuple[int, str, float]]:
         """Return the numbers among the options of optimizers: learning rates and the like."""
@@ -154,6 +192,7 @@ class Step:
         owner = self.owner
         if self.passes and owner is not None and owner.more and owner is not self.turn:
             raise InvalidArgumentError(TWO_LOADERS)
+        self._fresh()
         self.count += 1
         self.passes += 1
         self.owner = self.turn
@@ -172,19 +211,19 @@ class Step:
 
     # ---- the optimizer's step
 
-    def check_options(self, groups: Sequence[dict[str, Any]]) -> None:
+    def check_options(self, place: int, groups: Sequence[dict[str, Any]]) -> None:
         """Refuse options that change between the micro-batches of one batch."""
         now = [{key: _plain(one) for key, one in group.items() if key != "params"}
                for group in groups]  # fmt: skip
-        if self.options is not None and now != self.options:
+        before = self.options.setdefault(place, now)
+        if now != before:
             changed = next(
                 (f"{key}={old[key]!r}", f"{key}={new.get(key)!r}")
-                for old, new in zip(self.options, now, strict=True)
+                for old, new in zip(before, now, strict=True)
                 for key in old
                 if old[key] != new.get(key)
             )
             raise InvalidArgumentError(RESCHEDULED.format(before=changed[0], after=changed[1]))
-        self.options = now
 
     def check_shut(self, what: str) -> None:
         """Refuse what can't be inside `rd.whole`, where the user has the parameters."""

@@ -7,9 +7,9 @@ adding a file to `strategies/`: the grids of the tests, the ledger and the table
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
@@ -19,14 +19,23 @@ from roundelay.training._checkpoint_parts import Part, Saved, divided, hand_out,
 if TYPE_CHECKING:
     from roundelay.training._setup import Setup
 
-__all__ = ["Held", "Sharing", "Strategy", "Volume"]
+__all__ = ["Held", "Only", "Sharing", "Strategy", "Volume", "chosen"]
+
+#: Numbers of the parameters that are meant, those of one optimizer of several; None: all.
+Only = Collection[int] | None
+Item = TypeVar("Item")
+
+
+def chosen(items: Sequence[Item], only: Only) -> Sequence[Item]:
+    """Return the items of the parameters that are meant, in their order."""
+    return items if only is None else [items[index] for index in sorted(only)]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """Bytes that one rank holds, by what they are for."""
 
-    parameters: int = 0
+    parameters: int = 0  # of the model, and its buffers; on a server, those that it updates
     gradients: int = 0
     optimizer: int = 0  # its state, and master weights
     transient: int = 0  # buffers for communication, units gathered at the moment
@@ -56,6 +65,8 @@ class Strategy(ABC):
     synchronous: bool = True
     #: Whether `share` makes parameters that are still to be made; else `prepare` does.
     materializes: ClassVar[bool] = False
+    #: Whether it takes sparse gradients and complex parameters.
+    takes_odd: ClassVar[bool] = False
 
     @abstractmethod
     def share(self, setup: Setup) -> Sharing:
@@ -66,7 +77,8 @@ class Sharing(ABC):
     """A strategy at work on one model, on one rank.
 
     The order of a step: `arrived` for every gradient while backward runs, `gathered` at its end,
-    `before_step`, the optimizer's own step on its parameter groups, `after_step`.
+    `before_step`, the optimizer's own step on its parameter groups, `after_step`. Of several
+    optimizers each steps, clips and forgets by itself: `only` says which parameters it has.
     """
 
     setup: Setup
@@ -78,6 +90,8 @@ class Sharing(ABC):
     compares: bool = True
     #: Whether the optimizer steps here on whole parameters with whole gradients.
     sees_whole: bool = True
+    #: Numbers of the parameters whose gradients are sparse.
+    sparse: Collection[int] = ()
 
     def begin_backward(self) -> None:  # noqa: B027 - most have nothing to do
         """Make ready: the first gradient of a backward pass that communicates has come."""
@@ -104,27 +118,28 @@ class Sharing(ABC):
         else:
             self.passed()
 
-    def before_step(self) -> None:  # noqa: B027 - likewise
+    def before_step(self, only: Only = None) -> None:  # noqa: B027 - likewise
         """Make gradients ready for the optimizer."""
 
-    def after_step(self) -> None:  # noqa: B027 - likewise
+    def after_step(self, only: Only = None) -> None:  # noqa: B027 - likewise
         """Bring what the optimizer changed to the model on every rank."""
 
-    def step(self, own: Any, closure: Any) -> Any:  # Any: what the user's optimizer takes and gives
-        """Run the optimizer's own step, here or where the strategy wants it."""
+    def step(self, own: Any, closure: Any, place: int = 0) -> Any:  # Any: what optimizers take
+        """Run the own step of the optimizer at this place, here or where the strategy wants it."""
+        del place
         return own(closure)
 
     @abstractmethod
-    def grad_norm(self, norm_type: float) -> float:
-        """Return the norm of all gradients, as one device would see it. Every rank calls it."""
+    def grad_norm(self, norm_type: float, only: Only = None) -> float:
+        """Return the norm of gradients, as one device would see it. Every rank calls it."""
 
     @abstractmethod
-    def scale_grads(self, factor: float) -> None:
-        """Multiply all gradients before the optimizer uses them."""
+    def scale_grads(self, factor: float, only: Only = None) -> None:
+        """Multiply gradients before the optimizer uses them."""
 
     @abstractmethod
-    def clamp_grads(self, value: float) -> None:
-        """Cut every element of all gradients to at most this size. Every rank calls it."""
+    def clamp_grads(self, value: float, only: Only = None) -> None:
+        """Cut every element of gradients to at most this size. Every rank calls it."""
 
     def take_edits(self) -> None:  # noqa: B027 - likewise
         """Bring what the user has written into the parameters to what the optimizer steps on."""
@@ -145,13 +160,13 @@ class Sharing(ABC):
             self.take_edits()
 
     @abstractmethod
-    def forget(self) -> None:
-        """Let go of all gradients."""
+    def forget(self, only: Only = None) -> None:
+        """Let go of gradients."""
 
-    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients, or make them zero."""
+    def zero_grad(self, own: Any, *, set_to_none: bool, only: Only = None) -> None:
+        """Forget gradients, or make them zero."""
         if set_to_none:
-            self.forget()
+            self.forget(only)
         else:
             own(set_to_none=False)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,10 +15,25 @@ import torch
 from roundelay.algorithms import algorithms
 from roundelay.communicator import Communicator
 from roundelay.schedule import Price, price
+from roundelay.training._joined import Joined
+from roundelay.training._setup import Setup, in_messages, storage_bytes, written_once
 from roundelay.training._strategy import Volume
+from roundelay.training.precision import buffer_dtype, master_dtype
 from roundelay.tuning import default_for
 
-__all__ = ["add_up", "exchanged", "state_bytes"]
+__all__ = [
+    "add_up",
+    "buffers_volume",
+    "exchanged",
+    "held_by",
+    "held_by_model",
+    "model_bytes",
+    "state_and_masters",
+    "state_bytes",
+]
+
+SMALL = 1 << 12  # elements that cost nothing to step on
+CORNERS = (4, 8)  # sizes of dims from which larger ones are computed
 
 
 def exchanged(
@@ -48,32 +65,126 @@ def add_up(volumes: Iterable[Volume]) -> Volume:
     )
 
 
-def state_bytes(optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) -> int:
-    """Return what the optimizer keeps for these tensors once it has stepped on all of them."""
+def model_bytes(setup: Setup, *, but: Collection[int] = ()) -> int:
+    """Return what the model's parameters and buffers take, but for some, by id."""
+    precision = setup.precision
     total = 0
-    groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
-    known: dict[tuple[int, torch.dtype], float] = {}
-    for tensor in tensors:
-        group = groups.get(id(tensor), optimizer.param_groups[0])
-        key = id(group), tensor.dtype
-        if key not in known:
-            known[key] = _state_per_element(optimizer, group, tensor.dtype)
-        total += round(known[key] * tensor.numel())
+    for name, one in setup.model.named_parameters():
+        if id(one) not in but:
+            kind = setup.dtypes[name]
+            cast = precision.compute if kind.is_floating_point else None
+            total += one.shape.numel() * (cast or kind).itemsize
+    seen: set[int] = set()
+    for prefix, module in setup.model.named_modules():
+        for name, one in module.named_buffers(prefix, recurse=False):
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            kind = setup.dtypes.get(name, one.dtype)  # of one that has several names
+            cast = buffer_dtype(module, precision) if kind.is_floating_point else None
+            total += written_once(one).numel() * (cast or kind).itemsize
     return total
 
 
-def _state_per_element(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], dtype: torch.dtype
-) -> float:
-    """Step a tiny optimizer of the same kind and look at what it keeps."""
+def buffers_volume(setup: Setup) -> Volume:
+    """Return what it costs to share buffers after a step."""
+    buffers = [one for one in setup.model.buffers() if one.numel()]
+    listed = []
+    if setup.buffers == "mean":
+        mean = [one for one in buffers if one.is_floating_point() or one.is_complex()]
+        kinds = [(written_once(one).numel() * one.itemsize, one) for one in mean]
+        listed = [
+            exchanged(setup.comm, "all_reduce", nbytes, item=one.itemsize // (1 + one.is_complex()))
+            for nbytes, one in kinds
+        ]
+        buffers = [one for one in buffers if not any(one is other for other in mean)]
+    sizes = [(written_once(one).numel() * one.itemsize, one.device) for one in buffers]
+    listed += [exchanged(setup.comm, "broadcast", nbytes, item=1) for nbytes in in_messages(sizes)]
+    return add_up(listed) if setup.comm.size > 1 else Volume()
+
+
+def state_bytes(
+    setup: Setup, shapes: Iterable[tuple[int, Sequence[int], torch.dtype]], only: Collection[int]
+) -> int:
+    """Return what the optimizers keep for tensors of these parameters once they have stepped.
+
+    Each is the parameter's number, with the shape and dtype of what is stepped on.
+    """
+    groups, known = setup.optimizer.param_groups, dict[object, int]()
+    total = 0
+    for index, shape, dtype in shapes:
+        if index in only:
+            one = setup.parameters[index]
+            key = one.group, dtype, tuple(shape)
+            if key not in known:
+                owner = setup.optimizer.all[one.owner]
+                known[key] = _state_of(owner, groups[one.group], torch.Size(shape), dtype)
+            total += known[key]
+    return total
+
+
+def state_and_masters(setup: Setup) -> tuple[int, int]:
+    """Return what the optimizers keep where they step on whole parameters, and their masters."""
+    kinds = [setup.dtypes[one.name] for one in setup.parameters]
+    if setup.precision.mixed:
+        kinds = [master_dtype(one) for one in kinds]
+    shapes = [tuple(one.tensor.shape) for one in setup.parameters]
+    listed = list(zip(range(len(kinds)), shapes, kinds, strict=True))
+    masters = sum(math.prod(shape) * kind.itemsize for _, shape, kind in listed)
+    state = state_bytes(setup, listed, setup.stepped_on)
+    return state, masters if setup.precision.mixed else 0
+
+
+# ---- as it is
+
+
+def held_by(optimizer: Joined) -> list[torch.Tensor]:
+    """Return what the optimizers keep now; numbers do not count."""
+    return [value for one in optimizer.state.values() for value in one.values()
+            if isinstance(value, torch.Tensor) and value.dim() > 0]  # fmt: skip
+
+
+def held_by_model(setup: Setup) -> int:
+    """Count the storages of the model's parameters and buffers."""
+    return storage_bytes([*setup.model.parameters(), *setup.model.buffers()])
+
+
+def _state_of(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], shape: torch.Size, dtype: torch.dtype
+) -> int:
+    """Step an optimizer of the same kind on a tensor without memory; count what it keeps."""
     kind = type(optimizer)
     own = getattr(kind, "own_class", kind)
     taken = inspect.signature(own).parameters  # groups also hold what a subclass fixes
     options = {key: value for key, value in group.items() if key in taken and key != "params"}
-    sample = torch.nn.Parameter(torch.ones(8, 8, dtype=dtype))
+    try:
+        return _kept(own, options, torch.empty(shape, dtype=dtype, device="meta"))
+    except Exception:  # noqa: BLE001 - whatever an optimizer raises that looks at values
+        if shape.numel() <= SMALL:
+            return _kept(own, options, torch.ones(shape, dtype=dtype))
+        return _by_corners(shape, lambda one: _kept(own, options, torch.ones(one, dtype=dtype)))
+
+
+def _by_corners(shape: Sequence[int], count: Callable[[tuple[int, ...]], int]) -> int:
+    """Return a count that grows with every dim by itself, from counts of small shapes.
+
+    >>> _by_corners((1000, 50), lambda shape: 8 * sum(shape) + 4 * shape[0] * shape[1])
+    208400
+    """
+    low, high = CORNERS
+    total = 0.0
+    for corner in product(CORNERS, repeat=len(shape)):
+        shares = [(size - low if at == high else high - size) / (high - low)
+                  for size, at in zip(shape, corner, strict=True)]  # fmt: skip
+        total += math.prod(shares) * count(corner)
+    return round(total)
+
+
+def _kept(own: type, options: dict[str, Any], values: torch.Tensor) -> int:
+    sample = torch.nn.Parameter(values)
     small = own([sample], **options)
-    sample.grad = torch.zeros_like(sample)
+    grad = torch.zeros_like(values)
+    sample.grad = grad.to_sparse(1) if own is torch.optim.SparseAdam else grad
     small.step(lambda: 0.0)  # some take no step without a closure
     state = small.state[sample].values()
-    held = sum(v.nbytes for v in state if isinstance(v, torch.Tensor) and v.dim() > 0)
-    return float(held / sample.numel())
+    return sum(one.nbytes for one in state if isinstance(one, torch.Tensor) and one.dim() > 0)

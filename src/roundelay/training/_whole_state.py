@@ -15,14 +15,14 @@ from roundelay.training._run import Run
 __all__ = ["load_whole_state", "whole_state"]
 
 
-def whole_state(run: Run) -> dict[str, Any]:
-    """Return what `state_dict()` of the same optimizer on one device would be. Every rank calls it.
+def whole_state(run: Run, place: int) -> dict[str, Any]:
+    """Return what `state_dict()` of one optimizer on one device would be. Every rank calls it.
 
     The whole state is gathered on every rank; `rd.save` writes one that fits nowhere.
     """
     run.sharing.take_edits()
     setup = run.setup
-    shapes = {one.name: one.tensor.shape for one in setup.parameters}
+    shapes = {one.name: one.tensor.shape for one in setup.parameters if one.owner == place}
     mine = [
         [part.name, part.start, as_arrays(dict(part.elements)), as_arrays(dict(part.whole))]
         for part in run.sharing.to_save()
@@ -40,7 +40,9 @@ def whole_state(run: Run) -> dict[str, Any]:
             found[name][key] = torch.cat(values).view(shapes[name])
     names = {id(one.tensor): one.name for one in setup.parameters}
     state, groups, number = {}, [], 0
-    for group, own in zip(setup.optimizer.param_groups, setup.groups, strict=True):
+    optimizer = setup.optimizer.all[place]
+    originals = setup.groups[setup.optimizer.groups_of(place)]
+    for group, own in zip(optimizer.param_groups, originals, strict=True):
         numbers = range(number, number + len(own))
         number += len(own)
         options = {key: value for key, value in group.items() if key != "params"}
@@ -48,19 +50,21 @@ def whole_state(run: Run) -> dict[str, Any]:
         for at, one in zip(numbers, own, strict=True):
             if names.get(id(one)) in found:
                 state[at] = found[names[id(one)]]
-            elif one in setup.optimizer.state:  # of a time when it was not frozen
-                state[at] = dict(setup.optimizer.state[one])
+            elif one in optimizer.state:  # of a time when it was not frozen
+                state[at] = dict(optimizer.state[one])
     return {"state": state, "param_groups": groups}
 
 
-def load_whole_state(run: Run, given: Mapping[str, Any]) -> None:
+def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
     """Take what `whole_state`, or the same optimizer on one device, has given. Every rank calls it.
 
     Each rank and server gets its own part of it.
     """
     setup = run.setup
+    optimizer = setup.optimizer.all[place]
+    originals = setup.groups[setup.optimizer.groups_of(place)]
     theirs = given["param_groups"]
-    mine = [len(own) for own in setup.groups]
+    mine = [len(own) for own in originals]
     if [len(group["params"]) for group in theirs] != mine:
         raise InvalidArgumentError(
             f"load_state_dict got groups of {[len(group['params']) for group in theirs]} "
@@ -68,20 +72,35 @@ def load_whole_state(run: Run, given: Mapping[str, Any]) -> None:
             f"that was built alike."
         )
     names = {id(one.tensor): one for one in setup.parameters}
-    state = {}
-    for group, own in zip(theirs, setup.groups, strict=True):
+    state = _of_others(run, place)
+    for group, own in zip(theirs, originals, strict=True):
         for at, one in zip(group["params"], own, strict=True):
             if id(one) in names and at in given["state"]:
                 state[names[id(one)].name] = given["state"][at]
             elif at in given["state"]:
-                setup.optimizer.state[one] = dict(given["state"][at])
+                optimizer.state[one] = dict(given["state"][at])
     run.sharing.take_edits()
     weights = {name: one.clone() for name, one in run.sharing.full_state_dict().items()}
     with torch.no_grad():
         run.sharing.take_back(_Given(weights, state))
     run.sharing.refresh()
-    for group, options in zip(setup.optimizer.param_groups, theirs, strict=True):
+    for group, options in zip(optimizer.param_groups, theirs, strict=True):
         group.update({key: value for key, value in options.items() if key != "params"})
+
+
+def _of_others(run: Run, place: int) -> dict[str, Mapping[str, Any]]:
+    """Return the state of the model's other optimizers, by name: it stays as it is."""
+    setup = run.setup
+    names = {id(one.tensor): one.name for one in setup.parameters}
+    found: dict[str, Mapping[str, Any]] = {}
+    for other in range(len(setup.optimizer.all)):
+        if other != place:
+            state = whole_state(run, other)["state"]
+            groups = setup.groups[setup.optimizer.groups_of(other)]
+            listed = [one for group in groups for one in group]
+            found.update((names[id(listed[at])], one) for at, one in state.items()
+                         if id(listed[at]) in names)  # fmt: skip
+    return found
 
 
 class _Given:

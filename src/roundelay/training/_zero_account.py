@@ -2,74 +2,138 @@
 
 from __future__ import annotations
 
-import torch
+import heapq
+from collections import deque
+from collections.abc import Sequence
 
 from roundelay.training._exchange import told_bytes
 from roundelay.training._setup import Setup, storage_bytes
 from roundelay.training._strategy import Held, Volume
-from roundelay.training._volume import add_up, exchanged, state_bytes
-from roundelay.training._zero_parts import Parts
+from roundelay.training._volume import (
+    add_up,
+    buffers_volume,
+    exchanged,
+    held_by,
+    model_bytes,
+    state_bytes,
+)
+from roundelay.training._zero_flats import Flat
+from roundelay.training._zero_gradients import MOST_GOING, TURNS
+from roundelay.training._zero_parts import STAGES, Parts
 from roundelay.training._zero_sums import Sums
+from roundelay.training.precision import master_dtype
 
-__all__ = ["held_by", "predicted_for"]
+__all__ = ["held_by_zero", "predicted_for"]
 
 
-def held_by(setup: Setup, parts: Parts, sums: Sums) -> Held:
+def held_by_zero(setup: Setup, parts: Parts, sums: Sums) -> Held:
     """Count live storages, each once."""
-    state = [
-        value
-        for one in setup.optimizer.state.values()
-        for value in one.values()
-        if isinstance(value, torch.Tensor) and value.dim() > 0
-    ]
-    masters = [flat.master for flat in parts.trained if flat.has_masters]
     away = parts.flight is not None
     weights = [flat.part for flat in parts.flats] if away else list(setup.model.parameters())
+    masters = [flat.master for flat in parts.trained if flat.has_masters]
+    kept = [*held_by(setup.optimizer), *masters]
+    model = storage_bytes([*weights, *setup.model.buffers()])
+    apart = setup.host is not None and setup.host.parameters
     return Held(
-        parameters=storage_bytes(weights),
+        parameters=model,
         gradients=storage_bytes(sums.gradients.held),
-        optimizer=storage_bytes([*state, *masters]),
+        optimizer=storage_bytes(kept),
         transient=storage_bytes([*sums.gradients.transient, *parts.transient]),
-        host=0
-        if setup.host is None
-        else storage_bytes([*state, *masters, *(weights if setup.host.parameters else [])]),
+        host=0 if setup.host is None else storage_bytes(kept) + apart * model,
     )
 
 
-def predicted_for(setup: Setup, parts: Parts, sums: Sums, stage: int) -> tuple[Held, Volume]:
-    """Say Ψ and Ψ/N of what each stage divides, and 2Ψ(N-1)/N or 3Ψ(N-1)/N as priced."""
-    size = setup.within.size
-    rows = sums.gradients.rows
-    weights = sum(one.numel() * one.dtype.itemsize for one in setup.model.parameters())
-    grads = sum(row.flat.layout.numel * row.dtype.itemsize for row in rows)
-    masters = sum(row.flat.layout.numel * row.flat.master.dtype.itemsize
-                  for row in rows if row.flat.has_masters)  # fmt: skip
-    state = state_bytes(setup.optimizer, [one for row in rows for one in row.flat.stepped])
-    kept = state + round(masters / size)
+def predicted_for(setup: Setup, parts: Parts, stage: int) -> tuple[Held, Volume]:
+    """Say Ψ and Ψ/N of what each stage divides, padded, and 2Ψ(N-1)/N or 3Ψ(N-1)/N as priced."""
+    alone, trained = setup.within.size == 1, parts.trained
+    wire = [setup.precision.reduce or flat.dtype for flat in trained]
+    rows = [flat.layout.padded * kind.itemsize for flat, kind in zip(trained, wire, strict=True)]
+    shares = [flat.layout.part * kind.itemsize for flat, kind in zip(trained, wire, strict=True)]
+    transient = 0
+    if not alone:
+        transient = _passed_through(setup, rows, shares, stage)
+        if parts.flight is None:  # parts on their way after a step
+            own = [flat.layout.part * flat.dtype.itemsize for flat in trained]
+            transient += STAGES * max(own, default=0)
+    kept, weights = _state(setup, trained), _weights(setup, parts)
+    apart = setup.host is not None and setup.host.parameters
     held = Held(
-        parameters=weights if parts.flight is None else round(weights / size),
-        gradients=grads if stage == 1 else round(grads / size),
+        parameters=weights,
+        gradients=sum(rows if stage == 1 else shares),
         optimizer=kept,
-        host=0 if setup.host is None else kept + setup.host.parameters * round(weights / size),
-        transient=storage_bytes([*sums.gradients.transient, *parts.transient]),
+        transient=transient,
+        host=0 if setup.host is None else kept + apart * weights,
     )
-    return held, add_up(_volumes(setup, parts, sums))
+    return held, add_up(_volumes(setup, parts, rows))
 
 
-def _volumes(setup: Setup, parts: Parts, sums: Sums) -> list[Volume]:
+def _weights(setup: Setup, parts: Parts) -> int:
+    inside = {id(parts.parameters[place.index].tensor)
+              for flat in parts.flats for place in flat.layout.places}  # fmt: skip
+    away = parts.flight is not None
+    return model_bytes(setup, but=inside) + sum(
+        (flat.layout.part if away else flat.layout.padded) * flat.dtype.itemsize
+        for flat in parts.flats
+    )
+
+
+def _state(setup: Setup, trained: Sequence[Flat]) -> int:
+    """Return the bytes of masters, and of state on pieces of parameters that were stepped on."""
+    total = 0
+    for flat in trained:
+        first = setup.parameters[flat.layout.places[0].index]
+        kind = setup.dtypes[first.name]
+        kind = master_dtype(kind) if setup.precision.mixed else kind
+        if flat.has_masters:
+            total += flat.layout.part * kind.itemsize
+        shapes = [
+            (one.index, (one.stop - one.start,) if flat.cuts else flat.shape(one.index), kind)
+            for one in flat.layout.pieces(setup.within.rank)
+        ]
+        total += state_bytes(setup, shapes, setup.stepped_on)
+    return total
+
+
+def _passed_through(setup: Setup, rows: Sequence[int], shares: Sequence[int], stage: int) -> int:
+    """Return the bytes that gradients pass through: rows filled by turns, results that wait."""
+    step = setup.step
+    several = step.count > step.number  # passes in a step, whose sums are added
+    waiting = _waiting(shares) if stage == 1 or several else 0
+    return waiting + (0 if stage == 1 else sum(heapq.nlargest(TURNS, rows)))
+
+
+def _waiting(shares: Sequence[int]) -> int:
+    """Return the memory of results, of which several are on their way, over a few passes."""
+    free: list[int] = []
+    made = 0
+    for _ in range(len(shares) + 1):
+        going: deque[int] = deque()
+        for nbytes in shares:
+            if len(going) >= MOST_GOING:
+                free.append(going.popleft())
+            fitting = next((one for one in free if one >= nbytes), None)
+            if fitting is None:
+                made += nbytes
+                fitting = nbytes
+            else:
+                free.remove(fitting)
+            going.append(fitting)
+        free += going
+    return made
+
+
+def _volumes(setup: Setup, parts: Parts, rows: Sequence[int]) -> list[Volume]:
     comm = setup.within
-    found = [exchanged(setup.comm, "all_reduce", told_bytes(len(setup.parameters)), item=8)]
+    found = [exchanged(setup.comm, "all_reduce", told_bytes(len(setup.parameters)), item=8),
+             buffers_volume(setup)]  # fmt: skip
     if comm.size == 1:
         return found
-    found += [
-        exchanged(comm, "reduce_scatter", row.nbytes, item=row.dtype.itemsize)
-        for row in sums.gradients.rows
-    ]
-    if setup.replicas is not None:
-        found += [
-            exchanged(setup.replicas, "all_reduce", row.part.nbytes, item=row.dtype.itemsize)
-            for row in sums.gradients.rows
-        ]
+    for flat, nbytes in zip(parts.trained, rows, strict=True):
+        item = (setup.precision.reduce or flat.dtype).itemsize
+        found.append(exchanged(comm, "reduce_scatter", nbytes, item=item))
+        if setup.replicas is not None:
+            share = flat.layout.part * item
+            found.append(exchanged(setup.replicas, "all_reduce", share, item=item))
     # After the step, or in forward and, where units do not stay, in backward.
     times = 1 if parts.flight is None or parts.flight.keeps else 2
     for flat in parts.flats:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._joined import Joined
 from roundelay.training.precision import master_dtype
 
-__all__ = ["refuse_coupled", "refuse_whole", "repoint_to_pieces"]
+__all__ = ["is_elementwise", "refuse_coupled", "repoint_to_pieces"]
 
 SHAPE = (6, 4)
 CUT = 9  # in the middle of a row
@@ -19,18 +20,24 @@ SIZES = (1.0, 1e3, 1e-3)  # of the gradients of each step: what clips by size sh
 CLOSE = 1e-9  # in float64: far above rounding, far below any difference in kind
 
 
-def refuse_whole(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that needs whole parameters, or all of them at once.
+def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer can step on parts of parameters, or needs whole ones.
 
-    It steps on a small parameter whole, and by two optimizers that have a part of it each.
+    It steps on a small parameter whole, and by two optimizers that have a part of it each. One that
+    needs several parameters at once is refused.
     """
-    _probe(
-        optimizer,
-        (slice(0, CUT), slice(CUT, None)),
-        "ZeRO divides parameters between the ranks, and {name} (group {group}) needs them whole: "
-        "{why}. Use strategy='ddp' or 'ps' with it, or an optimizer that treats every element by "
-        "itself, such as SGD, Adam or AdamW.",
-    )
+    try:
+        _probe(optimizer, (slice(0, CUT), slice(CUT, None)), "{why}")
+    except InvalidArgumentError:
+        _probe(
+            optimizer,
+            None,
+            "ZeRO divides parameters between the ranks, and {name} (group {group}) needs all of "
+            "them at once: {why}. Use strategy='ddp' or 'ps' with it, or an optimizer that treats "
+            "every parameter by itself, such as SGD, AdamW or Muon.",
+        )
+        return False
+    return True
 
 
 def refuse_coupled(optimizer: torch.optim.Optimizer) -> None:
@@ -47,7 +54,7 @@ def _probe(optimizer: torch.optim.Optimizer, cut: tuple[slice, slice] | None, me
     """Step two small parameters by one optimizer, and their parts by one optimizer each."""
     for number, group in enumerate(optimizer.param_groups):
         options = _options(optimizer, group)
-        why, cause = "it steps differently on a part of a parameter, or by itself", None
+        why, cause = "it steps differently on one alone", None
         try:
             whole = _stepped(optimizer, options, [[slice(None)] * 2], whole=True)
             parts = [[one, slice(0, 0)] for one in cut] if cut else [[slice(None), slice(0, 0)]]
@@ -101,7 +108,7 @@ def _stepped(
 
 
 def repoint_to_pieces(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Joined,
     pieces: dict[int, tuple[slice, torch.nn.Parameter]],
     trained: Mapping[int, torch.Tensor],
 ) -> dict[int, torch.Tensor]:
@@ -138,4 +145,5 @@ def _cut(value: Any, shape: torch.Size, inside: slice, piece: torch.Tensor) -> A
     if not isinstance(value, torch.Tensor) or value.shape != shape:
         return value
     kind = piece.dtype if value.is_floating_point() else value.dtype
-    return value.detach().reshape(-1)[inside].to(piece.device, kind, copy=True)
+    flat = value.detach().reshape(-1)[inside]
+    return flat.to(piece.device, kind, copy=True).view(piece.shape)

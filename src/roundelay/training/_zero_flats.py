@@ -47,6 +47,7 @@ class Flat:
         *,
         resident: bool,
         trained: bool = True,
+        cut: bool = True,
         host: Host | None = None,
     ) -> None:
         self.comm, self.resident, self.trained = comm, resident, trained
@@ -54,7 +55,8 @@ class Flat:
         first = parameters[indices[0]].tensor
         self.dtype, device = compute_dtype(first, precision), first.device
         shapes = [tuple(parameters[index].tensor.shape) for index in indices]
-        self.layout = Layout(indices, shapes, size=comm.size)
+        self.cuts = cut  # or else a rank owns parameters whole
+        self.layout = Layout(indices, shapes, size=comm.size, cut=cut)
         self.whole = torch.zeros(self.layout.padded, dtype=self.dtype, device=device)
         numel, self._host = self.layout.part, host
         self._apart = host if host is not None and host.parameters and not resident else None
@@ -77,8 +79,7 @@ class Flat:
         self._move_in()
         #: What the optimizer steps on, one for each piece.
         self.stepped = [
-            torch.nn.Parameter(self.master[one.inside], requires_grad=trained)
-            for one in self.pieces
+            torch.nn.Parameter(one, requires_grad=trained) for one in self.cut(self.master)
         ]
 
     @property
@@ -114,11 +115,19 @@ class Flat:
         found = self.whole if row is None else row
         return found[place.start : place.start + place.numel].view(place.shape)
 
+    def shape(self, index: int) -> torch.Size:
+        """Return the shape of one of the parameters."""
+        return self._parameters[index].tensor.shape
+
     def cut(self, part: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the pieces of what is laid out as this rank's part."""
         lengths = [piece.stop - piece.start for piece in self.pieces]
         padding = len(part) - sum(lengths)
-        return part.split_with_sizes([*lengths, padding])[: len(lengths)]
+        pieces = part.split_with_sizes([*lengths, padding])[: len(lengths)]
+        if self.cuts:
+            return pieces
+        return [piece.view(self._parameters[one.index].tensor.shape)
+                for one, piece in zip(self.pieces, pieces, strict=True)]  # fmt: skip
 
     # ---- rows that come and go
 

@@ -138,7 +138,8 @@ class Gradients:
         if memory is None:
             memory = torch.empty(row.nbytes, dtype=torch.uint8, device=self._device)
         buffer = memory[: row.nbytes].view(row.dtype)
-        buffer[row.flat.layout.numel :].zero_()
+        for gap in row.flat.layout.gaps:
+            buffer[gap].zero_()
         return buffer
 
     def _fitting(self, nbytes: int) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from roundelay.training._buckets import Place
+from roundelay.training._ps_layout import divide
 
 __all__ = ["Layout", "Piece", "runs"]
 
@@ -36,19 +37,42 @@ class Layout:
     [Piece(index=0, start=0, stop=3, at=0), Piece(index=1, start=0, stop=1, at=3)]
     >>> list(layout.pieces(1))
     [Piece(index=1, start=1, stop=4, at=0)]
+
+    With `cut=False` no parameter is cut: each rank owns some of them whole, and as many elements
+    of padding as the fullest rank has more.
+
+    >>> layout = Layout([0, 1, 2], [(3,), (2, 2), (2,)], size=2, cut=False)
+    >>> layout.part, list(layout.pieces(0)), layout.gaps
+    (5, [Piece(index=1, start=0, stop=4, at=0)], [slice(4, 5, None)])
+    >>> list(layout.pieces(1))
+    [Piece(index=0, start=0, stop=3, at=0), Piece(index=2, start=0, stop=2, at=3)]
     """
 
     def __init__(
-        self, indices: Sequence[int], shapes: Sequence[tuple[int, ...]], *, size: int
+        self,
+        indices: Sequence[int],
+        shapes: Sequence[tuple[int, ...]],
+        *,
+        size: int,
+        cut: bool = True,
     ) -> None:
         self.places: list[Place] = []
-        start = 0
-        for index, shape in zip(indices, shapes, strict=True):
-            self.places.append(Place(index, start, tuple(shape)))
-            start += math.prod(shape)
-        self.numel = start
-        self.part = -(-start // size)
+        lengths = [math.prod(shape) for shape in shapes]
+        self.numel = sum(lengths)
+        shares = [range(len(lengths))] if cut else divide(lengths, size)
+        fullest = max(sum(lengths[at] for at in share) for share in shares)
+        self.part = -(-fullest // size) if cut else fullest
         self.padded = self.part * size
+        #: Elements that are nobody's.
+        self.gaps: list[slice] = []
+        for rank, share in enumerate(shares):
+            start = rank * self.part
+            for at in share:
+                self.places.append(Place(indices[at], start, tuple(shapes[at])))
+                start += lengths[at]
+            end = self.padded if cut else (rank + 1) * self.part
+            if start < end:
+                self.gaps.append(slice(start, end))
 
     def own(self, rank: int) -> slice:
         """Return the elements that a rank owns, padding included."""

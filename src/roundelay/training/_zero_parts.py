@@ -15,7 +15,8 @@ from roundelay.training._buckets import Place, shared_tensor
 from roundelay.training._checkpoint_parts import Part, Saved, restore_state, stretch
 from roundelay.training._masters import merge
 from roundelay.training._setup import Parameter, Setup
-from roundelay.training._zero_elementwise import repoint_to_pieces
+from roundelay.training._strategy import Only
+from roundelay.training._zero_elementwise import is_elementwise, repoint_to_pieces
 from roundelay.training._zero_flats import Flat
 from roundelay.training._zero_flight import Flight
 from roundelay.training._zero_gather import Traveller
@@ -26,6 +27,7 @@ from roundelay.training.precision import cast_model
 
 __all__ = ["Parts", "divide"]
 
+EACH = 4  # parameters for each rank, as large as the largest, in a row that cuts none
 STAGES = 2  # memory for this many parts on their way after a step
 
 
@@ -71,12 +73,14 @@ class Parts:
 
     # ---- after a step
 
-    def spread(self) -> None:
-        """Bring what the optimizer changed to the model, on every rank."""
+    def spread(self, only: Only = None) -> None:
+        """Bring what an optimizer changed to the model, on every rank."""
         if self.flight is not None:
             self.flight.drop_all()
         going: deque[tuple[Flat, Handle, torch.Tensor]] = deque()
         for flat in self.trained:
+            if only is not None and flat.layout.places[0].index not in only:
+                continue  # another optimizer's, as all of its row
             flat.round_masters()
             if flat.resident and flat.comm.size > 1:
                 if len(going) == STAGES:
@@ -179,7 +183,7 @@ class Parts:
             return  # the parameter itself refuses
         for flat, piece, stepped in self._owned():
             if piece.index == index and flat.has_masters:
-                stepped.copy_(values.reshape(-1)[piece.start : piece.stop])
+                stepped.copy_(values.reshape(-1)[piece.start : piece.stop].view(stepped.shape))
 
     # ---- looking at all of it
 
@@ -213,7 +217,7 @@ class Parts:
         self.setup.step.check_shut("What is loaded")
         for flat, piece, stepped in self._owned():
             where = self.parameters[piece.index].name, piece.start, piece.stop
-            stepped.copy_(saved.values(*where))
+            stepped.copy_(saved.values(*where).view(stepped.shape))
             if flat.trained:
                 restore_state(self.setup.optimizer, stepped, saved, *where)
         for name, tensor in self._undivided():
@@ -273,15 +277,19 @@ class Parts:
 def divide(
     setup: Setup, *, stage: int, bucket_bytes: int, units: Choice | None, keeps: bool = False
 ) -> Parts:
-    """Move a model into rows, point its optimizer at this rank's pieces of them."""
+    """Move a model into rows, point its optimizers at this rank's pieces of them.
+
+    Optimizers that need whole parameters get whole ones: some on each rank.
+    """
+    cuts = [is_elementwise(one) for one in setup.optimizer.all]
     apart = setup.host is not None and setup.host.parameters
     away = stage == 3 and (setup.comm.size > 1 or apart)  # noqa: PLR2004 - a stage
     trained = {id(one.tensor): one.tensor for one in setup.parameters}
     if away:
-        parts = _by_units(setup, units, keeps=keeps)
+        parts = _by_units(setup, units, cuts, keeps=keeps)
     else:
         parts = Parts(setup, setup.parameters)
-        parts.flats = _by_buckets(setup, bucket_bytes)
+        parts.flats = _by_buckets(setup, bucket_bytes, cuts)
         if parts.flats and setup.comm.size > 1:
             parts.make_steps()
     cast_model(setup.model, setup.precision)
@@ -295,25 +303,28 @@ def divide(
     return parts
 
 
-def _by_buckets(setup: Setup, most: int) -> list[Flat]:
+def _by_buckets(setup: Setup, most: int, cuts: Sequence[bool]) -> list[Flat]:
     """Cut the trained parameters, last first as their gradients come, into rows."""
-    order = list(reversed(range(len(setup.parameters))))
-    tensors = [setup.parameters[index].tensor for index in order]
-    keys = [(one.dtype, one.device) for one in tensors]
-    sizes = [one.numel() * one.dtype.itemsize for one in tensors]
+    found = []
+    for owner, cut in enumerate(cuts):
+        order = [at for at in reversed(range(len(setup.parameters)))
+                 if setup.parameters[at].owner == owner]  # fmt: skip
+        tensors = [setup.parameters[index].tensor for index in order]
+        keys = [(one.dtype, one.device) for one in tensors]
+        sizes = [one.numel() * one.dtype.itemsize for one in tensors]
+        # Whole parameters are divided evenly where there are several for each rank.
+        room = most if cut else max([most, *(EACH * setup.within.size * one for one in sizes)])
+        found += [([order[at] for at in run], cut) for run in runs(keys, sizes, most=room)]
     flats = []
-    for run in runs(keys, sizes, most=most):
-        start_from_first(setup.comm, [tensors[at] for at in run])
-        indices = [order[at] for at in run]
-        flats.append(
-            Flat(setup.within, setup.parameters, indices, setup.precision, resident=True,
-                 host=setup.host)
-        )  # fmt: skip
+    for indices, cut in sorted(found, key=lambda one: -min(one[0])):  # as they will be complete
+        start_from_first(setup.comm, [setup.parameters[index].tensor for index in indices])
+        flats.append(Flat(setup.within, setup.parameters, indices, setup.precision,
+                          resident=True, cut=cut, host=setup.host))  # fmt: skip
     start_from_first(setup.comm, setup.model.parameters())  # those that are not trained
     return flats
 
 
-def _by_units(setup: Setup, choice: Choice | None, *, keeps: bool) -> Parts:
+def _by_units(setup: Setup, choice: Choice | None, cuts: Sequence[bool], *, keeps: bool) -> Parts:
     """Make rows of every unit, one by one, and have them come and go."""
     found = find_units(setup.model, choice)
     listed = [*setup.parameters, *_frozen(setup)]
@@ -321,7 +332,7 @@ def _by_units(setup: Setup, choice: Choice | None, *, keeps: bool) -> Parts:
     number = {id(one.tensor): index for index, one in enumerate(listed)}
     travellers = []
     for unit in found:
-        flats = _rows_of(setup, unit, listed, number)
+        flats = _rows_of(setup, unit, listed, number, cuts)
         parts.flats.extend(flats)
         travellers.append(Traveller(unit, flats))
     # Of their own, so that they keep their order whatever the order of gradients is.
@@ -331,17 +342,22 @@ def _by_units(setup: Setup, choice: Choice | None, *, keeps: bool) -> Parts:
 
 
 def _rows_of(
-    setup: Setup, unit: Unit, listed: Sequence[Parameter], number: dict[int, int]
+    setup: Setup,
+    unit: Unit,
+    listed: Sequence[Parameter],
+    number: dict[int, int],
+    cuts: Sequence[bool],
 ) -> list[Flat]:
     start_from_first(setup.comm, unit.parameters)
     kinds: dict[object, list[int]] = {}
     for tensor in unit.parameters:
-        key = tensor.dtype, tensor.device, tensor.requires_grad
+        key = tensor.dtype, tensor.device, listed[number[id(tensor)]].owner
         kinds.setdefault(key, []).append(number[id(tensor)])
     return [
-        Flat(setup.within, listed, indices, setup.precision, resident=False,
-             trained=indices[0] < len(setup.parameters), host=setup.host)
+        Flat(setup.within, listed, indices, setup.precision, resident=False, trained=owner >= 0,
+             cut=owner < 0 or cuts[owner], host=setup.host)
         for indices in kinds.values()
+        for owner in [listed[indices[0]].owner]
     ]  # fmt: skip
 
 

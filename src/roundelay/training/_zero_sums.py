@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from roundelay.reductions import Array
 from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
 from roundelay.training._step import AGAIN
+from roundelay.training._strategy import Only, chosen
 from roundelay.training._zero_flats import Flat
 from roundelay.training._zero_gradients import Gradients
 from roundelay.training._zero_parts import Parts
@@ -46,8 +47,9 @@ class Sums:
         #: What the optimizer has in place of each parameter; guarded between steps like it.
         self._guarded = [parts.in_groups[index] for index in range(len(self._tensors))]
         self._guards: dict[int, Refused] = {}
-        self._ready = False  # whether `_grads` is what the optimizer will see
-        self._grads: list[tuple[torch.Tensor, torch.Tensor]] = []  # what is stepped on, and by what
+        self._ready = False  # whether `_grads` has all that the optimizers will see
+        #: By parameter, what is stepped on and its gradient.
+        self._grads: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._factor = 1.0  # what sums in half precision are still to be multiplied with
         self._hooks = [
             tensor.register_hook(self._lift(index))  # type: ignore[no-untyped-call]
@@ -105,7 +107,7 @@ class Sums:
         rows = {id(row.flat): row for row in self.gradients.rows}
         self.gradients.order = [rows[id(flat)] for flat in order]
         self.gradients.begin()
-        self._ready = False
+        self._ready, self._grads = False, {}
 
     def take(self, index: int) -> None:
         """Take a gradient."""
@@ -126,7 +128,8 @@ class Sums:
 
     def settle(self, used: Array, factor: float | None) -> None:
         """Know which parameters have a gradient on any rank, and put stand-ins into `.grad`."""
-        self._has.update(int(index) for index in np.flatnonzero(used))
+        self.setup.used = set(np.flatnonzero(used).tolist())
+        self._has |= self.setup.used
         if factor is not None:
             self.scale(factor)
         self.stand_in()
@@ -158,15 +161,20 @@ class Sums:
     def ready(self) -> None:
         """Make this rank's gradients what the optimizer will see: in its dtype, unscaled."""
         changed = self._notice()
-        if not self._take_own() and not changed and self._ready:
+        if self._take_own() or changed:
+            self._grads = {}
+        elif self._ready:
             return
-        self._ready, self._grads = True, []
+        self._ready = True
+        grads = []
         for row in self.gradients.rows:
+            if all(piece.index in self._grads for piece in row.flat.pieces):
+                continue
             cut = row.flat.cut(row.part.to(row.flat.master.dtype))
             for piece, stepped, grad in zip(row.flat.pieces, row.flat.stepped, cut, strict=True):
-                if piece.index in self._has:
-                    self._grads.append((stepped, grad))
-        grads = [grad for _, grad in self._grads]
+                if piece.index in self._has and piece.index not in self._grads:
+                    self._grads[piece.index] = stepped, grad
+                    grads.append(grad)
         if self.setup.scaler is not None:
             self.setup.scaler.unscale(grads, self._factor)
         elif self._casts and self._factor != 1.0 and grads:
@@ -194,33 +202,39 @@ class Sums:
         self.stand_in()
         return True
 
-    def hand_over(self) -> None:
-        """Give the optimizer the gradients, for its step."""
+    def hand_over(self, only: Only = None) -> None:
+        """Give an optimizer its gradients, for its step."""
         self.ready()
-        for piece in self._guarded:
+        for piece in chosen(self._guarded, only):
             piece.grad = None
         host = self.setup.host
-        for stepped, grad in self._grads:
+        for stepped, grad in self._picked(only):
             stepped.grad = grad if host is None else host.take(stepped, grad)
 
-    def scale(self, factor: float) -> None:
-        """Multiply the gradients, now or when they get to the optimizer."""
-        if self._ready:
-            for _, grad in self._grads:
+    def _picked(self, only: Only) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        if only is None:
+            return self._grads.values()
+        return [one for index, one in self._grads.items() if index in only]
+
+    def scale(self, factor: float, only: Only = None) -> None:
+        """Multiply gradients, now or when they get to the optimizer."""
+        if self._ready or only is not None:
+            self.ready()
+            for _, grad in self._picked(only):
                 grad.mul_(factor)
         elif self._casts:
             self._factor *= factor
         else:
             self.gradients.scale(factor)
 
-    def clamp(self, value: float) -> None:
+    def clamp(self, value: float, only: Only = None) -> None:
         """Cut every element to at most this size."""
         self.ready()
-        for _, grad in self._grads:
+        for _, grad in self._picked(only):
             grad.clamp_(-value, value)
 
-    def norm(self, norm_type: float) -> float:
-        """Return the norm of all gradients, which all ranks compute together."""
+    def norm(self, norm_type: float, only: Only = None) -> float:
+        """Return the norm of gradients, which all ranks compute together."""
         if not norm_type > 0:
             raise InvalidArgumentError(
                 f"clip_grad_norm_ under ZeRO takes norms above 0 or infinity, not {norm_type!r}."
@@ -228,34 +242,48 @@ class Sums:
         self.ready()
         norms = [
             torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64).item()
-            for _, grad in self._grads
+            for _, grad in self._picked(only)
         ]
         if math.isinf(norm_type):
             most = np.array([max(norms, default=0.0)])
             return float(self.setup.within.all_reduce(most, "max")[0])
-        total = np.array([sum(one**norm_type for one in norms)])
+        total = np.array([sum((one**norm_type for one in norms), 0.0)])
         return float(self.setup.within.all_reduce(total)[0] ** (1 / norm_type))
 
-    def stepped(self) -> None:
+    def stepped(self, only: Only = None) -> None:
         """Let go of copies that were made for the step."""
         if self._casts:
-            self._ready, self._grads = False, []
+            self._let_go(only)
         self._guard()
 
-    def zero(self) -> None:
-        """Make all gradients zero that there are."""
-        self._ready, self._factor = False, 1.0
-        for row in self.gradients.rows:
-            row.part.zero_()
+    def _let_go(self, only: Only) -> None:
+        """Make what the optimizer sees anew, when it is next asked for."""
+        self._ready = False
+        gone = list(self._grads) if only is None else only
+        self._grads = {index: one for index, one in self._grads.items() if index not in gone}
 
-    def forget(self) -> None:
-        """Let go of all gradients."""
-        self._has.clear()
-        self._lifted.clear()
-        self._dropped.clear()
-        self._ready, self._factor, self._grads = False, 1.0, []
-        self.gradients.forget()
-        for tensor in (*self._tensors, *self._guarded):
+    def zero(self, only: Only = None) -> None:
+        """Make gradients zero that there are."""
+        self._let_go(only)
+        if only is None:
+            self._factor = 1.0
+            for row in self.gradients.rows:
+                row.part.zero_()
+        else:
+            self.gradients.forget(only)
+
+    def forget(self, only: Only = None) -> None:
+        """Let go of gradients."""
+        self._let_go(only)
+        gone = set(self._has) if only is None else set(only)
+        self._has -= gone
+        self._lifted -= gone
+        self._dropped -= gone
+        self.gradients.used -= gone
+        if only is None:
+            self._factor = 1.0
+        self.gradients.forget(only)
+        for tensor in (*chosen(self._tensors, only), *chosen(self._guarded, only)):
             tensor.grad = None
 
     def remove(self) -> None:

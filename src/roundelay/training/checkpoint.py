@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,7 @@ class Loaded:
 def save(
     path: str | os.PathLike[str],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     scheduler: Any = None,  # Any: whatever has state_dict and load_state_dict
     extra: Any = None,
@@ -109,7 +110,7 @@ def save(
 
 def _said(run: Run, optimizer: Any, scheduler: Any, extra: Any) -> dict[str, Any]:
     """Return what the first rank says for all."""
-    groups = [] if optimizer is None else optimizer.param_groups
+    groups = [] if optimizer is None else run.setup.optimizer.param_groups
     return {
         "groups": [
             {key: value for key, value in group.items() if key != "params"} for group in groups
@@ -125,7 +126,7 @@ def _said(run: Run, optimizer: Any, scheduler: Any, extra: Any) -> dict[str, Any
 def load(
     path: str | os.PathLike[str],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     scheduler: Any = None,  # Any: whatever has state_dict and load_state_dict
     strict: bool = True,
@@ -189,10 +190,13 @@ def load(
 
 def _check(call: str, model: torch.nn.Module, optimizer: object) -> Run:
     run = run_of(call, model)
-    if optimizer is not None and optimizer is not run.setup.optimizer:
+    given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    own = run.setup.optimizer.all
+    same = len(given) == len(own) and all(one is two for one, two in zip(given, own, strict=True))
+    if optimizer is not None and not same:
         raise InvalidArgumentError(
-            f"{call} needs the optimizer that rd.prepare has returned with this model, or none: "
-            f"for weights only."
+            f"{call} needs the optimizer that rd.prepare has returned with this model, or all of "
+            f"them in their order, or none: for weights only."
         )
     if run.step.accumulating:
         raise InvalidArgumentError(

@@ -12,7 +12,14 @@ import torch
 from roundelay.arguments import shown, whole
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 
-__all__ = ["Precision", "cast_inputs", "cast_model", "master_dtype", "precision_of"]
+__all__ = [
+    "Precision",
+    "buffer_dtype",
+    "cast_inputs",
+    "cast_model",
+    "master_dtype",
+    "precision_of",
+]
 
 NAMED = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_SCALE = 2.0**16
@@ -87,6 +94,15 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def buffer_dtype(module: torch.nn.Module, precision: Precision) -> torch.dtype | None:
+    """Return the dtype that a module's floating buffers are cast to; None: they stay."""
+    if precision.compute is None:
+        return None
+    norm = isinstance(module, BATCH_NORMS) and not getattr(module, "keeps_statistics", False)
+    own = precision.compute if norm else None
+    return precision.buffers or own
+
+
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
     """Bring floating parameters to the compute dtype, in place; buffers only if that is said.
 
@@ -104,10 +120,7 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
                 if tensor.dtype != compute:  # parameters that are away have it already
                     tensor.data = tensor.data.to(compute)
         for module in model.modules():
-            norm = isinstance(module, BATCH_NORMS) and not getattr(
-                module, "keeps_statistics", False
-            )
-            kind = precision.buffers or (compute if norm else None)
+            kind = buffer_dtype(module, precision)
             for buffer in module.buffers(recurse=False):
                 if kind is not None and buffer.is_floating_point():
                     buffer.data = buffer.data.to(kind)

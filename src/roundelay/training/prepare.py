@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, UnknownNameError
+from roundelay.training._joined import Joined
 from roundelay.training._optimizer import Prepared, take_over
 from roundelay.training._run import FIRST_UNPREPARE, Run, refuse_prepared
 from roundelay.training._setup import Setup, agree, find_parameters, send_from_first
+from roundelay.training._sparse import refuse_odd
 from roundelay.training._strategy import Strategy
 from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.precision import Precision, cast_inputs, precision_of
@@ -26,14 +29,16 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 def prepare(
     model: Model,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     comm: Communicator,
     strategy: str | Strategy = "ddp",
     precision: str | Precision = "fp32",
     buffers: str = "first",
-) -> tuple[Model, Any]:  # Any: the optimizer, of its own class and with `clip_grad_norm_`
+) -> tuple[Model, Any]:  # Any: the optimizer, or several, of its class and with `clip_grad_norm_`
     """Return the model and the optimizer, both the same objects, ready to train on all ranks.
+
+    Several optimizers, a tuple or a list, come back as such; each has some of the parameters.
 
     `model(x)`, `loss.backward()`, `optimizer.step()` and `zero_grad()` stay as they were. The ranks
     must have built the same model; they start from rank 0's weights. After every step buffers are
@@ -45,15 +50,19 @@ def prepare(
         )
 
     def make() -> tuple[Strategy, Setup]:
-        _check(model, optimizer)
+        listed, as_given = _listed(optimizer)
+        _check(model, listed)
         if buffers not in BUFFERS:
             raise UnknownNameError("ways to share buffers", str(buffers), BUFFERS)
-        setup = Setup(model, optimizer, comm, precision_of(precision), buffers)
-        setup.parameters = find_parameters(model, optimizer)
-        setup.groups = [list(group["params"]) for group in optimizer.param_groups]
+        joined = Joined(listed)
+        setup = Setup(model, joined, as_given, comm, precision_of(precision), buffers)
+        setup.parameters = find_parameters(model, joined)
+        setup.groups = [list(group["params"]) for group in joined.param_groups]
         tensors = (*model.named_parameters(), *model.named_buffers())
         setup.dtypes = {name: one.dtype for name, one in tensors}
-        return strategy_of(strategy), setup
+        chosen = strategy_of(strategy)
+        refuse_odd(chosen, setup)
+        return chosen, setup
 
     chosen, setup = agree(comm, make)
     if comm.size > 1:
@@ -66,7 +75,8 @@ def prepare(
     run = Run(chosen, setup)
     run.hooks += hooks
     join_norms(run)
-    take_over(optimizer, run)
+    for place, one in enumerate(setup.optimizer.all):
+        take_over(one, run, place)
     return model, optimizer
 
 
@@ -89,13 +99,23 @@ def strategy_of(given: Any) -> Strategy:  # Any: a word, an object, or a mistake
     return known[given]
 
 
-def _check(model: object, optimizer: object) -> None:
+def _listed(given: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:  # Any: may be a mistake
+    """Return one optimizer or several as a list, and what hands out such a list as it was given."""
+    if isinstance(given, (list, tuple)):
+        return list(given), tuple if isinstance(given, tuple) else list
+    return [given], lambda found: found[0]
+
+
+def _check(model: object, optimizers: Sequence[object]) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"prepare needs a torch.nn.Module, not {type(model).__name__}.")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgumentError(
-            f"prepare needs a torch optimizer, not {type(optimizer).__name__}."
-        )
-    if isinstance(optimizer, Prepared):
-        raise InvalidArgumentError(f"This optimizer is prepared already. {FIRST_UNPREPARE}")
+    if not optimizers:
+        raise InvalidArgumentError("prepare needs an optimizer, or several, and got none.")
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise InvalidArgumentError(
+                f"prepare needs a torch optimizer, not {type(one).__name__}."
+            )
+        if isinstance(one, Prepared):
+            raise InvalidArgumentError(f"This optimizer is prepared already. {FIRST_UNPREPARE}")
     refuse_prepared(model)

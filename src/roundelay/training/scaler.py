@@ -89,6 +89,10 @@ class Scaler:
         """Have the next step skipped: this rank has seen gradients that are not finite."""
         self._overflowed = True
 
+    def known(self) -> None:
+        """Forget what was seen: whether to take this step is settled."""
+        self._overflowed = False
+
     def settle(self, comm: Communicator, step: int, names: Sequence[str]) -> bool:
         """Tell whether to take this step, alike on all ranks, and adapt the scale. All call it."""
         seen = np.array([float(self._overflowed)])

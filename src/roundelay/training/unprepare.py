@@ -15,7 +15,7 @@ __all__ = ["unprepare"]
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 
-def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, of its own class
+def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or several, of its class
     """Return a prepared model and its optimizer as they were before: plain, whole, on every rank.
 
     Every rank calls it. Weights and the optimizer's state are those that training has come to, in
@@ -25,17 +25,19 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, of its 
     run = run_of("unprepare", model)
     run.step.check_shut("unprepare")
     setup = run.setup
-    optimizer: Any = setup.optimizer
-    state = optimizer.state_dict()
+    optimizers: list[Any] = setup.optimizer.all
+    states = [one.state_dict() for one in optimizers]
     run.sharing.take_edits()
     weights = {name: one.clone() for name, one in run.sharing.full_state_dict().items()}
     run.arrivals.forget()
     run.close()
-    give_back(optimizer)
+    for one in optimizers:
+        give_back(one)
     with torch.no_grad():
         for name, one in model.named_parameters():
             bring_back(one, weights[name].to(one.device, setup.dtypes.get(name, one.dtype)))
         for name, buffer in model.named_buffers():
             buffer.data = buffer.data.to(setup.dtypes.get(name, buffer.dtype))
-    optimizer.load_state_dict(state)
-    return model, optimizer
+    for one, state in zip(optimizers, states, strict=True):
+        one.load_state_dict(state)
+    return model, setup.as_given(optimizers)

@@ -17,13 +17,24 @@ import torch
 from roundelay.arguments import whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
+from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
-from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
+from roundelay.training._buckets import Bucket, bucket_limit, make_buckets, planned
 from roundelay.training._exchange import Intake, refuse_broken, tell_all, told_bytes
-from roundelay.training._masters import clamp, drop, make_masters, multiply, norm_of
+from roundelay.training._masters import make_masters
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
-from roundelay.training._strategy import Held, Sharing, Strategy, Volume
-from roundelay.training._volume import add_up, exchanged, state_bytes
+from roundelay.training._sparse import add_up_rows, sparse_parameters
+from roundelay.training._strategy import Held, Only, Sharing, Strategy, Volume
+from roundelay.training._volume import (
+    add_up,
+    buffers_volume,
+    exchanged,
+    held_by,
+    held_by_model,
+    model_bytes,
+    state_and_masters,
+)
+from roundelay.training._whole_gradients import WholeGradients, scale
 
 __all__ = ["Ddp", "Span", "Timeline"]
 
@@ -36,6 +47,7 @@ class Ddp(Strategy):
     """Data parallel: the whole model on every rank, gradients averaged while backward runs."""
 
     names: ClassVar[dict[str, dict[str, Any]]] = {"ddp": {}}
+    takes_odd: ClassVar[bool] = True
 
     bucket_bytes: int | None = None  # None: as the device likes it
     wire: torch.dtype | None = None  # on the way between ranks; None: as the gradients are
@@ -79,7 +91,7 @@ class Timeline:
         return 1 - seen / total if total else 1.0
 
 
-class _Averaging(Sharing):
+class _Averaging(WholeGradients):
     def __init__(self, options: Ddp, setup: Setup) -> None:
         self.options, self.setup = options, setup
         self._masters = make_masters(setup)
@@ -87,10 +99,17 @@ class _Averaging(Sharing):
         # A scaled loss may overflow: its step is skipped then, and nothing is wrong.
         self._intake = Intake(check=options.check_finite and setup.scaler is None)
         self._tensors = [one.tensor for one in setup.parameters]
-        self._order = list(reversed(range(len(self._tensors))))
+        self.sparse = sparse_parameters(setup)
+        if self.sparse and options.hook is not None:
+            raise InvalidArgumentError(
+                f"The gradient of {setup.parameters[self.sparse[0]].name} is sparse and in no "
+                f"bucket, so that Ddp(hook=…) would not see it. Build its module with sparse=False."
+            )
+        self._order = [at for at in reversed(range(len(self._tensors))) if at not in self.sparse]
         self._arrived: list[int] = []
         self._settled = False  # whether the order of use is known
         self._buckets: list[Bucket] = []
+        self._plan: list[list[int]] = []  # which parameters each of them has
         self._of: dict[int, Bucket] = {}
         self._next = 0  # the first bucket that is not on its way
         self._waits: list[Callable[[], Any]] = []
@@ -101,15 +120,20 @@ class _Averaging(Sharing):
             self._lay_out()
 
     def _lay_out(self) -> None:
+        shapes = [tuple(tensor.shape) for tensor in self._tensors]
+        kinds = [self._kind(tensor) for tensor in self._tensors]
+        device = self._tensors[0].device if self._tensors else torch.device("cpu")
+        most = bucket_limit(self.options.bucket_bytes, self._tensors)
+        order = self._order
         self._buckets = make_buckets(
-            self.setup.comm,
-            [tuple(tensor.shape) for tensor in self._tensors],
-            [self._wire or tensor.dtype for tensor in self._tensors],
-            self._tensors[0].device if self._tensors else torch.device("cpu"),
-            order=self._order,
-            most_bytes=bucket_limit(self.options.bucket_bytes, self._tensors),
+            self.setup.comm, shapes, kinds, device, order=order, most_bytes=most
         )
+        self._plan = planned(shapes, kinds, order=order, most_bytes=most)
         self._of = {place.index: one for one in self._buckets for place in one.places}
+
+    def _kind(self, tensor: torch.Tensor) -> torch.dtype:
+        """Return the dtype in which a gradient travels."""
+        return tensor.dtype if tensor.is_complex() or self._wire is None else self._wire
 
     # ---- while backward runs
 
@@ -126,7 +150,7 @@ class _Averaging(Sharing):
 
     def arrived(self, index: int) -> None:
         """Copy the gradient into its bucket; send all buckets that are full, in their order."""
-        if not self._buckets:
+        if self.setup.comm.size == 1 or index in self.sparse:
             return
         self._arrived.append(index)
         bucket = self._of[index]
@@ -157,13 +181,14 @@ class _Averaging(Sharing):
             self._waits.append(self.options.hook(comm, bucket.flat))
             return
         op = "sum" if self.setup.step.weighed else "avg"
-        handle = comm.start.all_reduce(bucket.flat, op)
+        flat = torch.view_as_real(bucket.flat) if bucket.flat.is_complex() else bucket.flat
+        handle = comm.start.all_reduce(flat, op)
         self._handles.append(handle)
         self._waits.append(handle.wait)
 
     def gathered(self) -> None:
         """Send what is left, wait for all, and give every parameter its average."""
-        if not self._buckets:
+        if self.setup.comm.size == 1:
             self._weigh_alone()
             return
         used = [tensor.grad is not None for tensor in self._tensors]
@@ -174,13 +199,28 @@ class _Averaging(Sharing):
         self._ended = time.monotonic()
         for wait in self._waits:
             wait()
+        rows = self._add_up_rows()
         mine = [index in self._intake.broken for index in range(len(self._tensors))]
         told = tell_all(self.setup.comm, used, mine, self.setup.step)
         refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
         factor = told.factor()
         if factor is not None and self.options.hook is not None:
             factor *= self.setup.comm.size  # a hook averages, where a sum is wanted
+        self.setup.used = set(np.flatnonzero(told.used).tolist())
         self._hand_back(told.used, factor)
+        mean = 1 / self.setup.comm.size if factor is None else factor
+        for index, grad in rows.items():
+            self._tensors[index].grad = grad.mul_(mean) if told.used[index] else None
+
+    def _add_up_rows(self) -> dict[int, torch.Tensor]:
+        """Bring sparse gradients together, of which no bucket knows."""
+        for index in self.sparse:
+            grad = self._tensors[index].grad
+            if grad is not None:
+                values = grad.coalesce().values() if grad.is_sparse else grad
+                self._intake.look(index, values)
+        return {index: add_up_rows(self.setup.comm, self._tensors[index].grad, self._tensors[index])
+                for index in self.sparse}  # fmt: skip
 
     def _fill(self, bucket: Bucket, used: list[bool]) -> list[bool]:
         """Put in what did not arrive: zeros, or what earlier micro-batches have left."""
@@ -211,10 +251,11 @@ class _Averaging(Sharing):
     def _weigh_alone(self) -> None:
         told = tell_all(self.setup.comm, [], [], self.setup.step)
         factor = told.factor()
+        self.setup.used = {at for at, one in enumerate(self._tensors) if one.grad is not None}
         if self._masters is not None:
             self._masters.give([tensor.grad for tensor in self._tensors], factor=factor)
         elif factor is not None:
-            multiply(None, self._tensors, factor)
+            scale(self._tensors, factor)
 
     def timeline(self) -> Timeline:
         """Return when each bucket of the last backward pass was full, and when it travelled."""
@@ -224,31 +265,24 @@ class _Averaging(Sharing):
 
     # ---- around the step
 
-    def before_step(self) -> None:
-        """Bring the averages to the master weights, if there are any."""
-        if self._masters is not None:
-            self._masters.ready()
-
-    def step(self, own: Any, closure: Any) -> Any:
+    def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Step, with a model that has the masters' weights whenever a closure looks at it."""
-        masters = self._masters
+        masters, only = self._masters, self.setup.only(place)
         if masters is None or closure is None:
             return own(closure)
 
         def fresh() -> Any:
-            masters.hand_out()
+            masters.hand_out(only)
             return closure()
 
         return own(fresh)
 
-    def after_step(self) -> None:
+    def after_step(self, only: Only = None) -> None:
         """Share rank 0's buffers, and after the first step put buckets into the order of use."""
-        comm = self.setup.comm
-        if self._masters is not None:
-            self._masters.hand_out()
-        if comm.size == 1:
+        super().after_step(only)
+        if self.setup.comm.size == 1:
             return
-        share_buffers(self.setup)
+        share_buffers(self.setup, once=True)
         if not self._settled:
             self._settle()
 
@@ -266,39 +300,6 @@ class _Averaging(Sharing):
         self._order = [int(index) for index in order]
         self._lay_out()
 
-    def forget(self) -> None:
-        """Let go of all gradients."""
-        drop(self._masters, self._tensors)
-
-    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients, or make them zero."""
-        if self._masters is not None and not set_to_none:
-            self._masters.zero()
-        else:
-            super().zero_grad(own, set_to_none=set_to_none)
-
-    def grad_norm(self, norm_type: float) -> float:
-        """Return the norm of the averages, which every rank has whole."""
-        return norm_of(self._masters, self._tensors, norm_type)
-
-    def clamp_grads(self, value: float) -> None:
-        """Cut every element of the averages."""
-        clamp(self._masters, self._tensors, value)
-
-    def take_edits(self) -> None:
-        """Bring what the user has written into the model to the masters."""
-        if self._masters is not None:
-            self._masters.take_edits()
-
-    def loaded(self, index: int, values: torch.Tensor) -> None:
-        """Bring what was loaded to the master, unrounded."""
-        if self._masters is not None:
-            self._masters.tensors[index].copy_(values)
-
-    def scale_grads(self, factor: float) -> None:
-        """Multiply the averages."""
-        multiply(self._masters, self._tensors, factor)
-
     # ---- the ledger
 
     @property
@@ -312,31 +313,33 @@ class _Averaging(Sharing):
         grads = [one.grad for one in self._tensors] if masters is None else masters.held()
         flats = [bucket.flat for bucket in self._buckets]
         apart = self._apart
-        state = [
-            value
-            for one in self.setup.optimizer.state.values()
-            for value in one.values()
-            if isinstance(value, torch.Tensor) and value.dim() > 0
-        ]
         return Held(
-            parameters=storage_bytes(self._tensors),
+            parameters=held_by_model(self.setup),
             gradients=storage_bytes(grads if apart else [*grads, *flats]),
-            optimizer=storage_bytes([*state, *(self.setup.masters or [])]),
+            optimizer=storage_bytes([*held_by(self.setup.optimizer), *(self.setup.masters or [])]),
             transient=storage_bytes(flats) if apart else 0,
         )
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say 2Ψ(N-1)/N for gradients, as priced, and the whole of everything held."""
-        whole = sum(tensor.nbytes for tensor in self._tensors)
-        comm = self.setup.comm
-        sent = [
-            exchanged(comm, "all_reduce", one.flat.nbytes, item=one.flat.itemsize)
-            for one in self._buckets
-        ]
+        setup, comm = self.setup, self.setup.comm
+        numel = [one.shape.numel() for one in self._tensors]
+        kinds = [self._kind(one) for one in self._tensors]
+        flats = [sum(numel[at] * kinds[at].itemsize for at in run) for run in self._plan]
+        real = [kinds[run[0]].itemsize // (1 + kinds[run[0]].is_complex) for run in self._plan]
+        sent = [exchanged(comm, "all_reduce", nbytes, item=item)
+                for nbytes, item in zip(flats, real, strict=True)]  # fmt: skip
         told = exchanged(comm, "all_reduce", told_bytes(len(self._tensors)), item=8)
-        flats = sum(one.flat.nbytes for one in self._buckets)
-        masters = sum(one.nbytes for one in self.setup.masters or [])
-        kept = masters + state_bytes(self.setup.optimizer, self.setup.stepped)
-        gradients = whole if self._apart else flats or whole
-        held = Held(whole, gradients, kept, flats if self._apart else 0)
-        return held, add_up([*sent, told])
+        # In a bucket, or by themselves: on one rank, of a dtype of their own, and sparse ones.
+        alone = (
+            setup.used if comm.size == 1 or self._apart else setup.used.intersection(self.sparse)
+        )
+        own = sum(numel[at] * self._tensors[at].itemsize for at in alone)
+        state, masters = state_and_masters(setup)
+        held = Held(
+            parameters=model_bytes(setup),
+            gradients=own if self._apart else own + sum(flats),
+            optimizer=masters + state,
+            transient=sum(flats) if self._apart else 0,
+        )
+        return held, add_up([*sent, told, buffers_volume(setup)])

@@ -27,9 +27,8 @@ from roundelay.training._buckets import bucket_limit
 from roundelay.training._checkpoint_parts import Part, Saved
 from roundelay.training._exchange import Told, refuse_broken, tell_all
 from roundelay.training._setup import Setup, share_buffers
-from roundelay.training._strategy import Held, Sharing, Strategy, Volume
-from roundelay.training._zero_account import held_by, predicted_for
-from roundelay.training._zero_elementwise import refuse_whole
+from roundelay.training._strategy import Held, Only, Sharing, Strategy, Volume
+from roundelay.training._zero_account import held_by_zero, predicted_for
 from roundelay.training._zero_offload import OFFLOADS, host_for
 from roundelay.training._zero_parts import Parts, divide
 from roundelay.training._zero_sums import Sums
@@ -87,7 +86,6 @@ class Zero(Strategy):
         setup.host = host_for(setup, self.offload)
         if self.shard_over is not None:
             _make_replicas(setup, self.shard_over)
-        refuse_whole(setup.optimizer)
         return _Divided(self, setup)
 
 
@@ -208,17 +206,20 @@ class _Divided(Sharing):
         """Take what was written, and let the units go."""
         self.parts.shut(tensors, keep=keep, written=written)
 
-    def before_step(self) -> None:
+    def before_step(self, only: Only = None) -> None:
         """Give the optimizer this rank's part of the gradients."""
-        self.sums.hand_over()
+        self.sums.hand_over(only)
 
-    def step(self, own: Any, closure: Any) -> Any:
+    def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Step, with whole and fresh weights whenever a closure looks at the model."""
         host = self.setup.host
         if closure is None:
             if host is None:
                 return own(None)
-            return host.step(self.setup.optimizer, own, self.parts.trained)
+            only = self.setup.only(place)
+            mine = [flat for flat in self.parts.trained
+                    if only is None or flat.layout.places[0].index in only]  # fmt: skip
+            return host.step(self.setup.optimizer.all[place], own, mine)
         if host is not None:
             raise InvalidArgumentError(
                 "step(closure) looks at the model in the middle of a step, while offload= has it "
@@ -226,40 +227,40 @@ class _Divided(Sharing):
             )
 
         def fresh() -> Any:
-            self.parts.spread()
+            self.parts.spread(self.setup.only(place))
             return closure()
 
         return own(fresh)
 
-    def after_step(self) -> None:
+    def after_step(self, only: Only = None) -> None:
         """Bring the new parameters to every rank, and rank 0's buffers."""
-        self.sums.stepped()
-        self.parts.spread()
-        share_buffers(self.setup)
+        self.sums.stepped(only)
+        self.parts.spread(only)
+        share_buffers(self.setup, once=True)
 
-    def zero_grad(self, own: Any, *, set_to_none: bool) -> None:
-        """Forget the gradients, or make them zero."""
+    def zero_grad(self, own: Any, *, set_to_none: bool, only: Only = None) -> None:
+        """Forget gradients, or make them zero."""
         del own  # what the optimizer steps on gets its gradients at the step
         if set_to_none:
-            self.sums.forget()
+            self.sums.forget(only)
         else:
-            self.sums.zero()
+            self.sums.zero(only)
 
-    def forget(self) -> None:
-        """Let go of all gradients."""
-        self.sums.forget()
+    def forget(self, only: Only = None) -> None:
+        """Let go of gradients."""
+        self.sums.forget(only)
 
-    def grad_norm(self, norm_type: float) -> float:
+    def grad_norm(self, norm_type: float, only: Only = None) -> float:
         """Return the norm of all ranks' parts together."""
-        return self.sums.norm(norm_type)
+        return self.sums.norm(norm_type, only)
 
-    def clamp_grads(self, value: float) -> None:
+    def clamp_grads(self, value: float, only: Only = None) -> None:
         """Cut every element of this rank's part."""
-        self.sums.clamp(value)
+        self.sums.clamp(value, only)
 
-    def scale_grads(self, factor: float) -> None:
+    def scale_grads(self, factor: float, only: Only = None) -> None:
         """Multiply this rank's part."""
-        self.sums.scale(factor)
+        self.sums.scale(factor, only)
 
     # ---- the whole state
 
@@ -306,11 +307,11 @@ class _Divided(Sharing):
 
     def held(self) -> Held:
         """Count what lies here now."""
-        return held_by(self.setup, self.parts, self.sums)
+        return held_by_zero(self.setup, self.parts, self.sums)
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say the formulas of the stage, and the price of its schedules."""
-        return predicted_for(self.setup, self.parts, self.sums, self.options.stage)
+        return predicted_for(self.setup, self.parts, self.options.stage)
 
     @property
     def peak(self) -> int:
