@@ -133,6 +133,37 @@ def test_it_is_the_same_strategy_bit_for_bit(
         stacks.assert_same(run(writes, reads), expected)
 
 
+@pytest.mark.usefixtures("_way_to_the_host")
+def test_a_step_that_fails_in_the_middle_leaves_nothing_that_loading_would_not_cure(
+    stacks: Any, tmp_path: Any
+) -> None:
+    model = stacks.make(stacks.Stack, torch.float64)
+
+    def be_rank(comm: Any) -> bool:
+        mine = copy.deepcopy(model)
+        groups = [{"params": part.parameters()} for part in (mine.last, mine.blocks, mine.first)]
+        mine, own = rd.prepare(
+            mine, torch.optim.Adam(groups),
+            strategy=rd.Zero(2, bucket_bytes=64, offload="optimizer"), comm=comm,
+        )  # fmt: skip
+        stacks.loss_on(comm, mine, 0, torch.float64).backward()
+        own.step()
+        own.zero_grad()
+        rd.save(tmp_path / "good", mine, own)
+        x = stacks.batch_of(5, torch.float64)[0]
+        before = mine(x).detach()
+        stacks.loss_on(comm, mine, 1, torch.float64).backward()
+        good, own.param_groups[2]["betas"] = own.param_groups[2]["betas"], None
+        with pytest.raises(TypeError):
+            own.step()
+        own.param_groups[2]["betas"] = good
+        own.zero_grad()
+        rd.load(tmp_path / "good", mine, own)
+        return bool(torch.equal(mine(x), before))
+
+    assert all(rd.run(be_rank, 2, "threads"))
+
+
 def measured(stacks: Any, stage: int, offload: str | None, size: int, precision: str) -> Any:
     model = stacks.make(stacks.wide)
 

@@ -73,7 +73,6 @@ class Flat:
                            else host.empty(numel, kind))  # fmt: skip
         self.version = 0  # how often its weights have changed
         self._attached: list[int] = []  # how often each parameter had changed when the row came
-        self._rounded = False  # whether the masters are in the model already
         self._mark = torch.zeros(())  # by which changes of the part are noticed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
         self._move_in()
@@ -172,17 +171,13 @@ class Flat:
 
     # ---- after a step
 
-    def round_masters(self, *, early: bool = False) -> None:
-        """Bring what the optimizer changed into the dtype that the model computes in.
-
-        What was brought `early`, while other rows were still stepped on, is not brought again.
-        """
-        if self.has_masters and not self._rounded:
+    def round_masters(self) -> None:
+        """Bring what the optimizer changed into the dtype that the model computes in."""
+        if self.has_masters:
             # Cast on the device: what the host would cast first could not be copied beside it.
             self.part.copy_(self.master.to(self.part.device, non_blocking=True))
             if self.resident and self._host is not None:
                 self._mark = mark_of(self.part)
-        self._rounded = early
 
     @property
     def edited(self) -> bool:

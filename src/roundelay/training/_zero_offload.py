@@ -81,7 +81,7 @@ class Host:
                     with torch.enable_grad():
                         result = own(None)
                     for flat in turn:
-                        flat.round_masters(early=True)
+                        flat.round_masters()
         finally:
             for group, params in groups:
                 group["params"][:] = params

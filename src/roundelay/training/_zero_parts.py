@@ -73,15 +73,16 @@ class Parts:
 
     # ---- after a step
 
-    def spread(self, only: Only = None) -> None:
-        """Bring what an optimizer changed to the model, on every rank."""
+    def spread(self, only: Only = None, *, rounded: bool = False) -> None:
+        """Bring what an optimizer changed, which parts may have already, to the whole model."""
         if self.flight is not None:
             self.flight.drop_all()
         going: deque[tuple[Flat, Handle, torch.Tensor]] = deque()
         for flat in self.trained:
             if only is not None and flat.layout.places[0].index not in only:
                 continue  # another optimizer's, as all of its row
-            flat.round_masters()
+            if not rounded:
+                flat.round_masters()
             if flat.resident and flat.comm.size > 1:
                 if len(going) == STAGES:
                     self._land(going)

@@ -235,7 +235,7 @@ class _Divided(Sharing):
     def after_step(self, only: Only = None) -> None:
         """Bring the new parameters to every rank, and rank 0's buffers."""
         self.sums.stepped(only)
-        self.parts.spread(only)
+        self.parts.spread(only, rounded=self.setup.host is not None)
         share_buffers(self.setup, once=True)
 
     def zero_grad(self, own: Any, *, set_to_none: bool, only: Only = None) -> None:
