@@ -65,8 +65,9 @@ def fuzz() -> str:
     return (
         f"A fuzzer draws models and loops at random and compares all strategies with one device, "
         f"and `ddp`, `zero1`, `zero2` and `zero3` bit for bit where they add up the same. "
-        f"`{found['command']}`: {counts['programs']:,} programs in {judged:,} runs on 1, 2 and 3 "
+        f"`{found['command']}`: {counts['programs']:,} programs in {judged:,} runs on 1 to 4 "
         f"ranks, {right:,} of them right and the others refused by name; "
         f"{counts['programs compared bit for bit']:,} programs bit for bit; "
-        f"{len(found['defects'])} defects (commit {found['commit']}, torch {found['torch']}).\n"
+        f"{len(found['defects'])} defects, in {found['minutes']:.0f} minutes of a busy core "
+        f"(commit {found['commit']}, torch {found['torch']}, `benchmarks/results/fuzz.json`).\n"
     )

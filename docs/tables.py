@@ -92,4 +92,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     "zero": steps.zero,
     "gpu": steps.gpu,
     "may_do": habits.may_do,
+    "fuzz": habits.fuzz,
 }

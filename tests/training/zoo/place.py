@@ -23,7 +23,7 @@ __all__ = ["SIZES", "WAYS", "Place", "Program", "State", "Verdict", "alone", "ju
 SIZES = (1, 2, 3)
 ROWS = 12  # of a batch: divides by 1, 2 and 3, and once more by 2
 TOLERANCE = 1e-12  # of the largest element
-TIMEOUT_S = 40.0
+TIMEOUT_S = 120.0
 
 #: Every strategy, by the name that tables have for it.
 WAYS: dict[str, Any] = {
