@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as f
 from torch.nn.utils import parametrizations
 
-from zoo.habits import habit, made, rows_of, tokens_of, trained
+from zoo.habits import habit, made, rows_of, sgd, tokens_of, trained
 from zoo.place import Place, State
 from zoo.transformers import WIDTH, WORDS, next_word
 
@@ -291,3 +291,17 @@ def towers(at: Place) -> State:
         return f.cross_entropy(scores, torch.arange(len(x)))
 
     return trained(at, made(build), loss)
+
+
+@habit(FAMILY, "complex parameters")
+def waves(at: Place) -> State:
+    return trained(at, made(Waves), mean_square, optimizer=sgd)
+
+
+@habit(FAMILY, "sparse gradients of an embedding")
+def sparse(at: Place) -> State:
+    def build() -> Any:
+        return nn.Sequential(nn.Embedding(WORDS, 4, sparse=True), nn.Linear(4, WORDS))
+
+    return trained(at, made(build), next_word, rows=tokens_of,
+                   optimizer=lambda those: torch.optim.SGD(those, lr=0.1))  # fmt: skip
