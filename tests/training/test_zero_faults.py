@@ -122,38 +122,41 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("when", ["before backward", "before the step"])
-@pytest.mark.parametrize("strategy", RESIDENT)
-def test_what_some_ranks_alone_have_written_is_told(stacks: Any, strategy: str, when: str) -> None:
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
+def test_what_some_ranks_alone_have_written_is_told(
+    stacks: Any, strategy: str, write: str, *, late: bool
+) -> None:
+    """With the gradients that come next: of this step, or if it is late of the one after it."""
     model = stacks.make(stacks.Stack, torch.float64)
 
-    def be_rank(comm: Any) -> bool:
-        for write in WRITES.values():
-            mine = copy.deepcopy(model)
-            mine, own = rd.prepare(mine, stacks.adam(mine), strategy=strategy, comm=comm)
-            for step in range(3):
-                with torch.no_grad():  # all of them alike
-                    mine.last.bias.mul_(0.5)
-                for place in ("before backward", "before the step"):
-                    if place == when and step == 1 and comm.rank == 1:
-                        with torch.no_grad():
-                            write(mine.blocks[1].up.weight)  # type: ignore[no-untyped-call]
-                    if place == "before backward":
-                        loss = stacks.loss_on(comm, mine, step, torch.float64)
-                        told = step == (1 if when == "before backward" else 2)
-                        if told:
-                            with pytest.raises(CollectiveMismatch, match=r"rank 1 .*blocks\.1\.up"):
-                                loss.backward()
-                            break
-                        loss.backward()
-                if told:
-                    break
-                own.step()
-                own.zero_grad()
-            assert told
-        return True
+    def be_rank(comm: Any) -> str:
+        mine = copy.deepcopy(model)
+        mine, own = rd.prepare(mine, stacks.adam(mine), strategy=strategy, comm=comm)
 
-    assert all(rd.run(be_rank, 3, "threads", timeout=60))
+        def differ() -> None:
+            if comm.rank == 1:
+                with torch.no_grad():
+                    WRITES[write](mine.blocks[1].up.weight)  # type: ignore[no-untyped-call]
+
+        for step in range(2):
+            with torch.no_grad():  # all of them alike
+                mine.last.bias.mul_(0.5)
+            stacks.loss_on(comm, mine, step, torch.float64).backward()
+            if step == 1 and late:
+                differ()
+            own.step()
+            own.zero_grad()
+        if not late:
+            differ()
+        with pytest.raises(CollectiveMismatch) as error:
+            stacks.loss_on(comm, mine, 2, torch.float64).backward()
+        return str(error.value)
+
+    for told in rd.run(be_rank, 3, "threads", timeout=60):
+        assert "rank 1" in told
+        assert "blocks.1.up.weight" in told
 
 
 @pytest.mark.parametrize("strategy", RESIDENT)
