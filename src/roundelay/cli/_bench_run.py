@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from roundelay.bench import Head, Row, Spec, measure
 from roundelay.bench.tune import specs, tuned
+from roundelay.cli._types import console_on_errors
 from roundelay.collectives import collectives
 from roundelay.tuning import Tuning, tuning_path
 from roundelay.view.terminal_text import nbytes_text
@@ -25,7 +25,7 @@ def run_all(runs: Sequence[Spec], label: str) -> tuple[list[Row], dict[str, str]
     versions: dict[str, str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
-    shown = Console(stderr=True)
+    shown = console_on_errors()
     with Progress(
         *columns, console=shown, transient=True, disable=not sys.stderr.isatty()
     ) as progress:

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from roundelay.cli._types import terminal_width
+from roundelay.cli._types import console_on_errors
 from roundelay.signals import before_ending
 
 __all__ = ["watched"]
@@ -26,7 +25,7 @@ def watched(items: Sequence[Item], label: str) -> Iterator[Item]:
         yield from items
         return
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True, width=terminal_width())
+    console = console_on_errors()
     with (
         before_ending(lambda: os.write(sys.stderr.fileno(), SHOW_CURSOR)),
         Progress(*columns, console=console, transient=True) as progress,

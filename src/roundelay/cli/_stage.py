@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from roundelay.cli._types import console_for, terminal_width
+from roundelay.cli._types import console_for, terminal_size
 from roundelay.signals import before_ending, signals_to_wait_on
 from roundelay.view import Picture
 from roundelay.view.terminal import FORMS, Drawing
@@ -154,7 +154,7 @@ def _moved(number: int, action: str | None, last: int) -> int:
 
 def _draw(stage: Stage, console: Console, number: int, scroll: int) -> int:
     """Fill the screen with one frame and return how far it is scrolled."""
-    console.width = terminal_width()  # the window may have been resized
+    console.width, console.height = terminal_size()  # the window may have been resized
     width, height = console.size
     parts = [stage.frame(number, width), Text("")]
     if number == stage.last and stage.ending is not None:

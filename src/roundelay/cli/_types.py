@@ -19,8 +19,9 @@ __all__ = [
     "SIZES",
     "bytes_option",
     "console_for",
+    "console_on_errors",
     "network_option",
-    "terminal_width",
+    "terminal_size",
     "wants_ascii",
 ]
 
@@ -122,13 +123,15 @@ def console_for(*, fit: RenderableType | None = None) -> Console:
 
     What must `fit` gets the room it needs when piped, so that a line stays a line for grep.
     """
-    width = terminal_width()
+    width, height = terminal_size()
     if not sys.stdout.isatty() and not _asked_width():
         width = PIPED_WIDTH
         if fit is not None:
-            wide = Console(file=sys.stdout, width=MOST_WIDTH)
+            wide = Console(file=sys.stdout, width=MOST_WIDTH, height=height)
             width = Measurement.get(wide, wide.options, fit).maximum
-    return _Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+    return _Console(
+        file=sys.stdout, width=width, height=height, highlight=False, emoji=False, markup=False
+    )
 
 
 class _Console(Console):
@@ -138,9 +141,16 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def terminal_width() -> int:
-    """Return how many columns to write in: what COLUMNS says if that can be, or the terminal."""
-    return min(_asked_width() or shutil.get_terminal_size().columns, MOST_WIDTH)
+def terminal_size() -> tuple[int, int]:
+    """Return how many columns and lines to write in: what COLUMNS says if that can be, or all."""
+    found = shutil.get_terminal_size()
+    return min(_asked_width() or found.columns, MOST_WIDTH), found.lines
+
+
+def console_on_errors() -> Console:
+    """Return a console on standard error, for what shows progress."""
+    width, height = terminal_size()  # both: else rich reads COLUMNS itself, and believes all of it
+    return Console(stderr=True, width=width, height=height)
 
 
 def _asked_width() -> int:
