@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
-from roundelay.errors import InvalidArgumentError  # noqa: E402
 
 nn = torch.nn
 
@@ -106,34 +105,6 @@ def test_zero3_gathers_the_model_s_own_and_two_units_at_a_time(stacks: Any) -> N
 
     for peak, (own, *units) in rd.run(be_rank, 2, "threads"):
         assert peak <= own + sum(sorted(units)[-2:])
-
-
-# ---- parameters that are not there
-
-
-def test_parameters_that_are_away_refuse_to_be_used_by_name(stacks: Any) -> None:
-    model = stacks.make(stacks.Stack)
-
-    def be_rank(comm: Any) -> list[str]:
-        mine = copy.deepcopy(model)
-        mine, _ = rd.prepare(mine, stacks.adam(mine), strategy="zero3", comm=comm)
-        weight = mine.blocks[0].up.weight
-        assert weight.shape == (13, 6)
-        assert weight.untyped_storage().nbytes() == 4
-        told = []
-        for use in (
-            lambda: weight + 1, weight.sum, weight.detach, lambda: copy.deepcopy(mine.blocks[0]),
-            mine.blocks[0].state_dict, lambda: mine.load_state_dict(model.state_dict()),
-            mine.double,
-        ):  # fmt: skip
-            with pytest.raises((InvalidArgumentError, RuntimeError)) as error:
-                use()
-            told.append(str(error.value))
-        return told
-
-    for told in rd.run(be_rank, 2, "threads"):
-        for one in told:
-            assert "rd.full_state_dict" in one, one
 
 
 def test_whole_tensors_are_the_state_one_by_one(stacks: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import io
-import pickle
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -295,44 +293,3 @@ def test_ranks_that_call_different_units_are_told_which(route: Any, engine: str)
         "test_zero_saved.py",
     ):
         assert word in f"{type(error.value).__name__} {error.value}"
-
-
-LOOKS: dict[str, Callable[[Any, Any], object]] = {
-    "data": lambda p, _: p.data,
-    "T": lambda p, _: p.T,
-    "mT": lambda p, _: p.mT,
-    "set data": lambda p, _: setattr(p, "data", torch.ones(13, WIDTH)),
-    "pickle": lambda p, _: pickle.dumps(p),
-    "copy": lambda p, _: copy.copy(p),
-    "deepcopy": lambda p, _: copy.deepcopy(p),
-    "save": lambda p, _: torch.save(p, io.BytesIO()),
-    "numpy": lambda p, _: p.detach().numpy(),
-    "item": lambda p, _: p[0, 0].item(),
-    "in place": lambda p, _: p.add_(1),
-    "init": lambda p, _: nn.init.zeros_(p),
-    "foreach": lambda p, _: torch._foreach_norm([p]),
-    "compare": lambda p, _: p == p,  # noqa: PLR0124
-    "average": lambda _, model: torch.optim.swa_utils.AveragedModel(model),
-    "vector": lambda _, model: nn.utils.parameters_to_vector(model.parameters()),
-}
-
-
-def test_a_parameter_that_is_away_is_never_nan(stacks: Any) -> None:
-    model = stacks.make(stacks.Stack)
-
-    def be_rank(comm: Any) -> dict[str, str]:
-        mine = copy.deepcopy(model)
-        mine, _ = rd.prepare(mine, stacks.adam(mine), strategy="zero3", comm=comm)
-        weight = mine.blocks[0].up.weight
-        told = {}
-        for name, look in LOOKS.items():
-            with pytest.raises(InvalidArgumentError) as error:
-                look(weight, mine)
-            told[name] = str(error.value)
-        assert f"{weight}" == repr(weight)
-        assert (weight.shape, weight.dtype, weight.grad) == ((13, WIDTH), torch.float32, None)
-        return told
-
-    for told in rd.run(be_rank, 2, "threads"):
-        for name, one in told.items():
-            assert "rd.full_state_dict" in one, name

@@ -46,6 +46,12 @@ class Joined:
         return slice(begin, begin + len(self.all[place].param_groups))
 
 
+def kept(optimizer: torch.optim.Optimizer) -> MutableMapping[torch.Tensor, State]:
+    """Return the state of an optimizer by what it steps on, whatever it shows to the user."""
+    found: MutableMapping[torch.Tensor, State] = vars(optimizer)["state"]
+    return found
+
+
 class _States(MutableMapping[torch.Tensor, State]):
     """By tensor, whichever optimizer steps on it."""
 
@@ -56,13 +62,13 @@ class _States(MutableMapping[torch.Tensor, State]):
         if len(self._optimizers) > 1:
             for one in self._optimizers:
                 if any(tensor is mine for group in one.param_groups for mine in group["params"]):
-                    return one.state
-        return self._optimizers[0].state
+                    return kept(one)
+        return kept(self._optimizers[0])
 
     def __getitem__(self, tensor: torch.Tensor) -> State:
         for one in self._optimizers:
-            if tensor in one.state:
-                found: State = one.state[tensor]
+            if tensor in kept(one):
+                found: State = kept(one)[tensor]
                 return found
         raise KeyError(tensor)
 
@@ -71,13 +77,13 @@ class _States(MutableMapping[torch.Tensor, State]):
 
     def __delitem__(self, tensor: torch.Tensor) -> None:
         for one in self._optimizers:
-            if tensor in one.state:
-                del one.state[tensor]
+            if tensor in kept(one):
+                del kept(one)[tensor]
                 return
         raise KeyError(tensor)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return (tensor for one in self._optimizers for tensor in one.state)
+        return (tensor for one in self._optimizers for tensor in kept(one))
 
     def __len__(self) -> int:
-        return sum(len(one.state) for one in self._optimizers)
+        return sum(len(kept(one)) for one in self._optimizers)

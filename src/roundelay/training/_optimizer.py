@@ -6,7 +6,6 @@ import functools
 import math
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,9 +13,12 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run
+from roundelay.training._shard_groups import Groups
 from roundelay.training._whole_state import load_whole_state, whole_state
 
 __all__ = ["Prepared", "give_back", "take_over"]
@@ -56,9 +58,11 @@ class Prepared:
         if now.holds:
             return None  # more micro-batches of this batch are to come
         now.check_whole()
-        own = functools.partial(super().step)  # type: ignore[misc]
         run.check_still_the_same(self.place)
         sharing, only = run.sharing, self._only
+        own: Any = super().step  # type: ignore[misc]
+        if not sharing.sees_whole and hasattr(own, "hooked"):
+            own = functools.partial(own.__wrapped__, self)  # hooks are called here, by `_hooks`
         run.arrivals.see_edits()
         sharing.take_edits()
 
@@ -91,6 +95,16 @@ class Prepared:
 
     # What torch looks at to see that hooks around the step are called already, in the own step.
     vars(step)["hooked"] = True
+
+    @property
+    def state(self) -> Any:
+        """What the optimizer keeps: where that is divided, tensors that behave as the whole."""
+        groups: Groups | None = vars(self).get("groups")
+        return vars(self)["state"] if groups is None or groups.inside else groups.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        vars(self)["state"] = value
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of this optimizer, as one device has it. All ranks call it.
@@ -176,23 +190,16 @@ def _refuse_scheduler(frame: FrameType | None) -> None:
 def _hooks(optimizer: Any, closure: Any, *, apart: bool) -> Iterator[None]:
     """Call the optimizer's hooks around a step where it does not see whole gradients itself.
 
-    There they see the model as it is before and after; gradients refuse to be used.
+    There they see the model, and what is divided, as they are before and after.
     """
     if not apart:
         yield
         return
-    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001 - torch's
-    optimizer._optimizer_step_pre_hooks = OrderedDict()  # noqa: SLF001
-    optimizer._optimizer_step_post_hooks = OrderedDict()  # noqa: SLF001
-    try:
-        optimizer.run.arrivals.flush()
-        for hook in before.values():
-            hook(optimizer, (closure,), {})
-        yield
-    finally:
-        optimizer._optimizer_step_pre_hooks = before  # noqa: SLF001
-        optimizer._optimizer_step_post_hooks = after  # noqa: SLF001
-    for hook in after.values():
+    optimizer.run.arrivals.flush()
+    for hook in (*_pre_hooks.values(), *optimizer._optimizer_step_pre_hooks.values()):  # noqa: SLF001 - torch's
+        hook(optimizer, (closure,), {})
+    yield
+    for hook in (*optimizer._optimizer_step_post_hooks.values(), *_post_hooks.values()):  # noqa: SLF001
         hook(optimizer, (closure,), {})
 
 
@@ -204,6 +211,7 @@ def give_back(optimizer: Any) -> None:  # Any: a prepared optimizer, and torch's
     vars(optimizer).pop("step", None)
     optimizer.__class__ = optimizer.own_class
     del optimizer.run, optimizer.place
+    vars(optimizer).pop("groups", None)
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         group["params"][:] = own
     optimizer.state.clear()

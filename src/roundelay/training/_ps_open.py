@@ -14,6 +14,7 @@ from roundelay.engines._death import ServerFinished
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.training._masters import make_masters
 from roundelay.training._ps_async import Alone
+from roundelay.training._ps_coupled import refuse_coupled
 from roundelay.training._ps_layout import Share, divide
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_server import Mails, Rules, Server, Updates
@@ -21,7 +22,6 @@ from roundelay.training._ps_sharing import Serving
 from roundelay.training._ps_sync import Aggregated, Stepped
 from roundelay.training._ps_twin import Options, twins_of
 from roundelay.training._setup import Setup
-from roundelay.training._zero_elementwise import refuse_coupled
 from roundelay.training.precision import cast_model, master_dtype
 
 if TYPE_CHECKING:

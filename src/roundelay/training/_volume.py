@@ -17,6 +17,7 @@ from roundelay.communicator import Communicator
 from roundelay.schedule import Price, price
 from roundelay.training._joined import Joined
 from roundelay.training._setup import Setup, in_messages, storage_bytes, written_once
+from roundelay.training._shard import Shard
 from roundelay.training._strategy import Volume
 from roundelay.training.precision import buffer_dtype, master_dtype
 from roundelay.tuning import default_for
@@ -140,8 +141,9 @@ def state_and_masters(setup: Setup) -> tuple[int, int]:
 
 def held_by(optimizer: Joined) -> list[torch.Tensor]:
     """Return what the optimizers keep now; numbers do not count."""
-    return [value for one in optimizer.state.values() for value in one.values()
-            if isinstance(value, torch.Tensor) and value.dim() > 0]  # fmt: skip
+    kept = [value.piece if isinstance(value, Shard) else value
+            for one in optimizer.state.values() for value in one.values()]  # fmt: skip
+    return [one for one in kept if isinstance(one, torch.Tensor) and one.dim() > 0]
 
 
 def held_by_model(setup: Setup) -> int:

@@ -1,26 +1,21 @@
-"""Parameters that are elsewhere at the moment: whoever computes with one is told so."""
+"""Parameters that are elsewhere at the moment: they compute as their shards do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._shard import Shard
+from roundelay.training._shard_parameter import WholeOf, asks, writes
 
 __all__ = ["Away", "bring_back", "send_away"]
 
-#: What can be asked of a parameter that is not there: what it looks like, and its hooks.
-ALLOWED = {
-    "__delete__", "numel", "size", "dim", "ndimension", "nelement", "stride", "element_size",
-    "is_contiguous", "is_floating_point", "is_complex", "requires_grad_", "register_hook",
-    "register_post_accumulate_grad_hook", "untyped_storage", "__hash__", "__repr__", "__format__",
-}  # fmt: skip
-#: Properties that would show, or replace, elements.
-ELEMENTS = {"data", "T", "mT", "H", "mH", "real", "imag"}
 MARK = "_roundelay_away"
 DIVIDED = (
     "is divided between the ranks under zero3 and whole only while its module runs. Look at it and "
@@ -43,19 +38,31 @@ class Away(torch.nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Answer what needs no elements, and refuse the rest."""
-        name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__"):  # of a property, which has a name itself
-            name = getattr(getattr(func, "__self__", None), "__name__", name)
-            allowed = name not in ELEMENTS
-        else:
-            allowed = name in ALLOWED
-        if allowed:
+        """Answer what needs no elements; compute the rest together with the other ranks."""
+        name = asks(func)
+        if not name:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
                 return func(*args, **(kwargs or {}))
-        what = next(vars(one)[MARK] for one in tree_leaves((args, kwargs)) if type(one) is cls)
+        given = tuple(args), dict(kwargs or {})
+        for one in tree_leaves(given):
+            if type(one) is cls and vars(one)[MARK].shard is None:
+                what = vars(one)[MARK]
+                raise InvalidArgumentError(
+                    f"{name} needs the parameter {what.name}, which {what.why}"
+                )
+        if name == "data":
+            return _data(*args)
+        apart = name == "detach" or not torch.is_grad_enabled()
+        args, kwargs = tree_map(partial(_taken, apart=apart, written=writes(name)), given)
+        if name in vars(Shard) and isinstance(args[0], Shard):
+            func = getattr(Shard, name)  # that torch has written without regard to subclasses
+        return func(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse: what is kept of it would be a part of one rank's."""
+        what = vars(self)[MARK]
         raise InvalidArgumentError(
-            f"{name or func} needs the parameter {what.name}, which {what.why}"
+            f"Pickling or copying needs the parameter {what.name}, which {what.why}"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
@@ -76,17 +83,41 @@ class _Mark:
     kind: type  # that the parameter had
     name: str
     why: str  # ends the sentence "needs the parameter …, which …"
+    shard: Shard | None  # what can be computed with
 
 
-def send_away(parameter: torch.nn.Parameter, name: str, why: str = DIVIDED) -> None:
-    """Have a parameter refuse to be computed with, and hold no memory of its own."""
+def _taken(value: Any, *, apart: bool, written: bool) -> Any:
+    """Return what is computed with in place of a parameter that is away."""
+    if type(value) is not Away:
+        return value
+    shard: Shard = vars(value)[MARK].shard
+    if apart or not value.requires_grad:
+        return shard
+    if written:  # which torch refuses for parameters that have a gradient
+        return shard.detach().requires_grad_()
+    return WholeOf.apply(value, shard)  # type: ignore[no-untyped-call]
+
+
+def _data(parameter: Away, *value: torch.Tensor) -> torch.Tensor | None:
+    """Get or set `parameter.data`."""
+    shard: Shard = vars(parameter)[MARK].shard
+    if not value:
+        return shard.detach()
+    shard.data = value[0]
+    return None
+
+
+def send_away(
+    parameter: torch.nn.Parameter, name: str, why: str = DIVIDED, shard: Shard | None = None
+) -> None:
+    """Have a parameter hold no memory of its own; it computes as its shard, or refuses to."""
     nothing = torch.full(
         (), torch.nan if parameter.is_floating_point() else 0,
         dtype=parameter.dtype, device=parameter.device,
     )  # fmt: skip
     _replace(parameter, nothing.expand(parameter.shape))
     if type(parameter) is not Away:
-        vars(parameter)[MARK] = _Mark(type(parameter), name, why)
+        vars(parameter)[MARK] = _Mark(type(parameter), name, why, shard)
         parameter.__class__ = Away
 
 

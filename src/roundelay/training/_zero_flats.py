@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,10 @@ from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.reductions import Array
 from roundelay.training._buckets import Place, shared_tensor
+from roundelay.training._masters import merge
 from roundelay.training._setup import Parameter
+from roundelay.training._shard import Shard
+from roundelay.training._shard_home import Home
 from roundelay.training._zero_away import bring_back, send_away
 from roundelay.training._zero_layout import Layout, Piece
 from roundelay.training.precision import Precision, master_dtype
@@ -75,6 +79,14 @@ class Flat:
         self._attached: list[int] = []  # how often each parameter had changed when the row came
         self._mark = torch.zeros(())  # by which changes of the part are noticed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
+        names = [one.name for one in parameters]
+        self.homes = {
+            place.index: Home(comm, self.layout.counts(place), place.index, names,
+                              parameters[place.index].tensor)
+            for place in self.layout.places
+        }  # fmt: skip
+        self._inside = {piece.index: piece.inside for piece in self.pieces}
+        self._shards: dict[int, Shard] = {}  # of parameters that are away
         self._move_in()
         #: What the optimizer steps on, one for each piece.
         self.stepped = [
@@ -139,7 +151,41 @@ class Flat:
         """Have the parameters refuse to be computed with."""
         for place in self.layout.places:
             one = self._parameters[place.index]
-            send_away(one.tensor, one.name)
+            send_away(one.tensor, one.name, shard=self._shard(place))
+
+    def _shard(self, place: Place) -> Shard:
+        """Return what a parameter computes as while it is away."""
+        found = self._shards.get(place.index)
+        if found is None:
+            found = self._shards[place.index] = Shard(
+                self.homes[place.index], self.piece(self.part, place.index), place.shape,
+                kind="parameter", wrote=partial(self._edited, place.index),
+            )  # fmt: skip
+        return found
+
+    def piece(self, row: torch.Tensor, index: int) -> torch.Tensor:
+        """Return what this rank has of a parameter, in what is laid out as its part."""
+        return row[self._inside.get(index, slice(0, 0))]
+
+    def _edited(self, index: int) -> None:
+        """Hear that the user has written into the part."""
+        if self.has_masters:
+            part = self.piece(self.part, index).to(self.master.device)
+            merge(self.piece(self.master, index), part)
+        self.touch()
+
+    @torch.no_grad()
+    def publish(self, index: int) -> None:
+        """Bring what the user has written for the optimizer to the model. All ranks call it."""
+        mine = self.piece(self.part, index)
+        if self.has_masters:
+            mine.copy_(self.piece(self.master, index))
+        if self.whole.numel():
+            place = next(one for one in self.layout.places if one.index == index)
+            self.view(place).copy_(self.homes[index].gather(mine).view(place.shape))
+        if self.resident and self._host is not None:
+            self._mark = mark_of(self.part)
+        self.touch()
 
     def gather(self, comm: Communicator, label: int) -> Handle | Copy:
         """Begin to bring the whole row; return what waits for it."""

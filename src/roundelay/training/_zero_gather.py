@@ -144,7 +144,7 @@ class Gathering:
             for handle in handles or ():
                 handle.wait()
         except CollectiveMismatch as error:
-            left = rf"rank (\d+): [^\n]*label={1 + 2 * len(self._travellers)}\b"
+            left = rf"rank (\d+): [^\n]*label={self.labels}\b"
             if ranks := re.findall(left, str(error)):
                 raise CollectiveMismatch(LOST.format(ranks=", ".join(ranks))) from None
             labels = sorted({int(label) for label in re.findall(r"label=(\d+)", str(error))})
@@ -155,8 +155,15 @@ class Gathering:
                 f"way, too. Call every unit on every rank, or use strategy='zero2'."
             ) from None
 
+    @property
+    def labels(self) -> int:
+        """How many labels its calls have: two for each unit, and the last for leaving backward."""
+        return 2 * len(self._travellers) + 1
+
     def _called(self, label: int) -> str:
         """Return what a call with this label was for."""
+        if label > self.labels:
+            return f"parameter {label - self.labels - 1}, of which something was computed"
         pinned, number = divmod(label - 1, len(self._travellers))
         return f"{self._travellers[number].name}{' in rd.whole' if pinned else ''}"
 
@@ -198,8 +205,7 @@ class Gathering:
         for one in before[len(seen) :] if seen == before[: len(seen)] else ():
             self._fetch(one)
             self._drop(one)
-        label = 1 + 2 * len(self._travellers)
-        self._leaving = self.comm.start.all_gather(np.zeros(1, np.uint8), label=label)
+        self._leaving = self.comm.start.all_gather(np.zeros(1, np.uint8), label=self.labels)
 
     def left(self) -> None:
         """End a pass that some ranks have left, together with them."""

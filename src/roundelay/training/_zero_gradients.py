@@ -15,8 +15,8 @@ import torch
 from roundelay.communicator.start import Handle
 from roundelay.training._buckets import shared_tensor
 from roundelay.training._exchange import Intake
-from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
+from roundelay.training._shard import Shard
 from roundelay.training._zero_flats import Flat
 
 __all__ = ["Gradients", "Row"]
@@ -123,7 +123,7 @@ class Gradients:
             row.buffer = row.part if direct else self._empty_row(row)
         tensor = self._tensors[index]
         there, grad = row.view(index, row.buffer), tensor.grad
-        if grad is None or isinstance(grad, Refused):  # of an earlier pass, in which there was one
+        if grad is None or isinstance(grad, Shard):  # of an earlier pass, in which there was one
             there.zero_()
             return
         self.intake.put(index, there, grad)

@@ -56,6 +56,7 @@ class Layout:
         size: int,
         cut: bool = True,
     ) -> None:
+        self.size = size
         self.places: list[Place] = []
         lengths = [math.prod(shape) for shape in shapes]
         self.numel = sum(lengths)
@@ -77,6 +78,14 @@ class Layout:
     def own(self, rank: int) -> slice:
         """Return the elements that a rank owns, padding included."""
         return slice(rank * self.part, (rank + 1) * self.part)
+
+    def counts(self, place: Place) -> list[int]:
+        """Return how many elements of a parameter each rank owns."""
+        found = [0] * self.size
+        for rank in range(self.size):
+            low, high = rank * self.part, (rank + 1) * self.part
+            found[rank] = max(0, min(place.start + place.numel, high) - max(place.start, low))
+        return found
 
     def pieces(self, rank: int) -> Iterator[Piece]:
         """Yield what a rank owns of each parameter; at most one piece of each."""

@@ -12,14 +12,17 @@ from roundelay.communicator import Communicator, Traffic
 from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._buckets import Place, shared_tensor
-from roundelay.training._checkpoint_parts import Part, Saved, restore_state, stretch
+from roundelay.training._checkpoint_parts import Part, Saved, stretch
 from roundelay.training._masters import merge
 from roundelay.training._setup import Parameter, Setup
+from roundelay.training._shard_groups import cuts_parameters, groups_of
+from roundelay.training._shard_parameter import ShardParameter
 from roundelay.training._strategy import Only
-from roundelay.training._zero_elementwise import is_elementwise, repoint_to_pieces
+from roundelay.training._zero_away import Away
 from roundelay.training._zero_flats import Flat
 from roundelay.training._zero_flight import Flight
 from roundelay.training._zero_gather import Traveller
+from roundelay.training._zero_groups import hand_out
 from roundelay.training._zero_layout import Piece, runs
 from roundelay.training._zero_units import Choice, Unit, find_units
 from roundelay.training.materialize import start_from_first
@@ -42,7 +45,10 @@ class Parts:
         self.travellers: list[Traveller] = []
         self.flight: Flight | None = None
         self._owner: dict[int, Traveller] = {}
-        self.in_groups: dict[int, torch.Tensor] = {}  # what the optimizer has, by parameter
+        #: What the optimizer hands out for each trained parameter, and what it steps on here.
+        self.shown: list[ShardParameter] = []
+        self.bare: list[torch.nn.Parameter] = []
+        self.stepping = False  # whether the optimizer is at work, and `spread` is to come
         self._steps: deque[torch.Tensor] = deque()
 
     @property
@@ -56,6 +62,9 @@ class Parts:
         """Have units come and go, or stay between forward and backward."""
         self.travellers = [one for one in travellers if one.flats]
         self.flight = Flight(comm, self.setup.model, self.travellers, keeps=keeps)
+        # What is computed from divided parameters comes in one order with the units.
+        for home in (home for flat in self.flats for home in flat.homes.values()):
+            home.move(comm, self.flight.labels)
         self._owner = {index: one for one in self.travellers for index in one.trained}
 
     def arrived(self, index: int) -> None:
@@ -120,6 +129,18 @@ class Parts:
             if flat.has_masters and flat.edited:
                 merge(flat.master, flat.part.to(flat.master.device))
 
+    @torch.no_grad()
+    def take_edit(self, flat: Flat, index: int) -> None:
+        """Do so for what this rank has of one parameter, which the user looks at elsewhere."""
+        if self.stepping or isinstance(self.parameters[index].tensor, Away):
+            return
+        self._take_strays(flat)
+        mine = flat.piece(flat.part, index)
+        if not flat.resident:
+            mine.copy_(flat.piece(flat.own, index))
+        if flat.has_masters:
+            merge(flat.piece(flat.master, index), mine.to(flat.master.device))
+
     # ---- `rd.whole`
 
     def open(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -180,8 +201,6 @@ class Parts:
     @torch.no_grad()
     def load(self, index: int, values: torch.Tensor) -> None:
         """Bring loaded values to this rank's piece of a parameter, in the optimizer's dtype."""
-        if self.flight is not None and not self._owner[index].pins:
-            return  # the parameter itself refuses
         for flat, piece, stepped in self._owned():
             if piece.index == index and flat.has_masters:
                 stepped.copy_(values.reshape(-1)[piece.start : piece.stop].view(stepped.shape))
@@ -197,12 +216,14 @@ class Parts:
 
     def to_save(self) -> Iterator[Part]:
         """Yield this rank's pieces of every row, and some of what every rank has whole."""
-        state = self.setup.optimizer.state
         replicas = self.setup.replicas
         first = replicas is None or replicas.rank == 0
         for _, piece, stepped in self._owned() if first else ():
             name = self.parameters[piece.index].name
-            yield stretch(name, stepped, state.get(stepped, {}), piece.start, piece.stop)
+            owner = self.parameters[piece.index].owner
+            state = groups_of(self.setup.optimizer.all[owner]).kept(stepped)
+            yield Part(name, piece.start, piece.stop, stepped.detach().view(-1), state.elements,
+                       state.whole if piece.start == 0 else {})  # fmt: skip
         rank, size = self.setup.comm.rank, self.setup.comm.size
         for number, (name, tensor) in enumerate(self._undivided()):
             if number % size != rank:
@@ -216,11 +237,11 @@ class Parts:
     def take_back(self, saved: Saved) -> None:
         """Read the same."""
         self.setup.step.check_shut("What is loaded")
-        for flat, piece, stepped in self._owned():
+        for _, piece, stepped in self._owned():
             where = self.parameters[piece.index].name, piece.start, piece.stop
             stepped.copy_(saved.values(*where).view(stepped.shape))
-            if flat.trained:
-                restore_state(self.setup.optimizer, stepped, saved, *where)
+        for one in self.setup.optimizer.all:
+            groups_of(one).restore(saved)
         for name, tensor in self._undivided():
             if tensor.numel() == 0:
                 continue
@@ -282,10 +303,9 @@ def divide(
 
     Optimizers that need whole parameters get whole ones: some on each rank.
     """
-    cuts = [is_elementwise(one) for one in setup.optimizer.all]
+    cuts = [cuts_parameters(one) for one in setup.optimizer.all]
     apart = setup.host is not None and setup.host.parameters
     away = stage == 3 and (setup.comm.size > 1 or apart)  # noqa: PLR2004 - a stage
-    trained = {id(one.tensor): one.tensor for one in setup.parameters}
     if away:
         parts = _by_units(setup, units, cuts, keeps=keeps)
     else:
@@ -294,13 +314,7 @@ def divide(
         if parts.flats and setup.comm.size > 1:
             parts.make_steps()
     cast_model(setup.model, setup.precision)
-    pieces = {
-        id(parts.parameters[piece.index].tensor): (slice(piece.start, piece.stop), stepped)
-        for flat in parts.trained
-        for piece, stepped in zip(flat.pieces, flat.stepped, strict=True)
-    }
-    found = repoint_to_pieces(setup.optimizer, pieces, trained)
-    parts.in_groups = {index: found[id(one.tensor)] for index, one in enumerate(setup.parameters)}
+    hand_out(parts)
     return parts
 
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
-from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup
+from roundelay.training._shard import Shard
 from roundelay.training._step import AGAIN
 from roundelay.training._strategy import Only, chosen
 from roundelay.training._zero_flats import Flat
 from roundelay.training._zero_gradients import Gradients
 from roundelay.training._zero_parts import Parts
+from roundelay.training._zero_stand_ins import StandIns
 
 __all__ = ["Sums"]
 
-WHY = (
-    "Under ZeRO every rank has a part of the gradients only, so nothing right can be computed from "
-    "this one. Use optimizer.clip_grad_norm_(…) or clip_grad_value_(…) in place of torch's, or "
-    "strategy='ddp' to have whole gradients."
+PARTIAL = (
+    "The gradient of {name} is not complete: the backward passes of this step so far were inside "
+    "rd.accumulate, or of a loader's batch of which more is to come, and what they weigh is known "
+    "at the end. Look at it after the last pass."
 )
 
 
@@ -40,16 +42,13 @@ class Sums:
         alone = setup.comm.size == 1 and devices != {"cpu"}
         check = check and setup.scaler is None and not alone
         self.gradients = Gradients(setup, parts.trained, keep=stage == 1, check=check)
-        self._stand_ins: dict[int, Refused] = {}  # one for each parameter
+        self._shown, self._bare = parts.shown, parts.bare
+        self._stand_ins = StandIns(self._tensors, self._shown, self.gradient, self._change)
         self._has: set[int] = set()  # parameters that have a gradient, on any rank
         self._lifted: set[int] = set()  # whose stand-in made room for a gradient
-        self._dropped: set[int] = set()  # whose stand-in the user has taken away
-        #: What the optimizer has in place of each parameter; guarded between steps like it.
-        self._guarded = [parts.in_groups[index] for index in range(len(self._tensors))]
-        self._guards: dict[int, Refused] = {}
-        self._ready = False  # whether `_grads` has all that the optimizers will see
-        #: By parameter, what is stepped on and its gradient.
-        self._grads: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._ready = False  # whether `_grads` is what the optimizer will see
+        self._grads: dict[int, torch.Tensor] = {}  # this rank's pieces, by parameter
+        self._edited = False  # whether they are no longer what was summed up
         self._factor = 1.0  # what sums in half precision are still to be multiplied with
         self._hooks = [
             tensor.register_hook(self._lift(index))  # type: ignore[no-untyped-call]
@@ -70,17 +69,17 @@ class Sums:
 
     def make_way(self, index: int) -> None:
         """Have the stand-in of a gradient make room for one that is about to come."""
+        if self._gone(index):
+            self._notice()
         tensor = self._tensors[index]
-        if isinstance(tensor.grad, Refused):
+        if isinstance(tensor.grad, Shard):
+            self._adopt(index)
             tensor.grad = None
             self._lifted.add(index)
-        elif self._gone(index):
-            self._dropped.add(index)  # and is about to have another
 
     def _gone(self, index: int) -> bool:
-        """Tell whether the user has taken a stand-in away, by `model.zero_grad()` for example."""
-        return (index in self._has and index not in self._lifted
-                and self._tensors[index].grad is None)  # fmt: skip
+        """Tell whether the user has taken a gradient away."""
+        return index in self._has and index not in self._lifted and self._stand_ins.gone(index)
 
     # ---- while backward runs
 
@@ -102,12 +101,15 @@ class Sums:
     def begin(self, order: Sequence[Flat]) -> None:
         """Expect every gradient anew."""
         self._notice()
-        if self.setup.step.shared and self._factor != 1.0:
-            raise InvalidArgumentError(AGAIN)  # what is there is still to be multiplied
+        if self.setup.step.shared and (self._factor != 1.0 or (self._edited and self._casts)):
+            raise InvalidArgumentError(AGAIN)  # what is there is not what was summed up
+        with _plainly():
+            for index in range(len(self._tensors)):
+                self._adopt(index)
         rows = {id(row.flat): row for row in self.gradients.rows}
         self.gradients.order = [rows[id(flat)] for flat in order]
         self.gradients.begin()
-        self._ready, self._grads = False, {}
+        self._ready, self._edited, self._grads = False, False, {}
 
     def take(self, index: int) -> None:
         """Take a gradient."""
@@ -117,14 +119,16 @@ class Sums:
         """End a backward pass."""
         self.gradients.finish()
 
-    def _notice(self) -> bool:
-        """Forget the gradients that the user has forgotten; tell whether there are any."""
-        gone = self._dropped.union(filter(self._gone, self._has))
-        self._dropped.clear()
+    def _notice(self) -> None:
+        """Forget the gradients that the user has forgotten."""
+        with _plainly():
+            gone = set(filter(self._gone, self._has))
+            for index in gone:
+                self._stand_ins.release(index)
         if gone:
             self._has -= gone
+            self._grads = {index: one for index, one in self._grads.items() if index not in gone}
             self.gradients.forget(gone)
-        return bool(gone)
 
     def settle(self, used: Array, factor: float | None) -> None:
         """Know which parameters have a gradient on any rank, and put stand-ins into `.grad`."""
@@ -136,21 +140,33 @@ class Sums:
         self.gradients.used.clear()
 
     def stand_in(self) -> None:
-        """Put stand-ins where there is a gradient, which may be taken away to forget it."""
+        """Have gradients stand in `.grad`, where they may be used, changed and taken away."""
         self._has.update(self.gradients.used)
         self._lifted.clear()
-        for index in self._has:
-            tensor = self._tensors[index]
-            if index not in self._stand_ins:
-                self._stand_ins[index] = Refused(tensor, WHY)
-                self._guards[index] = Refused(self._guarded[index], WHY)
-            tensor.grad = self._stand_ins[index]
-        self._guard()
+        with _plainly():
+            for index in self._has:
+                self._stand_ins.put(index)
 
-    def _guard(self) -> None:
-        """Have gradients in the optimizer's groups refuse to be used, but for the step itself."""
-        for index, piece in enumerate(self._guarded):
-            piece.grad = self._guards[index] if index in self._has else None
+    def _adopt(self, index: int) -> None:
+        """Take a divided gradient that the user has set: it is the sum that others add to."""
+        for grad in self._stand_ins.own(index):
+            if isinstance(grad, Shard):
+                if self._casts:
+                    raise InvalidArgumentError(AGAIN)
+                self._write(index, grad)
+
+    def _write(self, index: int, grad: torch.Tensor) -> None:
+        """Have this rank's part of a sum be that of a gradient that the user has set."""
+        values = self._shown[index].own(grad.detach())
+        for row in self.gradients.rows:
+            row.filled = row.filled or index in row.places
+            for piece in row.flat.pieces:
+                if piece.index == index:
+                    row.part[piece.inside].copy_(values)
+                    if self._casts:
+                        mine = values.to(row.flat.master.dtype, copy=True)
+                        self._grads[index] = mine.view(self._bare[index].shape)
+        self._edited = True
 
     # ---- before the step
 
@@ -158,60 +174,59 @@ class Sums:
     def _casts(self) -> bool:
         return self.setup.precision.mixed
 
-    def ready(self) -> None:
-        """Make this rank's gradients what the optimizer will see: in its dtype, unscaled."""
-        changed = self._notice()
-        if self._take_own() or changed:
-            self._grads = {}
-        elif self._ready:
-            return
-        self._ready = True
-        grads = []
+    def gradient(self, index: int) -> torch.Tensor:
+        """Return this rank's piece of a gradient, as the optimizer will see it."""
+        step = self.setup.step
+        if step.waiting and (step.weighed or step.parts > 1):
+            name = self.setup.parameters[index].name
+            raise InvalidArgumentError(PARTIAL.format(name=name))
+        if not self._ready:
+            self._make_ready()
+        found = self._grads.get(index)
+        return self._bare[index].detach()[:0].view(-1) if found is None else found.view(-1)
+
+    def _change(self) -> None:
+        self._edited = True
+
+    def _make_ready(self) -> None:
+        self._ready, grads = True, []
         for row in self.gradients.rows:
             if all(piece.index in self._grads for piece in row.flat.pieces):
                 continue
             cut = row.flat.cut(row.part.to(row.flat.master.dtype))
-            for piece, stepped, grad in zip(row.flat.pieces, row.flat.stepped, cut, strict=True):
+            for piece, grad in zip(row.flat.pieces, cut, strict=True):
                 if piece.index in self._has and piece.index not in self._grads:
-                    self._grads[piece.index] = stepped, grad
+                    self._grads[piece.index] = grad
                     grads.append(grad)
         if self.setup.scaler is not None:
             self.setup.scaler.unscale(grads, self._factor)
         elif self._casts and self._factor != 1.0 and grads:
             torch._foreach_mul_(grads, self._factor)
 
-    def _take_own(self) -> bool:
-        """Take gradients that the user has set by hand: this rank's part of each."""
-        own = [index for index, tensor in enumerate(self._tensors)
-               if tensor.grad is not None and not isinstance(tensor.grad, Refused)]  # fmt: skip
-        if not own:
-            return False
-        if self._factor != 1.0 or self.setup.scaler is not None:
-            name = self.setup.parameters[own[0]].name
-            raise InvalidArgumentError(
-                f"The gradient of {name} was set by hand, but those of this step are still to be "
-                f"scaled. Set gradients without rd.backward and loss scaling."
-            )
-        for row in self.gradients.rows:
-            for piece in row.flat.pieces:
-                grad = self._tensors[piece.index].grad
-                if piece.index in own and grad is not None:
-                    row.part[piece.inside].copy_(grad.reshape(-1)[piece.start : piece.stop])
-                    row.filled = True
-        self._has.update(own)
-        self.stand_in()
-        return True
+    def ready(self) -> None:
+        """Make this rank's gradients what the optimizer will see: in its dtype, unscaled."""
+        self._notice()
+        if not self._ready:
+            self._make_ready()
+        with _plainly():
+            own = {index: grad for index in range(len(self._tensors))
+                   for grad in self._stand_ins.own(index)}  # fmt: skip
+        if own:
+            for index, grad in own.items():
+                self._write(index, grad)
+            self._has.update(own)
+            self._make_ready()
+            self.stand_in()
 
     def hand_over(self, only: Only = None) -> None:
         """Give an optimizer its gradients, for its step."""
         self.ready()
-        for piece in chosen(self._guarded, only):
-            piece.grad = None
         host = self.setup.host
-        for stepped, grad in self._picked(only):
-            stepped.grad = grad if host is None else host.take(stepped, grad)
+        for index in chosen(range(len(self._bare)), only):
+            bare, grad = self._bare[index], self._grads.get(index)
+            bare.grad = grad if host is None or grad is None else host.take(bare, grad)
 
-    def _picked(self, only: Only) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    def _picked(self, only: Only) -> Iterable[torch.Tensor]:
         if only is None:
             return self._grads.values()
         return [one for index, one in self._grads.items() if index in only]
@@ -220,7 +235,8 @@ class Sums:
         """Multiply gradients, now or when they get to the optimizer."""
         if self._ready or only is not None:
             self.ready()
-            for _, grad in self._picked(only):
+            self._edited = True
+            for grad in self._picked(only):
                 grad.mul_(factor)
         elif self._casts:
             self._factor *= factor
@@ -230,7 +246,8 @@ class Sums:
     def clamp(self, value: float, only: Only = None) -> None:
         """Cut every element to at most this size."""
         self.ready()
-        for _, grad in self._picked(only):
+        self._edited = True
+        for grad in self._picked(only):
             grad.clamp_(-value, value)
 
     def norm(self, norm_type: float, only: Only = None) -> float:
@@ -242,7 +259,7 @@ class Sums:
         self.ready()
         norms = [
             torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64).item()
-            for _, grad in self._picked(only)
+            for grad in self._picked(only)
         ]
         if math.isinf(norm_type):
             most = np.array([max(norms, default=0.0)])
@@ -251,10 +268,11 @@ class Sums:
         return float(self.setup.within.all_reduce(total)[0] ** (1 / norm_type))
 
     def stepped(self, only: Only = None) -> None:
-        """Let go of copies that were made for the step."""
-        if self._casts:
+        """Let go of copies that were made for the step, unless they are all that there is."""
+        for bare in chosen(self._bare, only):
+            bare.grad = None
+        if self._casts and not self._edited and self.setup.scaler is None:
             self._let_go(only)
-        self._guard()
 
     def _let_go(self, only: Only) -> None:
         """Make what the optimizer sees anew, when it is next asked for."""
@@ -266,7 +284,7 @@ class Sums:
         """Make gradients zero that there are."""
         self._let_go(only)
         if only is None:
-            self._factor = 1.0
+            self._factor, self._edited = 1.0, False
             for row in self.gradients.rows:
                 row.part.zero_()
         else:
@@ -274,19 +292,23 @@ class Sums:
 
     def forget(self, only: Only = None) -> None:
         """Let go of gradients."""
+        with _plainly():
+            self._stand_ins.clear(only)
         self._let_go(only)
         gone = set(self._has) if only is None else set(only)
         self._has -= gone
         self._lifted -= gone
-        self._dropped -= gone
         self.gradients.used -= gone
         if only is None:
-            self._factor = 1.0
+            self._factor, self._edited = 1.0, False
         self.gradients.forget(only)
-        for tensor in (*chosen(self._tensors, only), *chosen(self._guarded, only)):
-            tensor.grad = None
 
     def remove(self) -> None:
         """Watch the parameters no more."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _plainly() -> Any:
+    """Have parameters that are away tell their gradients without ado."""
+    return torch._C.DisableTorchFunctionSubclass()  # noqa: SLF001 - torch's documented way

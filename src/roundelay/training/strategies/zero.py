@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from roundelay.training._buckets import bucket_limit
 from roundelay.training._checkpoint_parts import Part, Saved
 from roundelay.training._exchange import Told, refuse_broken, tell_all
 from roundelay.training._setup import Setup, share_buffers
+from roundelay.training._shard_groups import groups_of
 from roundelay.training._strategy import Held, Only, Sharing, Strategy, Volume
 from roundelay.training._zero_account import held_by_zero, predicted_for
 from roundelay.training._zero_offload import OFFLOADS, host_for
@@ -212,25 +214,32 @@ class _Divided(Sharing):
 
     def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Step, with whole and fresh weights whenever a closure looks at the model."""
-        host = self.setup.host
-        if closure is None:
-            if host is None:
-                return own(None)
-            only = self.setup.only(place)
-            mine = [flat for flat in self.parts.trained
-                    if only is None or flat.layout.places[0].index in only]  # fmt: skip
-            return host.step(self.setup.optimizer.all[place], own, mine)
-        if host is not None:
+        optimizer, only = self.setup.optimizer.all[place], self.setup.only(place)
+        host, groups = self.setup.host, groups_of(optimizer)
+        if host is not None and closure is not None:
             raise InvalidArgumentError(
                 "step(closure) looks at the model in the middle of a step, while offload= has it "
                 "in two places. Use an optimizer that needs no closure, or leave out offload=."
             )
 
         def fresh() -> Any:
-            self.parts.spread(self.setup.only(place))
-            return closure()
+            self.parts.spread(only)
+            with groups.showing():
+                return closure()
 
-        return own(fresh)
+        mine = [flat for flat in self.parts.trained
+                if only is None or flat.layout.places[0].index in only]  # fmt: skip
+        self.parts.stepping = True
+        try:
+            with groups.stepping() if groups.direct else nullcontext():
+                if host is not None and groups.direct:
+                    return host.step(optimizer, own, mine)
+                result = own(None if closure is None else fresh)
+            for flat in () if host is None else mine:
+                flat.round_masters()
+            return result
+        finally:
+            self.parts.stepping = False
 
     def after_step(self, only: Only = None) -> None:
         """Bring the new parameters to every rank, and rank 0's buffers."""
