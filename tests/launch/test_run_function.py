@@ -336,6 +336,7 @@ import os, time
 import roundelay as rd
 
 def work(comm):
+    comm.barrier()
     os.write(1, b"here\\n")
     if comm.rank == 1:
         time.sleep(600)
@@ -351,7 +352,8 @@ rd.run(work, ranks=3, engine="threads")
     for _ in range(3):
         assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGINT)
-    assert "waiting for rank 1 to come back from your code" in process.stderr.readline()
+    told = process.stderr.readline()  # on a busy machine the others may be late, too
+    assert "to come back from your code" in told
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in stderr.splitlines()[-1]
