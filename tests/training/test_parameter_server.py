@@ -611,6 +611,53 @@ def test_a_rank_that_dies_is_named_at_once(strategy: Any, victim: int) -> None:
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
+@pytest.mark.parametrize("error", [ValueError("bad row"), SystemExit(3)], ids=repr)
+def test_a_worker_that_raises_is_named_on_every_rank(mode: str, error: BaseException) -> None:
+    told: dict[int, str] = {}
+
+    def be_rank(comm: Any) -> None:
+        model = Plane()
+        model, optimizer = rd.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), strategy=PS(mode=mode), comm=comm
+        )
+        try:
+            for step in range(10**6):
+                if step == 3 and comm.rank == 1:
+                    raise type(error)(*error.args)
+                backward(model)
+                optimizer.step()
+                optimizer.zero_grad()
+        except PeerLost as lost:
+            told[comm.rank] = str(lost)
+            raise
+
+    with pytest.raises(type(error)):
+        rd.run(be_rank, 3, "threads")
+    text = f"Rank 1 failed: {type(error).__name__}: {error}"
+    assert told == {0: text, 2: text}
+    with pytest.raises(RankFailed, match=f"rank 1 raised {type(error).__name__}: {error}"):
+        rd.run(be_rank, 3)
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+def test_a_worker_that_returns_early_holds_up_nobody(mode: str) -> None:
+    def be_rank(comm: Any) -> int:
+        model = Plane()
+        model, optimizer = rd.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), strategy=PS(mode=mode), comm=comm
+        )
+        steps = 3 if comm.rank == 1 else 20
+        for _ in range(steps):
+            backward(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        return steps
+
+    for engine in ("threads", "shared_memory"):
+        assert rd.run(be_rank, 3, engine) == [20, 3, 20]
+
+
 def test_a_dedicated_server_that_dies_is_named_at_once() -> None:
     def deadly(_: list[Any]) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -750,3 +797,30 @@ def test_servers_end_with_the_model(size: int, update: str) -> None:
 
     rd.run(be_rank, size, "threads")
     assert [one() for one in alive] == [None] * 3 * size
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
+@pytest.mark.parametrize("server", [0, 1])
+def test_ranks_drop_a_model_when_they_like(mode: str, server: int) -> None:
+    """Who drops it first, in the middle of the job or by its end, breaks nothing for the others."""
+
+    def be_rank(comm: Any, first: int) -> int:
+        held = []
+        for _ in range(2):
+            model = Plane()
+            own = torch.optim.SGD(model.parameters(), lr=1e-3)
+            strategy = PS(mode=mode, update="server", servers=[server])
+            model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+            backward(model)
+            own.step()
+            held.append((model, own))
+            del model, own
+            if comm.rank == first:
+                held.clear()
+                gc.collect()
+            comm.barrier()  # the others still have it
+        return len(held)
+
+    for first in range(3):
+        kept = rd.run(be_rank, 3, "threads", args=(first,))
+        assert kept == [0 if rank == first else 2 for rank in range(3)]

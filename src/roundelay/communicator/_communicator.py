@@ -13,7 +13,7 @@ import numpy as np
 from roundelay.arguments import index_of
 from roundelay.arguments import seconds as read_seconds
 from roundelay.communicator.buffers import DTYPES, Bound, bind, unseen
-from roundelay.communicator.groups import Groups
+from roundelay.communicator.groups import Groups, not_over
 from roundelay.communicator.memory import private, require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.own_ops import OwnOps
@@ -297,7 +297,7 @@ class Communicator(Groups, ObjectCalls):
         """Have `action` called when this communicator, or one it was made from, closes."""
         level: Communicator | None = self
         while level is not None:
-            level._goodbyes.append(action)
+            level._goodbyes = [*filter(not_over, level._goodbyes), action]
             level = level._parent
 
     def close(self) -> None:

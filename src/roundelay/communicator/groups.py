@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from roundelay.arguments import index_of, indices_of, shown, whole
 from roundelay.engines._end import End
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NoRoomError
 
-__all__ = ["Groups"]
+__all__ = ["Groups", "not_over"]
 
 MOST = (1 << 62) - 1
 MOST_DIMENSIONS = 32  # numpy before 2.0 has no more
@@ -125,3 +125,9 @@ def _shape(given: Any) -> tuple[int, ...]:
     if max(lengths, default=0) > MOST or (0 in lengths and math.prod(filter(None, lengths)) > MOST):
         raise InvalidArgumentError(f"empty: no array can have the shape {shown(given)}.")
     return tuple(lengths)
+
+
+def not_over(action: Callable[[], None]) -> bool:
+    """Tell whether there is still something to do before closing, for who can tell by `over()`."""
+    over: Callable[[], bool] = getattr(action, "over", bool)
+    return not over()

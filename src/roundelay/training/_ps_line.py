@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from roundelay.communicator import Communicator
 from roundelay.errors import CommunicationError, InvalidArgumentError
-from roundelay.reductions import Array
+from roundelay.training._ps_goodbye import Goodbye
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_messages import (
     DATA,
-    GOODBYE,
     REPLY,
     REQUEST,
     TEXT,
@@ -28,7 +26,7 @@ from roundelay.training._ps_messages import (
     as_error,
     as_text,
 )
-from roundelay.training._ps_server import EVER, WITH_GRADIENTS, Mails, Server
+from roundelay.training._ps_server import WITH_GRADIENTS, Mails, Server
 from roundelay.training._strategy import Volume
 
 __all__ = ["Line"]
@@ -52,21 +50,20 @@ class Line:
         self.out = [share.make() for share in grads]
         self.grads_in = [share.make() for share in grads] if values is None else []
         self.values_in = [] if values is None else [share.make() for share in values]
-        self._asked = [np.zeros(Request.room(count, options)) for count in self._counts]
-        self._told = [np.zeros(Reply.room(count, workers)) for count in self._counts]
-        #: Bytes of a request and of an answer.
-        self._words = [(8 * Request.room(count, options), 8 * Reply.room(count, workers))
+        #: Numbers in a request and in an answer.
+        self._rooms = [(Request.room(count, options), Reply.room(count, workers))
                        for count in self._counts]  # fmt: skip
+        self._asked = [np.zeros(asked) for asked, _ in self._rooms]
+        self._told = [np.zeros(told) for _, told in self._rooms]
         self._grads, self._values = list(grads), list(values or grads)
         self._under_way: list[Any] = []  # letters, which need their memory until they are done
         self._data: list[int] = []  # how many buffers each answer brings
-        self._parted = False
         self._others = workers - 1
         self._moved = [0, 0]  # bytes to and from other ranks
         self._own: tuple[Server, threading.Thread] | None = None
         #: Lets the servers go when nobody has this worker's model any more.
-        self._leaves = weakref.finalize(self, _leave, mails.asks, self.servers, self._asked)
-        self._leaves.atexit = False  # a rank that ends closes its communicator
+        self.goodbye = Goodbye(mails, self.servers, self._rooms)
+        weakref.finalize(self, self.goodbye.say).atexit = False  # a rank that ends closes
 
     def serve_here(self, server: Server) -> None:
         """Let a server work beside this worker, in a thread."""
@@ -74,6 +71,7 @@ class Line:
             target=_serve, args=(server,), name="roundelay-server", daemon=True
         )
         self._own = server, thread
+        self.goodbye.thread = thread
         thread.start()
 
     # ---- questions
@@ -182,19 +180,7 @@ class Line:
 
     def part(self) -> None:
         """Say goodbye to the servers, and wait until all workers have: servers stay till then."""
-        if self._parted:
-            return
-        self._parted = True
-        self._leaves.detach()
-        self._mails.answers.timeout = EVER  # others may have much to do yet
-        with contextlib.suppress(CommunicationError):  # then nobody needs a goodbye
-            for place, server in enumerate(self.servers):
-                Request(Kind.BYE).write(self._asked[place], self._counts[place])
-                self._mails.asks.send(self._asked[place], server, REQUEST)
-            for place, server in enumerate(self.servers):
-                self._mails.answers.recv(np.empty_like(self._told[place]), server, GOODBYE)
-        if self._own is not None:
-            self._own[1].join()
+        self.goodbye()
 
     # ---- what it holds and exchanges
 
@@ -213,8 +199,8 @@ class Line:
             there = self._grads[place].lengths if pushes else nothing
             back = {"": nothing, "grads": self._grads[place].lengths,
                     "values": self._values[place].lengths}[takes]  # fmt: skip
-            asked = self._words[place][0] + sum(there)
-            told = self._words[place][1] + sum(back)
+            asked = self._asked[place].nbytes + sum(there)
+            told = self._told[place].nbytes + sum(back)
             messages = 2 + len(there) + len(back)
             if server == self._mails.asks.rank:
                 sent, received = sent + self._others * told, received + self._others * asked
@@ -241,15 +227,7 @@ class Line:
         return None if self._own is None else self._own[0]
 
 
-def _leave(asks: Communicator, servers: Sequence[int], words: Sequence[Array]) -> None:
-    """Tell the servers that a worker is no more, and wait for nothing."""
-    with contextlib.suppress(CommunicationError, InvalidArgumentError):  # they are gone already
-        for server, word in zip(servers, words, strict=True):
-            Request(Kind.LEAVE).write(word, 0)
-            asks.send(word, server, REQUEST)
-
-
 def _serve(server: Server) -> None:
-    # If the ranks have lost one another, each finds that out in its own calls.
-    with contextlib.suppress(CommunicationError):
+    # If the ranks have lost one another, or one has closed, each finds that out in its own calls.
+    with contextlib.suppress(CommunicationError, InvalidArgumentError):
         server.serve()

@@ -47,7 +47,6 @@ class Kind(IntEnum):
     COUNT = 6  # how many gradients of each worker were applied
     FAIL = 7  # this worker can't go on; nobody shall
     BYE = 8  # and wait until all others have said so
-    LEAVE = 14  # go without waiting: the model is no more
     FETCH = 9  # take all parameters with their state, for a checkpoint
     BRING = 10  # bring them back
     CLAMP = 12  # together: cut every element of the aggregates

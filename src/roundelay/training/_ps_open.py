@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,15 +54,9 @@ def open_shop(options: ParameterServer, setup: Setup) -> Serving:
         raise ServerFinished(0)
     sharing = _share_updates if options.server_updates else _share_gradients
     made = sharing(options, setup, plan, mails)
-    part = weakref.WeakMethod(made.line.part)  # or the communicator would keep what was trained
-    comm.before_close(lambda: _call(part()))
+    comm.before_close(made.line.goodbye)  # which does not keep what was trained
     setup.comm = training
     return made
-
-
-def _call(part: Callable[[], None] | None) -> None:
-    if part is not None:
-        part()
 
 
 def _everybody(comm: Communicator) -> Communicator:

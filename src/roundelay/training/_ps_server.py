@@ -119,7 +119,6 @@ class Server:
         self._blocked: dict[int, Reply] = {}  # for workers that are too far ahead
         self._clocks = dict.fromkeys(workers, 0)  # steps of each, as far as others wait for it
         self._resting: set[int] = set()  # workers that nobody waits for
-        self._parting: list[int] = []  # workers that wait for all others to be done
 
     @torch.no_grad()
     def serve(self) -> None:
@@ -150,8 +149,8 @@ class Server:
             text = np.empty(request.length, np.uint8)
             self._mails.asks.recv(text, worker, TEXT)
             self._fail(as_error(text, worker))
-        elif kind in (Kind.BYE, Kind.LEAVE):
-            self._part_with(worker, waits=kind is Kind.BYE)
+        elif kind is Kind.BYE:
+            self._part_with(worker)
         elif self.error is not None:
             self._tell_failure([worker])
         elif kind in WORDS:
@@ -373,12 +372,10 @@ class Server:
         for worker in workers:
             self._mails.answers.send(text, worker, TEXT)
 
-    def _part_with(self, worker: int, *, waits: bool) -> None:
+    def _part_with(self, worker: int) -> None:
         self._here.discard(worker)
-        if waits:
-            self._parting.append(worker)
         if self._pending and self.error is None:
             self._miss(worker)
         self._release()
         if not self._here:  # nobody leaves before the last: ranks that are gone look like lost ones
-            self._answer(self._parting, Reply(version=self.version), tag=GOODBYE)
+            self._answer(self._workers, Reply(version=self.version), tag=GOODBYE)
