@@ -133,7 +133,12 @@ def test_only_backward_passes_weigh() -> None:
             rd.backward(model(rows).sum(), weight=len(rows))
             np.testing.assert_allclose(model.weight.grad[0].numpy(), [1.0, 1.0], rtol=1e-12)
             optimizer.zero_grad()
-        model(rows).mean().backward()  # after the loop nothing weighs
+        model(rows).mean().backward()  # after the loop it weighs as it did
+        np.testing.assert_allclose(model.weight.grad[0].numpy(), [1.0, 1.0], rtol=1e-12)
+        optimizer.zero_grad()
+        own = rows.clone()
+        del rows
+        model(own).mean().backward()  # which is of no loader
         due = (np.array([0.5, 1.0]) + np.array([2.0, 1.0])) / 2
         np.testing.assert_allclose(model.weight.grad[0].numpy(), due, rtol=1e-12)
 

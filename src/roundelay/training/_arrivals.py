@@ -34,6 +34,11 @@ SPARSE = (
     "operation that makes it give a dense one."
 )
 
+LOST = (
+    "The gradients of the micro-batches before this one were let go, by model.zero_grad() for "
+    "example. Use optimizer.zero_grad(), which waits until the batch is complete."
+)
+
 
 class Arrivals:
     """Hooks on the parameters of one model, which tell its strategy; silent while accumulating."""
@@ -93,6 +98,8 @@ class Arrivals:
     def _begin(self, index: int) -> None:
         step, sharing = self._step, self._sharing
         if (step.passes or step.shared or step.torn) and not self._left(index):
+            if step.adds_up:
+                raise InvalidArgumentError(LOST)
             step.begin()  # the user has let all gradients go, by model.zero_grad() for example
         try:
             step.begin_pass()

@@ -26,6 +26,7 @@ class Cut(NamedTuple):
     part: int
     parts: int  # micro-batches of the batch, on every rank alike
     factor: float  # of the gradient of a mean over its rows, where all parts would weigh the same
+    total: int  # rows of the whole batch, on all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Plan:
             mine = piece.stop - piece.start
             factor = mine * self.size * parts / rows
             where = slice(share.start + piece.start, share.start + piece.stop)
-            yield where, Cut(mine, part, parts, factor)
+            yield where, Cut(mine, part, parts, factor, rows)
 
     def __str__(self) -> str:
         ranks = f"{self.size} ranks x "
@@ -208,7 +209,7 @@ def emptied(collate: Any, row: Any) -> Any:  # Any: the user's rows, and what he
     It shows by how a batch of two differs from a batch of one.
 
     >>> emptied(torch.utils.data.default_collate, (torch.ones(3), "a"))
-    [tensor([], size=(0, 3)), []]
+    [tensor([], size=(0, 3)), ()]
     """
     return _less(collate([row]), collate([row, row]), "the batch")
 

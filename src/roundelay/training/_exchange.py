@@ -159,6 +159,7 @@ def tell_all(
     if told.torn or not told.in_step:
         _refuse_apart(comm, step, torn=bool(torn))
     step.written.clear()
+    step.deeds.clear()
     return told
 
 
@@ -179,6 +180,7 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
     if len({number for _, number in every}) == 1:
         _refuse_rates(comm.all_gather_object(step.rates()))
         _refuse_edits(step, comm.all_gather_object(step.written))
+        _refuse_deeds(comm.all_gather_object((step.calls, step.deeds)))
         raise CollectiveMismatch(
             "The ranks have stepped different optimizers of this model since the last backward "
             "pass, so that their weights are no longer the same. Step the same ones on every rank."
@@ -201,6 +203,18 @@ def _refuse_rates(every: list[list[tuple[int, str, float]]]) -> None:
                     f"looks at a value, as ReduceLROnPlateau does, needs one for all, as "
                     f"rd.evaluate gives it."
                 )
+
+
+def _refuse_deeds(every: list[tuple[int, list[str]]]) -> None:
+    if len({calls for calls, _ in every}) == 1 and any(one != every[0] for one in every):
+        text = "\n".join(
+            f"  rank {rank}: {', then '.join(deeds) or 'nothing'}"
+            for rank, (_, deeds) in enumerate(every)
+        )
+        raise CollectiveMismatch(
+            f"Since the last backward pass the ranks did different things to their gradients, so "
+            f"that their weights are no longer the same:\n{text}\nDo the same on every rank."
+        )
 
 
 def _refuse_edits(step: Step, every: list[dict[str, int]]) -> None:

@@ -19,8 +19,8 @@ from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._batches import Collate, Cut, Drawn, Order, Plan, Stream, emptied
-from roundelay.training._run import Run, live_runs
-from roundelay.training._step import Turn
+from roundelay.training._origins import Turn
+from roundelay.training._run import Run, live_runs, run_of
 
 __all__ = ["Loader"]
 
@@ -100,7 +100,8 @@ class Loader:
         """
         epoch, done = self._begin()
         turn = Turn()
-        runs = live_runs() if self._run is None else [self._run]
+        runs = self._trained()
+        others = [one for one in live_runs() if one not in runs]
         if isinstance(self._source, Stream):
             handed = self._streamed(self._source, epoch, done, filled=filled)
         else:
@@ -113,15 +114,27 @@ class Loader:
                 self._epoch, self._done, self.rows = epoch, done, cut.rows
                 self._mark = mark if self.last_of_step else self._mark
                 turn.parts, turn.factor, turn.more = cut.parts, cut.factor, not self.last_of_step
+                for run in others:
+                    run.step.foreign = turn if cut.parts > 1 else None
+                even = cut.total % (self.comm.size * cut.parts) == 0
                 for run in runs:
-                    run.take_turn(turn)
+                    run.take_turn(turn, batch, () if even else (cut.total, cut.parts, cut.part))
                 yield batch
         finally:
             handed.close()
             self._loops -= 1
             for run in runs:
                 run.leave(turn)
+            for run in others:
+                run.step.foreign = None
         self._epoch, self._done, self._mark = self._latest + 1, 0, 0
+
+    def _trained(self) -> list[Run]:
+        """Return who is told of micro-batches: the model that was named, as it is prepared now."""
+        if self._run is None:
+            return live_runs()
+        self._run = run_of("loader", self._run.setup.model)
+        return [self._run]
 
     def _begin(self) -> tuple[int, int]:
         if self._loops and self._inner.persistent_workers:

@@ -156,6 +156,7 @@ class Prepared:
             raise InvalidArgumentError(f"clip_grad_norm_ takes a norm above 0, not {max_norm!r}.")
         self.run.arrivals.flush()
         sharing = self.run.sharing
+        self.run.step.deeds.append(f"clip_grad_norm_({float(max_norm)}, {float(norm_type)})")
         norm = sharing.grad_norm(float(norm_type), self._only)
         factor = max_norm / (norm + 1e-6)  # as torch does
         if factor < 1:
@@ -171,6 +172,7 @@ class Prepared:
                 f"clip_grad_value_ takes a value above 0, not {clip_value!r}."
             )
         self.run.arrivals.flush()
+        self.run.step.deeds.append(f"clip_grad_value_({float(clip_value)})")
         self.run.sharing.clamp_grads(float(clip_value), self._only)
 
 

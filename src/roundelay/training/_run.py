@@ -15,8 +15,8 @@ from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._arrivals import Arrivals
 from roundelay.training._checkpoint_saving import Saves
+from roundelay.training._origins import Turn
 from roundelay.training._setup import Setup
-from roundelay.training._step import Turn
 from roundelay.training._strategy import Sharing, Strategy
 from roundelay.training._weighed import weighed
 
@@ -41,6 +41,7 @@ class Run:
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.sharing.traffic()
         self._trained = {id(one.tensor) for one in setup.parameters}
         self._weighing: list[Any] = []  # hooks
+        self._looking = False  # whether we see what the model is given
         #: On the model itself, beside those of the strategy.
         self.hooks: list[Any] = []
         if setup.precision.mixed:
@@ -93,16 +94,36 @@ class Run:
         if self.step.parts > 1 and not self.step.weighed:
             self.sharing.scale_grads(1 / self.step.parts)
 
-    def take_turn(self, turn: Turn) -> None:
-        """Hear of a loader's next micro-batch, if its gradients need anything done to them."""
+    def take_turn(self, turn: Turn, batch: Any, key: tuple[int, ...]) -> None:
+        """Hear of a loader's next micro-batch; what weighs the same as it has the same key."""
         others = [one for one in self.step.turns if one is not turn]
         matters = turn.parts > 1 or turn.factor != 1
         self.step.turns = [*others, turn] if matters else others
+        if self.comm.size > 1:
+            self.step.origins.drawn(batch, turn, key=key)
+        if key and not self._looking:
+            self._look()
         self._weigh()
 
-    def _weigh(self) -> None:
+    def _look(self) -> None:
+        """See from now on what the model is given."""
+        weak = weakref.ref(self)
+
+        def before(module: torch.nn.Module, args: Any, options: Any) -> None:
+            run = weak()
+            if run is None or module is not run.setup.model:  # but a copy of it
+                return
+            if run.step.origins.given((args, options)):
+                run._weigh(due=True)  # noqa: SLF001 - its own
+
+        outside: Any = torch.compiler.disable
+        model = self.setup.model
+        self.hooks.append(model.register_forward_pre_hook(outside(before), with_kwargs=True))
+        self._looking = True
+
+    def _weigh(self, *, due: bool = False) -> None:
         """Have gradients multiplied where that is due; hooks on parameters are there only then."""
-        due = self.step.turn is not None and self.step.turn.factor != 1
+        due = due or (self.step.turn is not None and self.step.turn.factor != 1)
         if due and not self._weighing:
             step = self.step
             self._weighing = [weighed(one.tensor, step) for one in self.setup.parameters]
@@ -134,11 +155,16 @@ class Run:
         return self.step.verdict
 
     def refuse_closure(self) -> None:
-        """Refuse a closure where steps may have to be skipped."""
+        """Refuse a closure where steps may have to be skipped, or wait."""
         if self.setup.scaler is not None:
             raise InvalidArgumentError(
                 "step(closure) can't be skipped when gradients overflow, so it does not go with a "
                 "scaled loss. Use bf16 or fp32, or an optimizer that needs no closure."
+            )
+        if self.step.parts > 1:
+            raise InvalidArgumentError(
+                "step(closure) repeats the loss of one micro-batch, and a step is for all of a "
+                "batch. Have the loader give whole batches, without micro_batch=."
             )
 
     def check_still_the_same(self, place: int | None = None) -> None:

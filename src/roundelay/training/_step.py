@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._origins import Origins, Turn
 
-__all__ = ["AGAIN", "Step", "Turn"]
+__all__ = ["AGAIN", "Step"]
 
 MARKS = 1 << 22  # different marks of a step
 
@@ -36,20 +38,16 @@ TWO_LOADERS = (
     "A loader was left in the middle of a batch, whose gradients wait for the rest of it, and now "
     "another loop brings gradients of its own. Finish the batch, or call zero_grad() before."
 )
+FOREIGN = (
+    "A loader cuts its batches into micro-batches of another model, the one it was given as "
+    "model=, and this model's optimizer would step at each of them. Train each model in a loop of "
+    "its own, give it whole batches, or put its backward passes into `with rd.accumulate(model)`."
+)
 RESCHEDULED = (
     "The options of the optimizer changed between the micro-batches of one batch: {before} became "
     "{after}. A scheduler steps once for each batch: write scheduler = rd.scheduler(scheduler) "
     "before the loop, or `if loader.last_of_step: scheduler.step()`."
 )
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """One pass of a loader over its data: how its batches are cut, and whether one is complete."""
-
-    parts: int = 1
-    more: bool = False  # whether micro-batches of the batch at hand are to come
-    factor: float = 1.0  # of gradients, where micro-batches or ranks have more rows than others
 
 
 @dataclass(slots=True)
@@ -65,12 +63,16 @@ class Step:
     skipped: int = 0  # and those that it did not, as gradients had overflowed
     #: Parameters that the user has written into since the ranks last agreed on them, and what.
     written: dict[str, int] = field(default_factory=dict)
+    #: What was done to gradients since then, which all ranks must do alike.
+    deeds: list[str] = field(default_factory=list)
     calls: int = 0  # of step(), those of other optimizers than the first with more weight
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in
     opened: int = 0  # how many `rd.whole` we are in
     optimizers: list[Callable[[], Any]] = field(default_factory=list)  # weak: they have the model
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
+    foreign: Turn | None = None  # a loop over micro-batches of another model
+    origins: Origins = field(default_factory=Origins)  # of what the model is given
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
     # ---- of this step
     weight: float = 0.0  # of all losses on this rank
@@ -89,6 +91,8 @@ class Step:
 
     def begin(self) -> None:
         """Begin another step: nothing of this one counts any more."""
+        if (self.waiting or self.shared) and not self.torn:
+            self.deeds.append("zero_grad()")
         self._used()
         self.options.clear()
         self.waiting = 0
@@ -114,6 +118,7 @@ class Step:
             self.by.clear()
         self.by.add(place)
         self.calls += 1 + OTHER * place
+        self.deeds.append("step()")
         self.options.pop(place, None)
         self._used()
 
@@ -156,7 +161,7 @@ class Step:
     @property
     def factor(self) -> float:
         """What gradients of a mean over this rank's rows are multiplied with, to count exactly."""
-        return 1.0 if self.turn is None or self.offered is not None else self.turn.factor
+        return 1.0 if self.offered is not None else self.origins.factor(self.turn)
 
     @property
     def accumulating(self) -> bool:
@@ -171,7 +176,8 @@ class Step:
         """
         edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
         rates = hash(tuple(value for _, _, value in self.rates()))
-        return float((self.calls + edits + rates) % MARKS)
+        deeds = zlib.crc32(repr(self.deeds).encode()) if self.deeds else 0
+        return float((self.calls + edits + rates + deeds) % MARKS)
 
     def rates(self) -> list[tuple[int, str, float]]:
         """Return the numbers among the options of optimizers: learning rates and the like."""
@@ -192,7 +198,11 @@ class Step:
         owner = self.owner
         if self.passes and owner is not None and owner.more and owner is not self.turn:
             raise InvalidArgumentError(TWO_LOADERS)
+        if self.foreign is not None and self.foreign is not self.turn and not self.inside:
+            raise InvalidArgumentError(FOREIGN)
         self._fresh()
+        self.origins.passes()
+        _ = self.factor  # refused here, where nobody weighs
         self.count += 1
         self.passes += 1
         self.owner = self.turn

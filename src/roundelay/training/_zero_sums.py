@@ -264,8 +264,16 @@ class Sums:
         if math.isinf(norm_type):
             most = np.array([max(norms, default=0.0)])
             return float(self.setup.within.all_reduce(most, "max")[0])
-        total = np.array([sum((one**norm_type for one in norms), 0.0)])
-        return float(self.setup.within.all_reduce(total)[0] ** (1 / norm_type))
+        within, found = self.setup.within, np.array(norms)
+        with np.errstate(over="ignore"):
+            total = float(within.all_reduce(np.array([np.sum(found**norm_type)]))[0])
+        unit = 1.0
+        if np.isinf(total):  # on every rank; the norm itself may be smaller
+            unit = float(within.all_reduce(np.array([max(norms, default=0.0)]), "max")[0])
+            if math.isfinite(unit):
+                parts = np.array([np.sum((found / unit) ** norm_type)])
+                total = float(within.all_reduce(parts)[0])
+        return unit * float(total ** (1 / norm_type))
 
     def stepped(self, only: Only = None) -> None:
         """Let go of copies that were made for the step, unless they are all that there is."""

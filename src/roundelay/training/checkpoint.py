@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from roundelay.communicator import Communicator
-from roundelay.errors import CheckpointMismatch, InvalidArgumentError
+from roundelay.errors import CheckpointMismatch, CollectiveMismatch, InvalidArgumentError
 from roundelay.training._checkpoint_commit import Commit
 from roundelay.training._checkpoint_compare import Differences, Rename, compare, renamed
 from roundelay.training._checkpoint_files import Disk, check_file
@@ -85,7 +85,10 @@ def save(
     commit = Commit(run.comm if wait else run.saves.beside(), DISK, where, series)
     run.saves.settle(where)
     run.sharing.take_edits()
-    commit.folder = together(run.comm, commit.what, commit.make_folder)[0]
+    form = "weights only" if optimizer is None else "with the optimizer", keep, _state_of(run)
+    made = together(run.comm, commit.what, lambda: (commit.make_folder(), form))
+    commit.folder = made[0][0]
+    _check_alike(commit, run, [form for _, form in made])
     taken: list[tuple[Manifest, Sheet, dict[str, torch.Tensor]]] = []
 
     def take() -> None:
@@ -106,6 +109,30 @@ def save(
     else:
         run.saves.begin(saving, partial(write, beside_training(write.args[-1])))
     return saving
+
+
+def _state_of(run: Run) -> tuple[int, dict[str, int]]:
+    """Return what ranks share between steps: how many there were, and what was written by hand."""
+    run.arrivals.see_edits()
+    return (run.step.calls, run.step.written) if run.strategy.synchronous else (0, {})
+
+
+def _check_alike(commit: Commit, run: Run, forms: list[Any]) -> None:
+    """Refuse a checkpoint of which every rank would write something else."""
+    if all(one == forms[0] for one in forms):
+        return
+    commit.take_away()
+    # To be compared once more.
+    run.step.written.update({name: 0 for _, _, (_, written) in forms for name in written})
+    text = "\n".join(
+        f"  rank {rank}: {what}, keep={keep}, after {calls} calls of step()"
+        + (f", {', '.join(sorted(written))} written by hand" if written else "")
+        for rank, (what, keep, (calls, written)) in enumerate(forms)
+    )
+    raise CollectiveMismatch(
+        f"rank {run.comm.rank} could not {commit.what}: the ranks would save different things.\n"
+        f"{text}\nA checkpoint that was there before is as it was."
+    )
 
 
 def _said(run: Run, optimizer: Any, scheduler: Any, extra: Any) -> dict[str, Any]:

@@ -104,6 +104,11 @@ def _counted(name: str, value: Any, rows: int, summed: bool) -> tuple[Any, float
     """Return the total of one batch, in float64 or as a whole number, and how much it weighs."""
     what = f"evaluate: {name!r}" if name else "evaluate: what is measured"
     if isinstance(value, tuple) and not summed:
+        if len(value) != 2:  # noqa: PLR2004 - a pair
+            raise InvalidArgumentError(
+                f"{what} takes a pair, a total and its weight, not a tuple of {len(value)}. Give "
+                f"several numbers by name, in a dict."
+            )
         total, weight = value
         return _number(what, total), float(weight)
     number = _number(what, value)

@@ -1,0 +1,123 @@
+"""Which batch of a loader a backward pass belongs to: that which the model was given.
+
+Batches that can't be divided evenly weigh differently on each rank, so a pass must be weighed as
+the batch it came from, whatever was drawn since. A batch is known by the memory of its tensors,
+which views share. Where the model was given something else, the batch at hand counts, unless it
+might just as well be another one: that is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from roundelay.errors import InvalidArgumentError
+
+__all__ = ["Origins", "Turn"]
+
+UNSURE = (
+    "A backward pass can't be told apart: batches of a loader that weigh differently, as their "
+    "rows can't be divided evenly between the ranks, are at hand together, and {why}. Train on "
+    "each batch before the next one is drawn, with a backward pass of its own; or say the weight "
+    "yourself, rd.backward(total, weight=len(rows)); or have batches that divide evenly "
+    "(drop_last=True)."
+)
+MIXED = "the model was given several of them"
+OTHER = "what the model was given is none of them"
+PARTS = "a micro-batch was kept until its loop had gone on"
+
+
+class Turn:
+    """One pass of a loader over its data: how its batches are cut, and whether one is complete."""
+
+    __slots__ = ("factor", "key", "missed", "more", "parts", "seen")
+
+    def __init__(self) -> None:
+        self.parts = 1
+        self.more = False  # whether micro-batches of the batch at hand are to come
+        self.factor = 1.0  # of gradients, where micro-batches or ranks have more rows than others
+        self.key: tuple[int, ...] = ()  # what weighs the same has the same, on every rank
+        self.seen = True  # whether the model ran since the batch was drawn
+        self.missed = False  # whether it did not with the batch before
+
+
+class _Known(NamedTuple):
+    """A tensor of a batch that was drawn."""
+
+    tensor: weakref.ref[torch.Tensor]
+    memory: int
+    key: tuple[int, ...]
+    factor: float
+    turn: Turn
+    parts: int
+
+
+class Origins:
+    """The batches that somebody still holds, and those of them that the model was given last."""
+
+    def __init__(self) -> None:
+        self._known: list[_Known] = []
+        self._given: list[_Known | None] = []  # None: of no batch that we know
+        self._passed = False  # whether a backward pass has begun since
+        self._latest: Turn | None = None
+
+    def drawn(self, batch: Any, turn: Turn, *, key: tuple[int, ...]) -> None:
+        """Hear of a batch that is about to be handed out."""
+        missed = not turn.seen and torch.is_grad_enabled()
+        turn.missed = missed and turn.key != key
+        turn.key, turn.seen = key, False
+        self._latest = turn
+        self._known = [one for one in self._known if one.tensor() is not None]
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                memory = leaf.untyped_storage().data_ptr()
+                self._known.append(
+                    _Known(weakref.ref(leaf), memory, key, turn.factor, turn, turn.parts)
+                )
+
+    def given(self, values: Any) -> bool:
+        """Hear what the model is given; tell whether it weighs otherwise than an even batch."""
+        self._saw()
+        if not torch.is_grad_enabled():
+            return False
+        if self._passed:
+            self._given, self._passed = [], False
+        memory = {
+            leaf.untyped_storage().data_ptr()
+            for leaf in tree_leaves(values)
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+        }
+        found = [one for one in self._known if one.memory in memory and one.tensor() is not None]
+        self._given += found or [None]
+        return any(one.factor != 1 for one in found)
+
+    def passes(self) -> None:
+        """Hear that a backward pass begins."""
+        self._passed = True
+        self._saw()
+
+    def _saw(self) -> None:
+        if self._latest is not None:
+            self._latest.seen = True
+
+    def factor(self, turn: Turn | None) -> float:
+        """Return what the gradients of this pass are multiplied with; `turn` is that at hand."""
+        if not self._known:
+            return 1.0 if turn is None else turn.factor
+        given = [one for one in self._given if one is None or one.tensor() is not None]
+        known = [one for one in given if one is not None]
+        if known and len(known) == len(given):
+            if len({one.key for one in known}) > 1:
+                raise InvalidArgumentError(UNSURE.format(why=MIXED))
+            first = known[0]
+            if first.parts > 1 and first.turn is not turn:
+                raise InvalidArgumentError(UNSURE.format(why=PARTS))
+            return first.factor
+        key = () if turn is None else turn.key
+        alive = {one.key for one in self._known if one.tensor() is not None}
+        if alive - {key} or (turn is not None and turn.missed):
+            raise InvalidArgumentError(UNSURE.format(why=OTHER))
+        return 1.0 if turn is None else turn.factor
