@@ -9,6 +9,7 @@ might just as well be another one: that is refused.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -71,12 +72,10 @@ class Origins:
         turn.key, turn.seen = key, False
         self._latest = turn
         self._known = [one for one in self._known if one.tensor() is not None]
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-                memory = leaf.untyped_storage().data_ptr()
-                self._known.append(
-                    _Known(weakref.ref(leaf), memory, key, turn.factor, turn, turn.parts)
-                )
+        self._known += [
+            _Known(weakref.ref(leaf), memory, key, turn.factor, turn, turn.parts)
+            for leaf, memory in _tensors(batch)
+        ]
 
     def given(self, values: Any) -> bool:
         """Hear what the model is given; tell whether it weighs otherwise than an even batch."""
@@ -85,11 +84,7 @@ class Origins:
             return False
         if self._passed:
             self._given, self._passed = [], False
-        memory = {
-            leaf.untyped_storage().data_ptr()
-            for leaf in tree_leaves(values)
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
-        }
+        memory = {memory for _, memory in _tensors(values)}
         found = [one for one in self._known if one.memory in memory and one.tensor() is not None]
         self._given += found or [None]
         return any(one.factor != 1 for one in found)
@@ -121,3 +116,13 @@ class Origins:
         if alive - {key} or (turn is not None and turn.missed):
             raise InvalidArgumentError(UNSURE.format(why=OTHER))
         return 1.0 if turn is None else turn.factor
+
+
+def _tensors(values: Any) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield the tensors in a structure, and where their memory begins."""
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, torch.Tensor):
+            try:
+                yield leaf, leaf.untyped_storage().data_ptr()
+            except (NotImplementedError, RuntimeError):  # it has no memory of its own
+                continue
