@@ -67,6 +67,7 @@ struct PyTask : Progress::Task {
     std::shared_ptr<Progress> line;
     std::shared_ptr<World> world;
     std::uint64_t number = 0;  // of the call, as its group counts
+    std::weak_ptr<KeptAlive> kept;
 
     bool is_done() const {
         if (world->foreign()) throw Broken{};
@@ -82,6 +83,7 @@ struct PyTask : Progress::Task {
                     if (!waiter.goes_on(*line, *world)) throw Broken{};
             });
         }
+        if (const auto list = kept.lock()) list->sweep();
         if (error != nullptr) std::rethrow_exception(error);
     }
 };
@@ -144,6 +146,7 @@ class PyGroup {
         task->line = line_;
         task->world = group_->world().shared_from_this();
         task->number = ++made_;
+        task->kept = kept_;
         task->work = [request, group = group_, line = line_.get()] {
             BackgroundWaiter waiter(*line);
             group->run(request->call, *request->plan, request->reaching, request->counts,
@@ -151,8 +154,8 @@ class PyGroup {
         };
         line_->submit(task);
         // The buffers stay while the call is under way, even if nobody keeps its handle.
-        kept_.keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(plan),
-                                        nb::find(reaching)));
+        kept_->keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(plan),
+                                         nb::find(reaching)));
         return task;
     }
 
@@ -335,7 +338,7 @@ class PyGroup {
     std::shared_ptr<Group> group_;
     std::shared_ptr<Progress> line_;
     std::shared_ptr<Shared> shared_;
-    KeptAlive kept_;
+    std::shared_ptr<KeptAlive> kept_ = std::make_shared<KeptAlive>();
     nb::object on_slow_, on_broken_;
     std::uint64_t made_ = 0;  // calls, in the background or not
     bool closed_ = false;

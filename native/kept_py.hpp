@@ -28,10 +28,13 @@ class KeptAlive {
         std::ranges::move(kept_, std::back_inserter(orphans()));
     }
 
-    // Keep objects until `call` is done, and let go of those whose calls are.
+    // Let go of what calls needed that are done.
+    void sweep() { const Kept finished = taken_out(kept_), others = taken_out(orphans()); }
+
+    // Keep objects until `call` is done.
     template <class Call>
     void keep(const std::shared_ptr<Call>& call, nb::object objects) {
-        const Kept finished = taken_out(kept_), others = taken_out(orphans());
+        sweep();
         kept_.emplace_back(std::shared_ptr<const std::atomic<bool>>(call, &call->done),
                            std::move(objects));
     }

@@ -58,11 +58,14 @@ class PyMailbox {
 
     void wait(Letter& letter, nb::handle group, double seconds, nb::handle on_slow) {
         if (box_->world().foreign()) throw Broken{};
-        if (letter.done) return;
-        const Inside inside(box_->world(), nullptr, 0, -1, 0, 0, letter.sends ? "send" : "recv");
-        with_waiter(on_slow, [&](PyWaiter& waiter) {
-            box_->wait(letter, group_of(group), nanoseconds(seconds), waiter);
-        });
+        if (!letter.done) {
+            const Inside inside(box_->world(), nullptr, 0, -1, 0, 0,
+                                letter.sends ? "send" : "recv");
+            with_waiter(on_slow, [&](PyWaiter& waiter) {
+                box_->wait(letter, group_of(group), nanoseconds(seconds), waiter);
+            });
+        }
+        kept_.sweep();
     }
 
     // Nothing of the group, or of all groups, is under way when it returns.

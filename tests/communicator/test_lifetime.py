@@ -160,6 +160,26 @@ def test_close_is_silent_about_what_was_raised_before(ranks: Any) -> None:
     assert [one.error for one in outcomes] == ["CollectiveMismatch"] * 2  # of starting once more
 
 
+def test_a_call_that_was_waited_for_keeps_no_buffers(ranks: Any) -> None:
+    """Also the last one, that no other follows."""
+
+    def work(comm: Any) -> None:
+        starts: list[Callable[[Any], Any]] = [
+            lambda x: comm.start.all_reduce(x, out=x),
+            lambda x: comm.start.all_gather(np.ones(4), out=x, axis=0),
+            lambda x: (comm.start.send if comm.rank else comm.start.recv)(x, 1 - comm.rank),
+        ]
+        for start in starts:
+            buffer = np.ones(8)
+            seen = weakref.ref(buffer)
+            handle = start(buffer)
+            handle.wait()
+            del handle, buffer
+            assert seen() is None
+
+    ranks(2, work)
+
+
 def test_a_rank_that_fails_keeps_no_buffers(threads: Any) -> None:
     """Also those of calls that never end: a receive, a send that does not fit, a collective."""
     buffers: list[weakref.ref[Any]] = []

@@ -1,0 +1,140 @@
+"""What the ledger predicts is what ranks really take from the system, as the kernel counts it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import roundelay as rd  # noqa: E402 - only with torch
+from roundelay.training.prepare import known_strategies  # noqa: E402
+
+ROLLUP = Path("/proc/self/smaps_rollup")
+WORDS = ("Pss_Anon", "Pss_Shmem", "SwapPss")
+# Of ps-async and ps-ssp, which hold the same, one will do.
+STRATEGIES = [*(name for name in known_strategies() if name != "ps-ssp"), "server"]
+KINDS = {"fp32": "float32", "bf16": "bfloat16"}
+WIDTH, DEPTH = 512, 8  # 8 MiB of parameters in fp32
+LEAST, MOST = 0.95, 1.1
+NO_HUGE_PAGES, MMAP_THRESHOLD = 41, -3  # of prctl and of mallopt
+
+pytestmark = pytest.mark.skipif(
+    not ROLLUP.exists() or WORDS[0] not in ROLLUP.read_text(), reason="the kernel does not say"
+)
+
+
+def settle() -> None:
+    """Have a tensor take the pages that it needs, and give them back when it goes.
+
+    Else huge pages would round up, and what was freed would stay with malloc for whoever asks next.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(NO_HUGE_PAGES, 1, 0, 0, 0)
+    libc.mallopt(MMAP_THRESHOLD, 1 << 16)
+
+
+def taken() -> int:
+    """Return the bytes of this process's memory; of what it shares, its share."""
+    lines = dict(line.split(":") for line in ROLLUP.read_text().splitlines()[1:])
+    return 1024 * sum(int(lines[word].split()[0]) for word in WORDS)
+
+
+def tidied() -> int:
+    """Return likewise what is left when all is given back that nobody needs."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return taken()
+
+
+def trained(comm: Any, name: str, precision: str, width: int) -> Any:
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(DEPTH)))
+    optimizer = torch.optim.Adam(model.parameters())
+    strategy = rd.ParameterServer(update="server") if name == "server" else name
+    model, own = rd.prepare(model, optimizer, strategy=strategy, comm=comm, precision=precision)
+    for _ in range(2):
+        own.zero_grad()
+        model(torch.ones(1, width)).float().square().mean().backward()
+        own.step()
+    comm.barrier()
+    return model
+
+
+def be_rank(comm: Any, precision: str) -> dict[str, tuple[int, int]]:
+    """Train one model after the other, all of which stay: so each takes new memory."""
+    settle()
+    layer = torch.nn.Linear(WIDTH, WIDTH, dtype=getattr(torch, KINDS[precision]))
+    layer(torch.ones(1, WIDTH, dtype=layer.weight.dtype)).sum().backward()  # kernels have memory
+    stay = [trained(comm, name, precision, 8) for name in STRATEGIES]
+    found = {}
+    for name in STRATEGIES:
+        before = tidied()
+        comm.barrier()
+        stay.append(trained(comm, name, precision, WIDTH))
+        found[name] = tidied() - before, rd.ledger(stay[-1]).entries[comm.rank].predicted.total
+        comm.barrier()
+    return found
+
+
+def in_processes(work: Any, size: int, *args: Any) -> list[Any]:
+    gc.collect()
+    gc.freeze()  # ranks that look at what is here would copy it
+    try:
+        return rd.run(work, size, "shared_memory", args)
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("precision", KINDS)
+def test_ranks_take_what_is_predicted(precision: str, size: int) -> None:
+    """But for Python's own objects and 0.5 MiB of slots, and a little over for kernels of torch."""
+    rd.run(lambda comm: [trained(comm, name, precision, 8) for name in STRATEGIES], 2, "threads")
+    every = in_processes(be_rank, size, precision)
+    for rank, found in enumerate(every):
+        for name, (real, predicted) in found.items():
+            assert LEAST < real / predicted < MOST, (name, rank, real, predicted)
+
+
+class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A unit of 1 MiB that notes what the process has taken, in forward and in backward."""
+
+    def __init__(self, width: int, seen: list[int]) -> None:
+        super().__init__()
+        self.linear, self.seen = torch.nn.Linear(width, width), seen
+
+    def forward(self, x: Any) -> Any:
+        out = self.linear(x)
+        out.register_hook(lambda _: self.seen.append(taken()))
+        self.seen.append(taken())
+        return out
+
+
+def peak(comm: Any) -> tuple[int, int, int]:
+    """Return the most that two steps of zero3 took, what is predicted to stay, and a unit."""
+    settle()
+    for width in (8, WIDTH):
+        seen: list[int] = []
+        before = tidied()
+        comm.barrier()
+        model = torch.nn.Sequential(*(Block(width, seen) for _ in range(DEPTH)))
+        optimizer = torch.optim.Adam(model.parameters())
+        model, own = rd.prepare(model, optimizer, strategy="zero3", comm=comm)
+        for _ in range(2):
+            own.zero_grad()
+            model(torch.ones(1, width)).square().mean().backward()
+            own.step()
+        held = rd.ledger(model).entries[comm.rank].predicted.total
+        unit = max(one.nbytes for one in own.run.sharing.parts.travellers)
+        comm.barrier()
+    return max(seen) - before, held, unit
+
+
+def test_zero3_takes_two_units_beside_its_shards() -> None:
+    """And while backward runs, the gradients of one, which autograd has made."""
+    for most, held, unit in in_processes(peak, 2):
+        assert most < held + 4 * unit, (most, held, unit)
