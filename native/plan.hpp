@@ -61,7 +61,7 @@ struct Run {
 
 class Plan {
    public:
-    // From the words of engines/_plans.py; throws std::runtime_error where they are no plan.
+    // From the words of engines/_native/encode.py; throws std::runtime_error where they are no plan.
     static std::unique_ptr<Plan> decode(std::span<const std::uint32_t> words);
 
     int rank = 0;

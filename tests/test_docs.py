@@ -176,7 +176,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         ("collectives", [f"\n## {name}\n" for name in collectives.names()]),
         ("algorithms", [f"algorithms/{name}.py" for name in algorithms.names()]),
         ("networks", [f"\n## {name}\n" for name in networks.names()]),
-        ("engines", [f"engines/{name}.py" for name in engines.names()]),
+        ("engines", [f"src/roundelay/engines/{name}" for name in engines.names()]),
         ("commands", [f"roundelay {name}" for name in COMMANDS.names()]),
         ("errors", [f"`{name}`" for name in errors.__all__]),
         ("reductions", [f"`{name}`" for name in REDUCTIONS]),

@@ -8,9 +8,9 @@ from roundelay.errors import MissingPackageError, NoEngineError, RoundelayError
 
 if TYPE_CHECKING:
     from roundelay.communicator import ANY, Communicator
-    from roundelay.engines._death import ServerFinished
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
+    from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
     from roundelay.training._checkpoint_keep import latest_checkpoint
     from roundelay.training.checkpoint import load, save
@@ -86,7 +86,7 @@ _WHERE = {
     "Op": "reductions",
     "ParameterServer": "training.strategies.parameter_server",
     "Precision": "training.precision",
-    "ServerFinished": "engines._death",
+    "ServerFinished": "processes.death",
     "Staleness": "training.staleness",
     "SyncBatchNorm": "training.sync_batch_norm",
     "Zero": "training.strategies.zero",

@@ -42,11 +42,23 @@ __all__ = [
 
 
 SHOWN = 60  # characters of a name that a message repeats
+RANKS_SHOWN = 8  # by number, before it says how many more
 
 
 def rank_count(size: int) -> str:
     """Say how many ranks: 1 rank, 4 ranks."""
     return "1 rank" if size == 1 else f"{size} ranks"
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """Name ranks in a sentence.
+
+    >>> ranks_text([3]), ranks_text([1, 2, 5]), ranks_text(list(range(20)))
+    ('rank 3', 'ranks 1, 2, 5', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more')
+    """
+    shown = ", ".join(map(str, ranks[:RANKS_SHOWN]))
+    more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 class RoundelayError(Exception):

@@ -20,7 +20,7 @@ from roundelay import _core
 from roundelay.algorithms import algorithms
 from roundelay.communicator import Communicator, plans
 from roundelay.communicator.plans import IN_ARENA, PRIVATE
-from roundelay.engines._plans import encoded, idle
+from roundelay.engines._native.encode import encoded, idle
 from roundelay.errors import CollectiveMismatch, PeerLost, RankFailed
 from roundelay.schedule import Reach, compile_schedule
 

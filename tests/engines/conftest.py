@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from roundelay.engines import engines
-from roundelay.engines._mpi_start import find_mpirun
+from roundelay.engines.mpi.mpirun import find_mpirun
 from roundelay.errors import InvalidArgumentError
 
 MOST = 7  # ranks that a test of every engine takes

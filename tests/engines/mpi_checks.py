@@ -13,7 +13,7 @@ from typing import Any
 
 from roundelay.communicator import Communicator
 from roundelay.communicator.plans import schedule_for
-from roundelay.engines._mpi_end import mpi_communicator_end
+from roundelay.engines.mpi.engine import mpi_communicator_end
 from roundelay.errors import CommunicationError
 from roundelay.tuning import default_for
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from roundelay.communicator import ANY, Communicator
 from roundelay.communicator.plans import schedule_for
-from roundelay.engines._mpi_end import mpi_communicator_end
+from roundelay.engines.mpi.engine import mpi_communicator_end
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,

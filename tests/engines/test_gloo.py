@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import roundelay as rd
-from roundelay.engines._torch_groups import load_torch
+from roundelay.engines.gloo.groups import load_torch
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RankFailed
 
 torch = pytest.importorskip("torch")

@@ -17,17 +17,17 @@ import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.communicator.join import schedules
 from roundelay.communicator.native import NativeEnd
-from roundelay.engines import _hierarchical_calls
-from roundelay.engines._gloo_end import GlooEnd
-from roundelay.engines._hierarchical_end import HierarchicalEnd
-from roundelay.engines._hosts import address_towards, host_identity, ranks_by_host
-from roundelay.engines._places import Places
-from roundelay.engines._store import open_store
-from roundelay.engines._torch_groups import Meeting
-from roundelay.engines._wire import decode, encode
+from roundelay.engines._hierarchical import calls as hierarchical_calls
+from roundelay.engines._hierarchical.engine import HierarchicalEnd
+from roundelay.engines.gloo.engine import GlooEnd
 from roundelay.engines.reference import Reference
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import CollectiveMismatch
+from roundelay.processes.wire import decode, encode
+from roundelay.rendezvous.hosts import address_towards, host_identity, ranks_by_host
+from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.store import open_store
+from roundelay.rendezvous.topology import Places
 
 torch = pytest.importorskip("torch")
 
@@ -115,8 +115,8 @@ def test_parts_that_travel_while_others_are_reduced_change_nothing(
         return found
 
     whole = on_hosts(hosts, work)
-    monkeypatch.setattr(_hierarchical_calls, "PART", 8192)
-    monkeypatch.setattr(_hierarchical_calls, "MOST_PARTS", 5)
+    monkeypatch.setattr(hierarchical_calls, "PART", 8192)
+    monkeypatch.setattr(hierarchical_calls, "MOST_PARTS", 5)
     assert on_hosts(hosts, work) == whole
 
 

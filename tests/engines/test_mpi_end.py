@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from roundelay.engines._mpi_library import in_our_words, load_mpi
-from roundelay.engines._mpi_start import clean_environment, find_mpirun, mpirun
+from roundelay.engines.mpi.library import in_our_words, load_mpi
+from roundelay.engines.mpi.mpirun import clean_environment, find_mpirun, mpirun
 from roundelay.errors import (
     CollectiveMismatch,
     CommunicationError,

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from roundelay.algorithms import algorithms
-from roundelay.engines._mpi_start import find_mpirun
 from roundelay.engines.mpi import Mpi
+from roundelay.engines.mpi.mpirun import find_mpirun
 from roundelay.errors import InvalidArgumentError, ProofError, RankFailed
 from roundelay.reductions import Op
 from roundelay.schedule import Schedule
@@ -94,7 +94,7 @@ def test_ranks_end_with_the_object() -> None:
 def test_a_dead_rank_is_told_and_the_next_run_starts_anew(engine: Mpi) -> None:
     engine.run(ring, INPUTS)
     pids = children(process(engine).pid)
-    python = [p for p in pids if "_mpi_rank" in Path(f"/proc/{p}/cmdline").read_text()]
+    python = [p for p in pids if "mpi._rank" in Path(f"/proc/{p}/cmdline").read_text()]
     os.kill(python[-1], signal.SIGKILL)
     with pytest.raises(RankFailed, match="ended with no Python error"):
         engine.run(ring, INPUTS)

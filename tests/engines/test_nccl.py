@@ -15,13 +15,13 @@ import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.communicator import buffers
 from roundelay.communicator.join import schedules
-from roundelay.engines._nccl_end import NcclEnd
-from roundelay.engines._torch_groups import Meeting
-from roundelay.engines._wire import decode, encode
 from roundelay.engines.gloo import Gloo
 from roundelay.engines.nccl import Nccl
+from roundelay.engines.nccl.engine import NcclEnd
 from roundelay.engines.reference import Reference
 from roundelay.errors import InvalidArgumentError
+from roundelay.processes.wire import decode, encode
+from roundelay.rendezvous.meeting import Meeting
 
 torch = pytest.importorskip("torch")
 

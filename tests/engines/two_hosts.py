@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from roundelay.engines._wire import decode, encode
+from roundelay.processes.wire import decode, encode
 
 SPACES = ("net", "uts", "ipc", "mnt")
 OPTIONS = ("--net", "--uts", "--ipc", "--mount")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.engines._rendezvous import Job
+from roundelay.rendezvous.one_host import Job
 
 
 class Forked:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from roundelay.cli.run import command
-from roundelay.engines._mpi_start import find_mpirun
+from roundelay.engines.mpi.mpirun import find_mpirun
 from roundelay.errors import InvalidArgumentError
 from roundelay.launch import handing_over
 

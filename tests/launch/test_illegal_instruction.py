@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 import roundelay as rd
 from roundelay.cli._group import roundelay
-from roundelay.engines import _amx
 from roundelay.errors import RankFailed
 from roundelay.launch.ending import Ending, RankEnd
+from roundelay.processes import amx
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
@@ -28,19 +28,19 @@ Machine = Callable[..., Path]
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Pretend to be a machine whose CPU has these flags and whose bf16 layers do this."""
-    monkeypatch.delenv(_amx.VARIABLE, raising=False)
+    monkeypatch.delenv(amx.VARIABLE, raising=False)
 
     def be(flags: str, layer: str) -> Path:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags} avx2\n")
         tried = tmp_path / "tried"
         write = f"open({str(tried)!r}, 'a').write('x')\n"
-        monkeypatch.setattr(_amx, "CPUINFO", tmp_path / "cpuinfo")
-        monkeypatch.setattr(_amx, "PROBE", [sys.executable, "-S", "-c", write + layer])
-        _amx.amx_traps.cache_clear()
+        monkeypatch.setattr(amx, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(amx, "PROBE", [sys.executable, "-S", "-c", write + layer])
+        amx.amx_traps.cache_clear()
         return tried
 
     yield be
-    _amx.amx_traps.cache_clear()
+    amx.amx_traps.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,18 @@ def test_a_process_finds_out_once(
     tried = machine(flags, layer)
     environment: dict[str, str] = {}
     for _ in range(3):
-        assert _amx.amx_traps() is traps
-        _amx.keep_off_amx(environment)
+        assert amx.amx_traps() is traps
+        amx.keep_off_amx(environment)
     assert environment == ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"} if traps else {})
     assert (tried.read_text() if tried.exists() else "") == "x" * tries
 
 
 def test_no_cpuinfo_and_no_probe_are_no_trap(machine: Machine, tmp_path: Path) -> None:
     machine("amx_tile", DIES)
-    _amx.PROBE[:] = [str(tmp_path / "no such python")]
-    assert not _amx.amx_traps()
-    _amx.CPUINFO.unlink()
-    assert not _amx.announces_amx()
+    amx.PROBE[:] = [str(tmp_path / "no such python")]
+    assert not amx.amx_traps()
+    amx.CPUINFO.unlink()
+    assert not amx.announces_amx()
 
 
 @pytest.mark.parametrize("traps", [True, False])
@@ -102,5 +102,5 @@ def test_the_doctor_has_the_cure(machine: Machine) -> None:
 
 
 def test_the_layer_of_the_probe_is_one_that_pytorch_has() -> None:
-    done = subprocess.run(_amx.PROBE, capture_output=True, check=False)
+    done = subprocess.run(amx.PROBE, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -180,7 +180,7 @@ def test_without_threads_those_started_are_ended(
 
 NO_SPACE = """
 import resource
-from roundelay.engines._limits import limit_hit
+from roundelay.processes.limits import limit_hit
 
 pages = int(open("/proc/self/statm").read().split()[0])
 most = pages * resource.getpagesize() + (4 << 20)

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roundelay import _core
-from roundelay.engines import _meeting_messages as messages
-from roundelay.engines._meeting_place import Place
-from roundelay.engines._meeting_server import Server
-from roundelay.engines._rendezvous import Job, forget, meet
 from roundelay.errors import MeetingError
+from roundelay.rendezvous import _messages as messages
+from roundelay.rendezvous._server import Server
+from roundelay.rendezvous.directory import Place
+from roundelay.rendezvous.one_host import Job, forget, meet
 
 MakeJob = Callable[[int], Job]
 Fork = Callable[..., Any]
@@ -130,7 +130,7 @@ def test_a_second_process_of_the_same_rank_is_refused_and_the_first_is_not(
 def test_a_second_rank_0_is_refused(
     make_job: MakeJob, forked: Fork, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundelay.engines._meeting_place.LOCK_S", 0.1)
+    monkeypatch.setattr("roundelay.rendezvous.directory.LOCK_S", 0.1)
     job = make_job(2)
     first = forked(come, job, 0)
     wait_until((job.path / "socket").exists)
@@ -190,7 +190,7 @@ def test_strangers_do_not_disturb(
 def test_callers_that_stay_silent_are_dropped(
     make_job: MakeJob, forked: Fork, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundelay.engines._meeting_server.HELLO_S", 0.1)
+    monkeypatch.setattr("roundelay.rendezvous._server.HELLO_S", 0.1)
     zero = forked(come, make_job(2), 0, 20)
     with line_to(make_job(2), wait_until) as line:
         line.settimeout(10)
@@ -201,7 +201,7 @@ def test_callers_that_stay_silent_are_dropped(
 def test_only_so_many_may_be_silent(
     make_job: MakeJob, forked: Fork, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundelay.engines._meeting_server.MOST_SILENT", 3)
+    monkeypatch.setattr("roundelay.rendezvous._server.MOST_SILENT", 3)
     zero = forked(come, make_job(2), 0, 20)
     lines = [line_to(make_job(2), wait_until) for _ in range(4)]
     lines[3].settimeout(10)

@@ -137,7 +137,7 @@ def test_a_process_that_ends_without_a_result_is_named(
 
 
 def test_a_rank_that_computes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roundelay.engines._reports.GRACE_S", 0.2)
+    monkeypatch.setattr("roundelay.processes.reports.GRACE_S", 0.2)
 
     def work(comm: Any) -> None:
         if comm.rank == 0:
@@ -153,8 +153,8 @@ def test_a_rank_that_computes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_rank_that_ignores_everything_but_kill_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("roundelay.engines._reports.GRACE_S", 0.2)
-    monkeypatch.setattr("roundelay.engines._children.GRACE_S", 0.2)
+    monkeypatch.setattr("roundelay.processes.reports.GRACE_S", 0.2)
+    monkeypatch.setattr("roundelay.processes.children.GRACE_S", 0.2)
 
     def work(comm: Any) -> None:
         if comm.rank == 0:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from roundelay.communicator.join import await_all
-from roundelay.engines._secret import found_secret
-from roundelay.engines._store import Store, StoreLost, open_store
 from roundelay.errors import InvalidArgumentError, MeetingError
 from roundelay.launch.environment import StoreAt
 from roundelay.launch.store import store_at
+from roundelay.rendezvous.secret import found_secret
+from roundelay.rendezvous.store import Store, StoreLost, open_store
 
 distributed = pytest.importorskip("torch.distributed")
 SECRET = b"known to all ranks"

@@ -21,8 +21,8 @@ import pytest
 import roundelay as rd
 from roundelay.communicator.join import UNSIGNED
 from roundelay.communicator.native import NativeEnd
-from roundelay.engines._hierarchical_end import HierarchicalEnd
-from roundelay.engines._hosts import host_identity
+from roundelay.engines._hierarchical.engine import HierarchicalEnd
+from roundelay.rendezvous.hosts import host_identity
 
 torch = pytest.importorskip("torch")
 TESTS = Path(__file__).parent.parent

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from roundelay.engines._wire import decode, encode
 from roundelay.errors import InvalidArgumentError, UnsendableError
+from roundelay.processes.wire import decode, encode
 from roundelay.reductions import Located
 
 LEAVES = (

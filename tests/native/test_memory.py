@@ -11,8 +11,8 @@ if not hasattr(_core, "available_memory"):
     pytest.skip("ranks of one host need Linux", allow_module_level=True)
 
 import roundelay as rd  # noqa: E402 - only where it can be imported
-from roundelay.engines._native import make_world  # noqa: E402 - likewise
 from roundelay.errors import NoRoomError  # noqa: E402 - likewise
+from roundelay.processes.world import make_world  # noqa: E402 - likewise
 
 MIB = 1 << 20
 MACHINE = 1000 * MIB

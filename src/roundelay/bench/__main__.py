@@ -20,8 +20,8 @@ from roundelay.bench.peer_mpi import MPIS, Mpi
 from roundelay.bench.rank import Peer, be_rank
 from roundelay.communicator import Communicator
 from roundelay.communicator.native import NativeEnd
-from roundelay.engines._rendezvous import Job, meet
 from roundelay.launch import run
+from roundelay.rendezvous.one_host import Job, meet
 from roundelay.tuning import host_tuning
 
 MEET_S = 60.0

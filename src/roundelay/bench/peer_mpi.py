@@ -15,7 +15,7 @@ from typing import Any
 
 from roundelay.bench.ours import Call
 from roundelay.bench.work import Buffers, Work
-from roundelay.engines._mpi_start import clean_environment
+from roundelay.engines.mpi.mpirun import clean_environment
 from roundelay.errors import InvalidArgumentError
 
 __all__ = ["MPIS", "Mpi", "check_mpi", "check_mpich", "mpirun"]

@@ -100,7 +100,7 @@ def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
     if not dead:
         return Finding("ok", "leftovers", "none")
     if clean:
-        from roundelay.engines._meeting_place import Place  # noqa: PLC0415 - of ranks, on Linux
+        from roundelay.rendezvous.directory import Place  # noqa: PLC0415 - of ranks, on Linux
 
         for place in dead:
             Place(place).sweep()

@@ -19,9 +19,9 @@ from roundelay.cli import _host as host
 from roundelay.cli._finding import Finding
 from roundelay.cli._leftovers import meeting_folders
 from roundelay.communicator import Communicator
-from roundelay.engines._amx import CURE, amx_traps, announces_amx
 from roundelay.errors import RoundelayError, rank_count
 from roundelay.launch import run
+from roundelay.processes.amx import CURE, amx_traps, announces_amx
 from roundelay.view.terminal_text import nbytes_text
 
 __all__ = ["host_findings"]

@@ -16,9 +16,9 @@ from roundelay.cli._leftovers import Traces
 from roundelay.communicator import Communicator
 from roundelay.communicator import __file__ as communicator_file
 from roundelay.communicator.native import NativeEnd
-from roundelay.engines._channel import Channel
-from roundelay.engines._children import Children
 from roundelay.errors import CommunicationError
+from roundelay.processes.channel import Channel
+from roundelay.processes.children import Children
 
 __all__ = ["VICTIM", "Broken", "Told", "break_run"]
 

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import click
 
 from roundelay import _core
-from roundelay.engines._rendezvous import forget
 from roundelay.launch.ending import Ending
 from roundelay.launch.environment import found_place, rank_environments
 from roundelay.launch.handing_over import (
@@ -28,6 +27,7 @@ from roundelay.launch.handing_over import (
 )
 from roundelay.launch.job import run_job
 from roundelay.launch.local import MOST_RANKS, check_timeout
+from roundelay.rendezvous.one_host import forget
 
 __all__ = ["command"]
 

@@ -19,8 +19,8 @@ from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.own_ops import OwnOps
 from roundelay.communicator.plans import COLLECTIVES, OPS
 from roundelay.communicator.start import Handle, Start
-from roundelay.engines._call_words import AXIS
 from roundelay.engines._end import End, Job
+from roundelay.engines._native.call_words import AXIS
 from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.reductions import Array, Op, reduction
 

@@ -12,7 +12,7 @@ import numpy as np
 from roundelay import _core
 from roundelay.communicator.memory import Memory, folded
 from roundelay.engines._device_arrays import DeviceArray
-from roundelay.engines._native import DTYPES
+from roundelay.engines._native.parts import DTYPES
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array, Located
 

@@ -6,9 +6,9 @@ from roundelay import _core
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import DTYPES
-from roundelay.engines._call_words import read_word
 from roundelay.engines._end import ENDINGS, INNER_TAGS
-from roundelay.engines._meeting_server import ranks_text
+from roundelay.engines._native.call_words import read_word
+from roundelay.errors import ranks_text
 from roundelay.reductions import REDUCTIONS
 
 __all__ = ["call", "circle", "group", "last", "last_of", "left_over", "of_rank"]

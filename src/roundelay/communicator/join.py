@@ -21,16 +21,16 @@ from roundelay.communicator._communicator import Communicator
 from roundelay.communicator.native import NativeEnd
 from roundelay.communicator.plans import schedule_for
 from roundelay.engines._end import End, ScheduleFor
-from roundelay.engines._gloo_end import GlooEnd
-from roundelay.engines._hierarchical_end import HierarchicalEnd
-from roundelay.engines._hosts import address_towards, host_identity, ranks_by_host
-from roundelay.engines._mpi_end import mpi_communicator_end
-from roundelay.engines._native import make_world
-from roundelay.engines._places import Places
-from roundelay.engines._rendezvous import Job, meet
-from roundelay.engines._store import Store, StoreLost
-from roundelay.engines._torch_groups import Meeting
+from roundelay.engines._hierarchical.engine import HierarchicalEnd
+from roundelay.engines.gloo.engine import GlooEnd
+from roundelay.engines.mpi.engine import mpi_communicator_end
 from roundelay.errors import MeetingError
+from roundelay.processes.world import make_world
+from roundelay.rendezvous.hosts import address_towards, host_identity, ranks_by_host
+from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.one_host import Job, meet
+from roundelay.rendezvous.store import Store, StoreLost
+from roundelay.rendezvous.topology import Places
 from roundelay.tuning import host_tuning
 
 __all__ = ["await_all", "join", "join_by_mpi", "meeting_at", "schedules"]

@@ -26,10 +26,10 @@ from roundelay.communicator.trouble import (
     refuse_nested,
     warn_slow,
 )
-from roundelay.engines._call_words import AXIS
 from roundelay.engines._end import ENDINGS, End, Job, never
-from roundelay.engines._limits import limit_hit
+from roundelay.engines._native.call_words import AXIS
 from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError, rank_count
+from roundelay.processes.limits import limit_hit
 from roundelay.reductions import Array
 from roundelay.tuning import Tuning, default_for
 

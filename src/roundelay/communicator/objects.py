@@ -12,8 +12,8 @@ import numpy as np
 from roundelay.arguments import shown
 from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.mail import Mail
-from roundelay.engines._wire import decode, encode
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
+from roundelay.processes.wire import decode, encode
 from roundelay.reductions import Array
 
 __all__ = ["ObjectCalls"]

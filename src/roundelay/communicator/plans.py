@@ -19,9 +19,9 @@ from roundelay.algorithms import algorithms
 from roundelay.arguments import shown
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, view
-from roundelay.engines._call_words import word_of
 from roundelay.engines._end import Job, ScheduleFor
-from roundelay.engines._plans import encoded, idle
+from roundelay.engines._native.call_words import word_of
+from roundelay.engines._native.encode import encoded, idle
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.reductions import REDUCTIONS
 from roundelay.schedule import Reach, Schedule, compile_schedule

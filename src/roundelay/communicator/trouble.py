@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.communicator import doings
-from roundelay.engines._meeting_server import ranks_text
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     CommunicationError,
     InvalidArgumentError,
     PeerLost,
+    ranks_text,
 )
 
 if TYPE_CHECKING:

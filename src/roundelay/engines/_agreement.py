@@ -15,8 +15,7 @@ import numpy as np
 from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.engines._end import Job
-from roundelay.engines._meeting_server import ranks_text
-from roundelay.errors import CollectiveMismatch
+from roundelay.errors import CollectiveMismatch, ranks_text
 from roundelay.reductions import Array
 
 __all__ = ["Plan", "differing", "end_plan", "plan_of", "spoken"]

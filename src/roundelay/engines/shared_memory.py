@@ -11,19 +11,19 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.engines._base import Buffer
-from roundelay.engines._channel import Channel
-from roundelay.engines._children import Children
 from roundelay.engines._inputs import outgoing, prepare
-from roundelay.engines._native import (
+from roundelay.engines._native.parts import (
     Part,
     call_native,
     common_dtype,
     fold_in_python,
     make_group,
 )
-from roundelay.engines._reports import as_raised, collect, report
-from roundelay.engines._wire import decode, encode
 from roundelay.errors import RankFailed
+from roundelay.processes.channel import Channel
+from roundelay.processes.children import Children
+from roundelay.processes.reports import as_raised, collect, report
+from roundelay.processes.wire import decode, encode
 from roundelay.reductions import Op, reduction
 from roundelay.schedule import Programs, Schedule, compile_schedule
 

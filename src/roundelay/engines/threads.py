@@ -10,18 +10,18 @@ from typing import Any, Generic, TypeVar
 
 from roundelay import _core
 from roundelay.engines._base import Buffer
-from roundelay.engines._death import is_consequence
 from roundelay.engines._inputs import outgoing, prepare
-from roundelay.engines._limits import telling_limits
-from roundelay.engines._meeting_server import ranks_text
-from roundelay.engines._native import (
+from roundelay.engines._native.parts import (
     Part,
     call_native,
     common_dtype,
     fold_in_python,
     make_group,
-    make_world,
 )
+from roundelay.errors import ranks_text
+from roundelay.processes.death import is_consequence
+from roundelay.processes.limits import telling_limits
+from roundelay.processes.world import make_world
 from roundelay.reductions import Array, Op
 from roundelay.schedule import Programs, Schedule, compile_schedule
 

@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from roundelay import _core
-from roundelay.engines._limits import limit_hit
 from roundelay.errors import RoundelayError
 from roundelay.launch._last_words import ErrorStream
 from roundelay.launch._output import Screen, Stream
 from roundelay.launch.ending import RankEnd
+from roundelay.processes.limits import limit_hit
 
 __all__ = ["RankProcess"]
 

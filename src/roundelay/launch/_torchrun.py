@@ -10,10 +10,10 @@ import os
 import sys
 from typing import Any
 
-from roundelay.engines._store import first_line
 from roundelay.errors import MeetingError
 from roundelay.launch.environment import StoreAt
 from roundelay.launch.store import store_at
+from roundelay.rendezvous.store import first_line
 
 __all__ = ["main"]
 

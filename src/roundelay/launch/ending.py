@@ -6,8 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roundelay.engines._death import killed_by
-from roundelay.engines._meeting_server import ranks_text
+from roundelay.errors import ranks_text
+from roundelay.processes.death import killed_by
 
 __all__ = ["Ending", "RankEnd"]
 

@@ -9,14 +9,14 @@ from roundelay.communicator.join import join, join_by_mpi, meeting_at, schedules
 from roundelay.communicator.native import NativeEnd
 from roundelay.engines import engines
 from roundelay.engines._end import End
-from roundelay.engines._gloo_end import GlooEnd
-from roundelay.engines._mpi_end import mpi_communicator_end
-from roundelay.engines._native import make_world
-from roundelay.engines._nccl_end import NcclEnd
-from roundelay.engines._rendezvous import meet
+from roundelay.engines.gloo.engine import GlooEnd
+from roundelay.engines.mpi.engine import mpi_communicator_end
+from roundelay.engines.nccl.engine import NcclEnd
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.launch.environment import Place
 from roundelay.launch.store import job_store
+from roundelay.processes.world import make_world
+from roundelay.rendezvous.one_host import meet
 from roundelay.tuning import host_tuning
 
 __all__ = ["JOINING", "check_engine", "end_for"]

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 from roundelay import _core
-from roundelay.engines._rendezvous import Job
 from roundelay.errors import InvalidArgumentError
 from roundelay.launch.local import MOST_RANKS, check_timeout
+from roundelay.rendezvous.one_host import Job
 
 __all__ = [
     "Place",

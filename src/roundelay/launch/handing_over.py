@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import NoReturn
 
-from roundelay.engines._mpi_start import clean_environment, find_mpirun
+from roundelay.engines.mpi.mpirun import clean_environment, find_mpirun
 from roundelay.errors import MissingPackageError
 
 __all__ = ["hand_over", "mpi_environment", "mpirun_command", "torchrun_command", "with_timeout"]

@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from roundelay.engines._limits import telling_limits
 from roundelay.launch._output import screens
 from roundelay.launch._rank_process import RankProcess
 from roundelay.launch.ending import Ending, RankEnd
+from roundelay.processes.limits import telling_limits
 from roundelay.signals import signals_to_wait_on
 
 __all__ = ["run_job"]

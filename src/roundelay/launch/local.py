@@ -13,16 +13,16 @@ from roundelay.communicator import Communicator
 from roundelay.communicator.join import schedules
 from roundelay.communicator.native import NativeEnd
 from roundelay.engines import engines
-from roundelay.engines._death import ServerFinished
 from roundelay.engines._end import End
-from roundelay.engines._gloo_end import GlooEnd
-from roundelay.engines._reports import as_raised
-from roundelay.engines._torch_groups import Meeting
-from roundelay.engines._wire import decode, encode
 from roundelay.engines.gloo import Gloo
+from roundelay.engines.gloo.engine import GlooEnd
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.engines.threads import Threads
 from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
+from roundelay.processes.death import ServerFinished
+from roundelay.processes.reports import as_raised
+from roundelay.processes.wire import decode, encode
+from roundelay.rendezvous.meeting import Meeting
 from roundelay.tuning import host_tuning
 
 __all__ = ["MOST_RANKS", "check_timeout", "run"]

@@ -10,7 +10,7 @@ from types import TracebackType
 from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.engines._end import End
-from roundelay.engines._mpi_library import load_mpi
+from roundelay.engines.mpi.library import load_mpi
 from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.launch.ends import check_engine, end_for
 from roundelay.launch.environment import found_place, found_timeout

@@ -13,11 +13,11 @@ from datetime import timedelta
 from ipaddress import ip_address
 from typing import Any
 
-from roundelay.engines._secret import found_secret
-from roundelay.engines._store import Store, StoreLost, open_store
-from roundelay.engines._torch_groups import load_torch
+from roundelay.engines.gloo.groups import load_torch
 from roundelay.errors import MeetingError
 from roundelay.launch.environment import LOOPBACK, Place, StoreAt, found_store
+from roundelay.rendezvous.secret import found_secret
+from roundelay.rendezvous.store import Store, StoreLost, open_store
 
 __all__ = ["job_store", "store_at"]
 

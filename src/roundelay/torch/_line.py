@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from roundelay.engines._in_order import Turn
+from roundelay.engines._call_queue import Turn
 
 __all__ = ["Line"]
 

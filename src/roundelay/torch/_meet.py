@@ -22,11 +22,11 @@ from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.communicator.join import await_all, join
 from roundelay.communicator.native import NativeEnd
-from roundelay.engines._hosts import host_identity
-from roundelay.engines._native import make_world
-from roundelay.engines._rendezvous import Job, meet
-from roundelay.engines._secret import found_secret
-from roundelay.engines._store import Store, open_store
+from roundelay.processes.world import make_world
+from roundelay.rendezvous.hosts import host_identity
+from roundelay.rendezvous.one_host import Job, meet
+from roundelay.rendezvous.secret import found_secret
+from roundelay.rendezvous.store import Store, open_store
 from roundelay.tuning import host_tuning
 
 __all__ = ["Met", "meet_by_store"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from roundelay.communicator import Communicator
-from roundelay.engines._death import ServerFinished
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.processes.death import ServerFinished
 from roundelay.training._masters import make_masters
 from roundelay.training._ps_async import Alone
 from roundelay.training._ps_coupled import refuse_coupled

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import roundelay as rd
-from roundelay.engines._reports import as_raised
 from roundelay.errors import CollectiveTimeout, RankFailed, RoundelayError
+from roundelay.processes.reports import as_raised
 
 __all__ = ["SIZES", "WAYS", "Place", "Program", "State", "Verdict", "alone", "judge", "largest"]
 

@@ -1,0 +1,1 @@
+"""Shared memory inside every host, another library between them."""

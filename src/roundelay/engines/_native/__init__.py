@@ -1,0 +1,1 @@
+"""The native core, as the engines on it share it."""

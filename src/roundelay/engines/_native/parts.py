@@ -1,0 +1,125 @@
+"""One rank's part of a schedule, on the native core or, for a reduction of your own, in Python."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roundelay import _core
+from roundelay.collectives import collectives
+from roundelay.engines._native.encode import native_plan
+from roundelay.engines._over_messages import Route
+from roundelay.reductions import REDUCTIONS, Array, Reduction, fold
+from roundelay.schedule import Programs, Schedule
+
+__all__ = [
+    "DTYPES",
+    "Part",
+    "call_native",
+    "common_dtype",
+    "fold_in_python",
+    "make_group",
+]
+
+#: In the order of the native core.
+DTYPES = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+]
+BYTE = DTYPES.index("uint8")
+COLLECTIVES = collectives.names()
+OPS = list(REDUCTIONS)
+TIMEOUT_S = 60.0
+IN_FOREGROUND = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank brings to a run, and what it must know of the others."""
+
+    array: Array | None
+    dtype: np.dtype[Any]  # of all ranks, also of those that bring nothing
+    op: str
+    counts: tuple[int, ...]
+
+
+def common_dtype(arrays: Sequence[Array | None]) -> np.dtype[Any]:
+    """Return the dtype of those ranks that bring anything; bytes if nobody does."""
+    return next((array.dtype for array in arrays if array is not None), np.dtype(np.uint8))
+
+
+def make_group(world: _core.World, rank: int) -> _core.Group:
+    """Return the rank's end of the group of all ranks."""
+    return _core.Group(world, None, rank, [], on_slow=_slow)
+
+
+def call_native(group: _core.Group, programs: Programs, rank: int, part: Part) -> Array | None:
+    """Run the rank's program; return its output, None where the contract leaves it nothing."""
+    schedule = programs.schedule
+    located = part.dtype.names is not None
+    code = DTYPES.index((part.dtype["value"] if located else part.dtype).name)
+    after = schedule.collective.after(schedule.size, schedule.root, rank)
+    output = np.empty(sum(part.counts[block] for block in after), part.dtype) if after else None
+    even = len(set(part.counts)) == 1
+    group.call(
+        native_plan(programs, rank),
+        None,  # buffers are private, never in the arena
+        None if part.array is None else _view(np.ascontiguousarray(part.array)),
+        None if output is None else _view(output),
+        COLLECTIVES.index(schedule.collective.name),
+        0,
+        schedule.root,
+        code,
+        OPS.index(part.op),
+        part.dtype.itemsize,
+        part.counts[0] if even else 0,
+        [] if even else list(part.counts),
+    )
+    return output
+
+
+def fold_in_python(
+    world: _core.World,
+    group: _core.Group,
+    schedule: Schedule,
+    rank: int,
+    part: Part,
+    made: Reduction,
+) -> Array | None:
+    """Walk the schedule over the mailboxes, and fold what arrives with a function of Python's."""
+    mailbox = _core.Mailbox(world, rank)
+
+    def post(data: Array, other: int, *, sends: bool) -> _Letter:
+        view = _core.View(data)
+        letter = mailbox.post(sends, other, 0, 0, view, BYTE, IN_FOREGROUND)
+        return _Letter(mailbox, group, letter)
+
+    route = Route.of(schedule, rank)
+    due = route.walk(part.array, part.dtype, part.counts, lambda given, _: fold(made, given), post)
+    return np.concatenate(due) if due else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    mailbox: _core.Mailbox
+    group: _core.Group
+    letter: _core.Letter
+
+    def done(self) -> bool:
+        return self.letter.done
+
+    def wait(self) -> None:
+        self.mailbox.wait(self.letter, self.group, TIMEOUT_S, _slow)
+
+
+def _view(array: Array) -> _core.View:
+    # Pairs and bfloat16 are bytes to the buffer protocol; the call says what they are.
+    return _core.View(array.view(np.uint8) if array.dtype.kind == "V" else array)
+
+
+def _slow(rank: int, seconds: float) -> None:
+    logging.getLogger("roundelay").warning("a rank has waited %.0f s for rank %d", seconds, rank)

@@ -1,0 +1,288 @@
+"""One rank's end of a Gloo process group, which may lie beside the user's own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from roundelay.engines._agreement import Plan, end_plan, plan_of
+from roundelay.engines._call_queue import InOrder, Turn
+from roundelay.engines._end import End, Job, Letter
+from roundelay.engines._over_messages import OverMessages
+from roundelay.engines.gloo._agreement import GlooAgreement
+from roundelay.engines.gloo._point_to_point import TorchMail
+from roundelay.engines.gloo.calls import GlooCalls
+from roundelay.engines.gloo.groups import (
+    Held,
+    Schedules,
+    Trouble,
+    as_tensor,
+    load_torch,
+    seconds,
+    signed_store,
+)
+from roundelay.errors import (
+    CollectiveTimeout,
+    CommunicationError,
+    InvalidArgumentError,
+    MeetingError,
+)
+from roundelay.reductions import Array
+from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.store import StoreLost, first_line
+
+__all__ = ["GlooEnd", "connected", "cut_lines"]
+
+WALK, NOBODY = 1, 3  # slots of the process group: of walked schedules, and one that is never used
+
+
+class GlooEnd(End):
+    """A rank among processes of one or many hosts that Gloo connects.
+
+    What Gloo has for a reduction and dtype, with our meaning, it does itself; the rest is walked
+    over its sends and receives. The order of addition is Gloo's own, the same on all ranks.
+    """
+
+    names_ranks_of_all = True
+
+    def __init__(self, meeting: Meeting, schedules: Schedules, *, timeout: float) -> None:
+        self._torch = load_torch("gloo")
+        self.rank, self.size = meeting.rank, meeting.size
+        self._meeting, self._schedules = meeting, schedules
+        self._find = schedules(meeting.size)
+        self._timeout = timeout
+        self._made = 0  # groups so far, which all ranks count alike
+        self._groups: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
+        self._trouble = Trouble(meeting)
+        self._line = InOrder()
+        self._group: Held | None = connected(self._torch, meeting, timeout)
+        self._mail = TorchMail(
+            self._torch, self._group, self.rank, self.size, self._explain, self._trouble.has_left
+        )
+        self._agreement = GlooAgreement(self._torch, self.size)
+        self._own = GlooCalls(self._torch, self.rank, self.size)
+        self._walk = OverMessages(self.rank, self.slot)
+        _unclosed.add(self)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a call gives up on the others."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, limit: float) -> None:
+        self._timeout = limit
+        self._open()._set_default_timeout(seconds(limit))  # noqa: SLF001 - there is no other name
+
+    def run(self, job: Job, algorithm: str | None) -> None:
+        """Have Gloo do it, or walk a schedule over Gloo's messages."""
+        planned = self._planned(job, algorithm)
+        self._line.run(lambda: self._do(planned, algorithm), str(planned.plan))
+
+    def start(self, job: Job, algorithm: str | None) -> Turn:
+        """Run the job on a thread, after those that were started before."""
+        self._open()
+        planned = self._planned(job, algorithm)
+        return self._line.start(lambda: self._do(planned, algorithm))
+
+    def _planned(self, job: Job, algorithm: str | None) -> Job:
+        """Note on the job what others will see, while the user's line can be seen."""
+        return job if job.plan else replace(job, plan=plan_of(job, algorithm, (self.rank,)))
+
+    def _do(self, job: Job, algorithm: str | None) -> None:
+        group = self._open()
+        with self._trouble.watched(self._timeout):
+            done = self._agreement.settle(group, job, algorithm)
+            if done or (algorithm is None and self._own.run(group, job)):
+                return
+            self._walk.run(job, self._find(job, algorithm))
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """See meanwhile whether the others give signs of life."""
+        return self._trouble.waiting()
+
+    def slot(self, data: Array, other: int, *, sends: bool) -> _Work:
+        """Send or receive bytes in the order of a schedule, apart from users' messages."""
+        tensor = as_tensor(self._torch, data)
+        group = self._open()
+        post = group.send if sends else group.recv
+        return _Work(post([tensor], other, WALK), tensor)
+
+    def post(
+        self,
+        data: Array,
+        dtype: str,
+        other: int | None,
+        tag: int | None,
+        *,
+        sends: bool,
+        background: bool = True,
+    ) -> Letter:
+        """Announce the message, or ask for one; threads take what comes."""
+        self._open()
+        octets = data.view(np.uint8)
+        with self._trouble.watched(self._timeout):
+            if sends and other is not None and tag is not None:
+                return _Letter(
+                    self,
+                    self._mail.send(
+                        octets, dtype, other, tag, limit=self._timeout, background=background
+                    ),
+                )
+            return _Letter(self, self._mail.receive(octets, other, tag))
+
+    def group(self, ranks: Sequence[int]) -> Self | None:
+        """Connect these ranks once more, among themselves."""
+        self._open()
+        self._made += 1
+        if self.rank not in ranks:
+            return None
+        made = self._at(self._meeting.within(f"group/{self._made}/{ranks[0]}", ranks))
+        self._groups.add(made)
+        return made
+
+    def _at(self, meeting: Meeting) -> Self:
+        """Return an end of the same kind at another meeting."""
+        return type(self)(meeting, self._schedules, timeout=self._timeout)
+
+    def fail(self, word: str, text: str) -> None:
+        """Tell the others by what this rank ends."""
+        if self._group is not None:
+            how = f"failed: {text}" if word == "failed" else f"was {word}."
+            self._trouble.tell(CommunicationError(f"Rank {self.rank} {how}"))
+            self._hang_up()
+
+    def end_calls(self, how: str, *, together: bool) -> None:
+        """Compare the end as a last call; all before it were compared when they were made."""
+        del how
+        if not together or self._group is None or self._trouble.told is not None:
+            return
+        plan = end_plan((self.rank,))
+        with contextlib.suppress(CollectiveTimeout):  # who takes longer to end does no harm
+            self._line.run(lambda: self._agree_on(plan))
+
+    def _agree_on(self, plan: Plan) -> None:
+        with self._trouble.watched(self._timeout):
+            self._agreement.agree(self._open(), plan)
+
+    def close(self) -> None:
+        """Say goodbye, in smaller groups too, once all that was begun is over."""
+        for group in list(self._groups):
+            group.close()
+        if self._group is None:
+            return
+        self._line.run(lambda: None)
+        if self._trouble.told is None:
+            self._trouble.leave()
+            self._mail.close(self._timeout)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Let go of the group: neither others nor threads, ours or Gloo's, wait for anything."""
+        _unclosed.discard(self)
+        group, self._group = self._group, None
+        if group is None:
+            return
+        if self._mail.listens or self._line.busy or self._trouble.told is not None:
+            self._cut(group)
+        self._line.run(lambda: None)  # after all that were started
+        self._mail.hung_up()
+        group.let_go()
+        if not self._meeting.ranks:  # the whole job, not a group of some
+            with contextlib.suppress(StoreLost):
+                self._meeting.store.in_hurry().rest(self.rank)
+
+    def _cut(self, group: Held) -> None:
+        """Cut the lines to all others."""
+        cut_lines(self._torch, group, self.rank, self.size)
+
+    def _open(self) -> Held:
+        if self._group is None:
+            self._trouble.check()
+            raise InvalidArgumentError("This communicator is closed.")
+        return self._group
+
+    def _explain(self, error: BaseException) -> CommunicationError:
+        return self._trouble.explain(error, self._timeout)
+
+
+#: A thread that still waits in C++ when the interpreter ends would take the process down with it.
+_unclosed: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_the_rest() -> None:
+    for end in list(_unclosed):
+        end._hang_up()  # noqa: SLF001 - our own
+
+
+def cut_lines(torch: Any, group: Held, rank: int, size: int) -> None:
+    """End all that waits for something in a group of Gloo's, on this rank and on the others."""
+    # A receive that comes too late makes Gloo close every line; from who is gone, none does.
+    for other in range(1, size):
+        with contextlib.suppress(RuntimeError):
+            late = group.recv([torch.empty(1)], (rank + other) % size, NOBODY)
+            late.wait(timedelta(milliseconds=1))
+
+
+def connected(torch: Any, meeting: Meeting, timeout: float) -> Held:
+    """Return the process group once all ranks are in it."""
+    kind = torch.distributed.ProcessGroupGloo
+    store = signed_store(torch.distributed, meeting.store, timeout)
+    try:
+        if meeting.address is None:  # or by GLOO_SOCKET_IFNAME
+            return Held(kind(store, meeting.rank, meeting.size, seconds(timeout)), store)
+        options = kind._Options()  # noqa: SLF001 - torch has no other name for them
+        options._devices = [kind.create_device(hostname=meeting.address)]  # noqa: SLF001
+        options._timeout = seconds(timeout)  # noqa: SLF001
+        return Held(kind(store, meeting.rank, meeting.size, options), store)
+    except (RuntimeError, TimeoutError) as error:
+        raise MeetingError(
+            f"rank {meeting.rank} of {meeting.size} could not connect to the others by Gloo within "
+            f"{timeout:g} s: {first_line(error)}. See whether all of them started; if a host has "
+            f"several networks, name the one to use by GLOO_SOCKET_IFNAME."
+        ) from None
+
+
+class _Work:
+    """A message of a walked schedule, and the memory that it needs."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        self._work, self._tensor = work, tensor
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        self._work.wait()
+
+
+class _Waited(Protocol):
+    def done(self) -> bool: ...
+    def wait(self, limit: float) -> None: ...
+    def found(self) -> tuple[int, int, int, str]: ...
+
+
+class _Letter:
+    """A message of the user's."""
+
+    def __init__(self, end: GlooEnd, letter: _Waited) -> None:
+        self._end, self._letter = end, letter
+
+    def done(self) -> bool:
+        return self._letter.done()
+
+    def wait(self) -> None:
+        with self._end._trouble.watched(self._end._timeout):  # noqa: SLF001 - its own end
+            self._letter.wait(self._end._timeout)  # noqa: SLF001
+
+    def found(self) -> tuple[int, int, int, str]:
+        return self._letter.found()

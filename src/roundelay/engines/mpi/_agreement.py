@@ -1,0 +1,36 @@
+"""Ranks compare what they are about to do, before MPI does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from roundelay.engines._agreement import LONGEST, Plan, differing, spoken
+from roundelay.engines.mpi._progress import Requests, Steps
+
+__all__ = ["MpiAgreement"]
+
+
+class MpiAgreement:
+    """Compares the plans of the ranks of one MPI communicator."""
+
+    def __init__(self, mpi: Any, comm: Any) -> None:  # without types, see load_mpi
+        self._mpi, self._comm = mpi, comm
+        self._size: int = comm.Get_size()
+
+    def steps(self, plan: Plan) -> Steps:
+        """Go on if all ranks plan the same; otherwise raise, on all of them, who plans what."""
+        if self._size == 1:
+            return
+        number = plan.number
+        both = np.array([number, -number], np.int64)
+        send, kept = [both, self._mpi.INT64_T], np.empty_like(both)
+        call = self._comm.Iallreduce(send, [kept, self._mpi.INT64_T], self._mpi.MAX)
+        yield [Requests([call], both, kept)]
+        if kept[0] == -kept[1]:
+            return
+        mine, every = spoken(plan), np.empty((self._size, LONGEST), np.uint8)
+        call = self._comm.Iallgather([mine, self._mpi.BYTE], [every, self._mpi.BYTE])
+        yield [Requests([call], mine, every)]
+        raise differing(every)

@@ -1,0 +1,172 @@
+"""MPI's own collectives, where it has one that means what ours does for this op and dtype.
+
+It has none for halves, which we add in float32; its `min` and `max` may lose a NaN; its `maxloc`
+knows places up to 2³¹ only; its products of complex numbers treat infinities by other rules; and
+Open MPI's sums of 8 and 16 bits stop at the largest number, on CPUs with AVX, instead of wrapping.
+What is missing here runs as a schedule over MPI's messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from roundelay.engines._end import Job
+from roundelay.engines.mpi._progress import Requests, Steps
+from roundelay.reductions import Array
+
+__all__ = ["OwnCalls"]
+
+LOGICAL = {"land": "LAND", "lor": "LOR", "lxor": "LXOR"}
+NUMERIC = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
+BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+INTEGER = NUMERIC | LOGICAL | BITWISE
+SHORT = {ours: theirs for ours, theirs in INTEGER.items() if ours != "sum"}
+#: Bools saturate, and have one bit.
+BOOL = {
+    **dict.fromkeys(("sum", "max", "lor", "bor"), "LOR"),
+    **dict.fromkeys(("prod", "min", "land", "band"), "LAND"),
+    **dict.fromkeys(("lxor", "bxor"), "LXOR"),
+}
+FLOAT = {"sum": "SUM", "avg": "SUM", "prod": "PROD"}
+COMPLEX = {"sum": "SUM", "avg": "SUM"}
+#: By our dtype: MPI's, and MPI's op for each of ours that it has.
+ABLE = {
+    "bool": ("C_BOOL", BOOL),
+    **{name: (f"{name.upper()}_T", SHORT) for name in ("int8", "int16", "uint8", "uint16")},
+    **{name: (f"{name.upper()}_T", INTEGER) for name in ("int32", "int64", "uint32", "uint64")},
+    "float32": ("FLOAT", FLOAT),
+    "float64": ("DOUBLE", FLOAT),
+    "complex64": ("C_FLOAT_COMPLEX", COMPLEX),
+    "complex128": ("C_DOUBLE_COMPLEX", COMPLEX),
+}
+#: What only moves is bits: by the bytes of an element.
+BITS = {1: "UINT8_T", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+#: Begins a call on what goes in and what comes out, and gives MPI's requests.
+Begin = Callable[[Array | None, Array | None], Iterable[Any]]
+ELEMENTWISE = ("all_reduce", "reduce", "broadcast", "scan", "exscan")
+
+
+class OwnCalls:
+    """The collectives of one MPI communicator, begun without waiting."""
+
+    def __init__(self, mpi: Any, comm: Any, most: int) -> None:  # without types, see load_mpi
+        self._mpi, self._comm = mpi, comm
+        self._rank: int = comm.Get_rank()
+        self._size: int = comm.Get_size()
+        self._most = most  # elements that one call can count
+
+    def steps(self, job: Job) -> Steps | None:
+        """Return MPI's call for a job, None where it has none; the same on every rank."""
+        if job.collective == "barrier":
+            return self._call(job, lambda *_: [self._comm.Ibarrier()])
+        if job.collective in REDUCING:
+            kind, ops = ABLE.get(job.dtype, ("", {}))
+            if job.op not in ops:
+                return None
+            op = getattr(self._mpi, ops[job.op])
+        else:
+            kind, op = BITS.get(job.item, ""), None
+            if not kind:
+                return None
+        datatype = getattr(self._mpi, kind)
+        if job.collective in ELEMENTWISE:
+            return self._call(job, partial(self._elementwise, job, datatype, op))
+        if _total(job) > self._most:
+            return None
+        return self._call(job, partial(self._blockwise, job, datatype, op))
+
+    def _call(self, job: Job, begin: Begin) -> Steps:
+        given, output = _flat(job.input), _flat(job.output)
+        if job.collective == "exscan" and self._rank == 0 and given is not None:
+            # Rank 0's stays as it is with us; MPI may do with it what it likes.
+            given = output = given.copy()
+        if job.collective not in ELEMENTWISE and _same(given, output) and given is not None:
+            given = given.copy()
+        # mpi4py does not keep all memory of a call alive.
+        yield [Requests(begin(given, output), given, output)]
+        if job.op == "avg" and job.output is not None and job.collective in REDUCING:
+            # A complex number is divided as the two reals it is: one rounding each.
+            real = job.output.reshape(-1).view(job.output.real.dtype)
+            np.divide(real, real.dtype.type(self._size), out=real)
+
+    def _elementwise(
+        self, job: Job, datatype: Any, op: Any, given: Array | None, output: Array | None
+    ) -> Iterator[Any]:
+        """Begin what treats every element alike, in pieces that MPI can count."""
+        calls = {
+            "all_reduce": self._comm.Iallreduce,
+            "scan": self._comm.Iscan,
+            "exscan": self._comm.Iexscan,
+        }
+        here, same = self._rank == job.root, _same(given, output)
+        for start in range(0, job.count, self._most):
+            run = slice(start, start + self._most)
+            x = [None if given is None else given[run], datatype]
+            out = [None if output is None else output[run], datatype]
+            place = self._mpi.IN_PLACE if same else x
+            if job.collective == "broadcast":
+                yield self._comm.Ibcast(x if here else out, job.root)
+            elif job.collective == "reduce":
+                yield self._comm.Ireduce(place if here else x, out if here else None, op, job.root)
+            else:
+                yield calls[job.collective](place, out, op)
+
+    def _blockwise(
+        self, job: Job, datatype: Any, op: Any, given: Array | None, output: Array | None
+    ) -> list[Any]:
+        """Begin what hands whole blocks around."""
+        comm, here = self._comm, self._rank == job.root
+        if not _total(job):
+            return []
+        x, out = [given, datatype], [output, datatype]
+        if job.collective == "scatter":
+            return [comm.Iscatter(x if here else None, out, job.root)]
+        if job.counts:
+            return [self._uneven(job, given, output, datatype, op)]
+        if job.collective == "gather":
+            return [comm.Igather(x, out if here else None, job.root)]
+        if job.collective == "reduce_scatter":
+            return [comm.Ireduce_scatter_block(x, out, op)]
+        call = comm.Iallgather if job.collective == "all_gather" else comm.Ialltoall
+        return [call(x, out)]
+
+    def _uneven(
+        self, job: Job, given: Array | None, output: Array | None, datatype: Any, op: Any
+    ) -> Any:
+        comm, rank, size, counts = self._comm, self._rank, self._size, list(job.counts)
+        x = [given, datatype]
+        if job.collective == "all_to_all":
+            goes, comes = counts[rank * size : (rank + 1) * size], counts[rank::size]
+            return comm.Ialltoallv(
+                _lined_up(given, goes, datatype), _lined_up(output, comes, datatype)
+            )
+        if job.collective == "reduce_scatter":
+            return comm.Ireduce_scatter(x, [output, datatype], counts, op)
+        out = _lined_up(output, counts, datatype)
+        if job.collective == "gather":
+            return comm.Igatherv(x, out if rank == job.root else None, job.root)
+        return comm.Iallgatherv(x, out)
+
+
+def _total(job: Job) -> int:
+    """Count the elements of all blocks, or of one where all are equal."""
+    return sum(job.counts) if job.counts else job.count
+
+
+def _lined_up(array: Array | None, counts: list[int], datatype: Any) -> list[Any]:
+    """Return blocks that lie one after the other, as mpi4py wants to be told."""
+    return [array, counts, list(accumulate(counts[:-1], initial=0)), datatype]
+
+
+def _flat(array: Array | None) -> Array | None:
+    return None if array is None else array.reshape(-1)
+
+
+def _same(one: Array | None, other: Array | None) -> bool:
+    return one is not None and other is not None and np.may_share_memory(one, other)

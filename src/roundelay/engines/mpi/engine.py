@@ -1,0 +1,276 @@
+"""One rank's end of an MPI communicator: MPI's collectives, our schedules over its messages."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from roundelay.engines._agreement import Plan, end_plan, plan_of
+from roundelay.engines._end import End, Job, ScheduleFor, Task
+from roundelay.engines._over_messages import Fold, OverMessages, Route
+from roundelay.engines.mpi._agreement import MpiAgreement
+from roundelay.engines.mpi._calls import OwnCalls
+from roundelay.engines.mpi._point_to_point import WALK_TAG, Mail, Message, Receipt, pieces
+from roundelay.engines.mpi._progress import Call, Line, Progress, Requests, Steps
+from roundelay.engines.mpi.library import in_our_words, load_mpi
+from roundelay.errors import CollectiveTimeout, CommunicationError, InvalidArgumentError
+from roundelay.reductions import Array
+
+__all__ = ["MpiEnd", "mpi_communicator_end"]
+
+LARGE_COUNTS_SINCE = 4  # the version of the MPI standard
+MOST = (1 << 31) - 1  # elements that one call can count, before that
+LINGER_S = 5.0  # for messages that are still going out when a rank says goodbye
+
+
+def mpi_communicator_end(
+    schedules: Callable[[int], ScheduleFor], timeout: float, *, most: int | None = None
+) -> MpiEnd:
+    """Return this process's end of all ranks that mpirun started, apart from users' own MPI calls.
+
+    `schedules` gives, for a number of ranks, what finds the schedules of jobs.
+    """
+    mpi = load_mpi()
+    counted = most or (MOST if mpi.Get_version()[0] < LARGE_COUNTS_SINCE else 1 << 62)
+    # Without all threads' calls allowed, nothing can go on while the program computes.
+    progress = Progress(threaded=mpi.Query_thread() == mpi.THREAD_MULTIPLE)
+    world = mpi.COMM_WORLD
+    comm, request = world.Idup()
+    limit = time.monotonic() + timeout
+    arrived = Requests([request])
+
+    def give_up() -> None:
+        if time.monotonic() > limit:
+            raise CollectiveTimeout(
+                f"Rank {world.Get_rank()} of {world.Get_size()} waited {timeout:g} s for the "
+                f"others to join it; MPI does not tell who is missing."
+            )
+
+    progress.wait(arrived.done, give_up)
+    return MpiEnd(mpi, comm, progress, schedules, timeout, counted)
+
+
+class MpiEnd(End):
+    """A rank among those of one MPI communicator, which must be used for nothing else.
+
+    Calls in the background go on by themselves, in a thread, where MPI was started with
+    `MPI_THREAD_MULTIPLE`, as mpi4py does by default. Otherwise they go on whenever this process
+    waits for a call or asks whether one is done.
+
+    MPI does not tell how far a call has come: `timeout` is for one call of MPI's as a whole, and
+    for each step of a schedule.
+    """
+
+    def __init__(
+        self,
+        mpi: Any,  # without types, see load_mpi
+        comm: Any,
+        progress: Progress,
+        schedules: Callable[[int], ScheduleFor],
+        timeout: float,
+        most: int,
+    ) -> None:
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py raises what is returned
+        self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
+        self._mpi, self._comm, self._progress, self._most = mpi, comm, progress, most
+        self._schedules = schedules
+        self._schedule_for = schedules(self.size)
+        self._agreement = MpiAgreement(mpi, comm)
+        self._own = OwnCalls(mpi, comm, most)
+        self._over = OverMessages(self.rank, self._post_step)
+        self._line = Line(self._on_error)
+        self._mail = Mail(mpi, comm, most, self._on_error)
+        self._error: CommunicationError | None = None  # what broke this end for good
+        self._open = True
+
+    def run(self, job: Job, algorithm: str | None) -> None:
+        """Begin the job without waiting, and keep asking for it."""
+        self._begin_job(job, algorithm, background=False).wait()
+
+    def start(self, job: Job, algorithm: str | None) -> _Task:
+        """Let the job stand in line; a thread sees to it."""
+        return self._begin_job(job, algorithm, background=True)
+
+    def walk(
+        self, route: Route, given: Array | None, dtype: np.dtype[Any], counts: Sequence[int],
+        fold: Fold,
+    ) -> list[Array]:  # fmt: skip
+        """Walk a schedule that is no job's, and return the chunks of this rank's output."""
+        made: list[Array] = []
+
+        def steps() -> Steps:
+            made.extend((yield from route.steps(given, dtype, counts, fold, self._post_step)))
+
+        self._begin(steps(), route.schedule.name, background=False).wait()
+        return made
+
+    def post(
+        self,
+        data: Array,
+        dtype: str,
+        other: int | None,
+        tag: int | None,
+        *,
+        sends: bool,
+        background: bool = True,
+    ) -> _Letter:
+        """Hand the message to MPI; one that is sent at once is copied, so that nobody waits."""
+        self._check()
+        name = "any rank" if other is None else f"rank {other}"
+        what = f"{'send to' if sends else 'recv from'} {name}"
+        with self._progress.lock:
+            try:
+                if sends:
+                    kept = data if background else data.copy()
+                    message = self._mail.send(kept, dtype, other or 0, tag or 0)
+                else:
+                    message = self._mail.receive(Receipt(data, dtype, other, tag))
+                self._mail.poll()  # short ones are over at once, and need nobody's care
+            except self._mpi.Exception as error:
+                self._on_error(error, what)
+                self._check()
+            if not self._mail.idle():
+                self._progress.add(self._mail, background=background or sends)
+        return _Letter(self, message, what, handed_over=sends and not background)
+
+    def group(self, ranks: Sequence[int]) -> Self | None:
+        """Wait until all have come, and have MPI split the communicator."""
+        # Which gives up in time, as MPI's split does not.
+        come = self._agreement.steps(Plan((self.rank,), "group"))
+        self._begin(come, "group", background=False).wait()
+        inside = self.rank in ranks
+        color = ranks[0] if inside else self._mpi.UNDEFINED
+        try:
+            made = self._comm.Split(color, list(ranks).index(self.rank) if inside else 0)
+        except self._mpi.Exception as error:
+            self._on_error(error, "group")
+            self._check()
+        if not inside:
+            return None
+        return type(self)(
+            self._mpi, made, self._progress, self._schedules, self.timeout, self._most
+        )
+
+    def end_calls(self, how: str, *, together: bool) -> None:
+        """Compare the end as a last call; all before it were compared when they were made."""
+        del how
+        if not together or not self._open or self._error is not None:
+            return
+        come = self._agreement.steps(end_plan((self.rank,)))
+        with contextlib.suppress(CollectiveTimeout):  # who takes longer to end does no harm
+            self._begin(come, "close", background=False).wait()
+
+    def close(self) -> None:
+        """Say goodbye, once all that was begun is over and MPI has what was sent."""
+        if not self._open:
+            return
+        self._open, before = False, self._error
+        self.wait(self._line.idle, "close", self.moved_at)
+        limit = time.monotonic() + LINGER_S
+        self._progress.wait(
+            lambda: not self._mail.going() or time.monotonic() > limit, lambda: None
+        )
+        if before is None and self._error is not None:  # of a call that nobody waited for
+            self._check()
+
+    def _begin_job(self, job: Job, algorithm: str | None, *, background: bool) -> _Task:
+        own = self._own.steps(job) if algorithm is None else None
+        steps = own or self._over.steps(job, self._schedule_for(job, algorithm))
+        plan = job.plan or plan_of(job, algorithm, (self.rank,))
+        return self._begin(self._agreed(plan, steps), plan.what, background=background)
+
+    def _agreed(self, plan: Plan, steps: Steps) -> Steps:
+        yield from self._agreement.steps(plan)
+        yield from steps
+
+    def _post_step(self, data: Array, other: int, *, sends: bool) -> Task:
+        call = self._comm.Isend if sends else self._comm.Irecv
+        parts = pieces(data, self._most)
+        return Requests((call([part, self._mpi.BYTE], other, WALK_TAG) for part in parts), data)
+
+    def _begin(self, steps: Steps, what: str, *, background: bool) -> _Task:
+        self._check()
+        call = Call(steps, what)
+        with self._progress.lock:
+            self._line.add(call)
+        self._progress.add(self._line, background=background)
+        return _Task(self, call)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+        if not self._open:
+            raise InvalidArgumentError("This communicator is closed.")
+
+    def _on_error(self, error: Exception, what: str) -> None:
+        self._fail(in_our_words(self._mpi, error, what))
+
+    def _fail(self, error: CommunicationError) -> None:
+        """Break this end: whoever waits on it is told, and nothing more begins."""
+        with self._progress.lock:
+            self._error = self._error or error
+            self._line.abandon()
+            self._mail.abandon()
+
+    def look(self) -> None:
+        """Let everything go on, for those who ask whether something is done."""
+        self._progress.poll()
+
+    def wait(self, done: Callable[[], bool], what: str, moved_at: Callable[[], float]) -> None:
+        """Return when it is done; give up when nothing has moved for as long as `timeout`."""
+        began = time.monotonic()
+
+        def give_up() -> None:
+            if time.monotonic() - max(began, moved_at()) > self.timeout:
+                self._fail(
+                    CollectiveTimeout(
+                        f"Rank {self.rank} of {self.size} waited {self.timeout:g} s in {what}; "
+                        f"MPI does not tell who is missing."
+                    )
+                )
+
+        self._progress.wait(lambda: done() or self._error is not None, give_up)
+        if not done():
+            self._check()
+
+    def moved_at(self) -> float:
+        """Tell when a call in line last went on, by the monotonic clock."""
+        return self._line.moved_at
+
+
+class _Task:
+    def __init__(self, end: MpiEnd, call: Call) -> None:
+        self._end, self._call = end, call
+
+    def done(self) -> bool:
+        if not self._call.over:
+            self._end.look()
+        return self._call.over
+
+    def wait(self) -> None:
+        self._end.wait(lambda: self._call.over, self._call.what, self._end.moved_at)
+
+
+class _Letter:
+    def __init__(self, end: MpiEnd, message: Message, what: str, *, handed_over: bool) -> None:
+        self._end, self._message, self._what = end, message, what
+        self._handed_over = handed_over  # a copy goes out; the sender need not care any more
+
+    def done(self) -> bool:
+        if not self._over():
+            self._end.look()
+        return self._over()
+
+    def wait(self) -> None:
+        self._end.wait(self._over, self._what, lambda: 0.0)
+
+    def found(self) -> tuple[int, int, int, str]:
+        found = self._message.found
+        return (self._end.rank, 0, 0, "uint8") if found is None else found
+
+    def _over(self) -> bool:
+        return self._handed_over or self._message.over

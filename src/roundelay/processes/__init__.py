@@ -1,0 +1,1 @@
+"""Layer 5: processes that are ranks: started, heard, and how they end."""

@@ -1,0 +1,54 @@
+"""How ranks end: with their parent, with a code, or because of one another."""
+
+from __future__ import annotations
+
+import signal
+
+from roundelay import _core
+from roundelay.errors import PeerLost, RoundelayError
+from roundelay.processes.amx import why_illegal
+
+__all__ = [
+    "ServerFinished",
+    "exit_code",
+    "is_consequence",
+    "killed_by",
+]
+
+
+class ServerFinished(SystemExit):
+    """Ends a rank that only served others, when these need it no more; its exit code is 0."""
+
+
+def exit_code(error: SystemExit) -> int:
+    """Return the exit code that Python gives for `sys.exit(...)`.
+
+    >>> [exit_code(SystemExit(given)) for given in (None, 0, 3, "no data", 256)]
+    [0, 0, 3, 1, 0]
+    """
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def killed_by(number: int) -> str:
+    """Name the signal that ended a process; of an illegal instruction, say why and what to do.
+
+    >>> killed_by(signal.SIGKILL), killed_by(50)
+    ('SIGKILL', 'signal 50')
+    """
+    if number == signal.SIGILL:
+        return f"SIGILL: {why_illegal()}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the many that have no name
+        return f"signal {number}"
+
+
+def is_consequence(world: _core.World, rank: int, error: BaseException) -> bool:
+    """Tell whether a rank's error only says that another rank is in trouble."""
+    if isinstance(error, PeerLost):
+        return True
+    trouble = world.trouble
+    ours = isinstance(error, (RoundelayError, _core.Broken))
+    return ours and trouble is not None and trouble[1] != rank

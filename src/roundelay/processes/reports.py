@@ -1,0 +1,126 @@
+"""What ranks that are processes tell their parent: a result, or how they failed."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from roundelay import _core, errors
+from roundelay.errors import InvalidArgumentError, RankFailed, RoundelayError
+from roundelay.processes.channel import Channel
+from roundelay.processes.children import Children
+from roundelay.processes.death import is_consequence
+
+__all__ = ["as_raised", "collect", "report"]
+
+DONE, FAILED = b"+", b"-"
+OURS = str(Path(__file__).parent.parent) + os.sep
+GRACE_S = 5.0  # for the others, once one rank has failed, to say how they fared
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """How a rank failed, in its own words."""
+
+    consequence: bool  # it only says that another rank is in trouble
+    at: int  # nanoseconds, on the clock that all processes of a host share
+    rank: int
+    kind: str = ""  # of nothing: it ended with no Python error
+    message: str = ""
+    traceback: str = ""
+
+
+_read = msgspec.msgpack.Decoder(Failure).decode
+
+
+def report(work: Callable[[], bytes], world: _core.World, rank: int, channel: Channel) -> bool:
+    """Do the work and send its result; a failure is sent too, and told to all other ranks."""
+    try:
+        channel.send(DONE + work())
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        failure = Failure(
+            is_consequence(world, rank, error),
+            time.monotonic_ns(),
+            rank,
+            type(error).__name__,
+            str(error),
+            _told_by_user(error),
+        )
+        world.fail("failed", rank, f"{failure.kind}: {failure.message}")
+        channel.send(FAILED + msgspec.msgpack.encode(failure))
+        return False
+    return True
+
+
+def collect(children: Children) -> list[bytes]:
+    """Return one result of every rank, in rank order; `RankFailed` for the one that failed first.
+
+    Once a rank has failed, the others get a few seconds to notice; that they do is in the nature of
+    the world they share, unless they compute on without a call.
+    """
+    size, deadline = len(children.channels), None
+    results: dict[int, bytes] = {}
+    failures: dict[int, Failure] = {}
+    while len(results) + len(failures) < size:
+        for rank, message in children.messages(deadline):
+            if message is not None and message[:1] == DONE:
+                results[rank] = message[1:]
+            elif message is not None:
+                failures[rank] = _read(message[1:])
+            elif rank not in results and rank not in failures:
+                failures[rank] = Failure(consequence=False, at=time.monotonic_ns(), rank=rank)
+            if len(results) + len(failures) == size or (failures and deadline is None):
+                break
+        else:
+            break  # the deadline has passed: whoever has not answered is ended by the caller
+        if failures and deadline is None:
+            deadline = time.monotonic() + GRACE_S
+    if failures:
+        first = min(failures.values(), key=lambda failure: (failure.consequence, failure.at))
+        raise _rank_failed(first, children)
+    return [results[rank] for rank in range(size)]
+
+
+def _told_by_user(error: BaseException) -> str:
+    """Return the traceback from where the user's own code begins."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(OURS):
+            break
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(error.with_traceback(trace)))
+
+
+def _rank_failed(first: Failure, children: Children) -> RankFailed:
+    if not first.kind:
+        return RankFailed(first.rank, ended=_ended(children.ending(first.rank)))
+    return RankFailed(first.rank, first.kind, first.message, traceback=first.traceback)
+
+
+def _ended(how: str) -> str:
+    """Say how a process ended that raised nothing.
+
+    >>> _ended("killed by SIGKILL")
+    'was killed by SIGKILL with no Python error (out of memory?).'
+    >>> _ended("exit code 3")
+    'ended with exit code 3 and no Python error.'
+    """
+    if how == "killed by SIGKILL":
+        return f"was {how} with no Python error (out of memory?)."
+    if how.startswith("killed"):
+        return f"was {how}, with no Python error."
+    return f"ended with {how} and no Python error."
+
+
+def as_raised(error: RankFailed) -> RoundelayError:
+    """Return the user's own mistake as the type it had in the process that found it."""
+    kind = getattr(errors, error.kind, None)
+    if not isinstance(kind, type) or not issubclass(kind, InvalidArgumentError):
+        return error
+    made = kind.__new__(kind)
+    made.args = (error.message,)
+    return made

@@ -1,0 +1,1 @@
+"""Layer 5: how ranks find each other, on one host and over several."""

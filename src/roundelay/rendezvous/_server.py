@@ -1,0 +1,255 @@
+"""Rank 0's part of a meeting: hear who is there, hand out the memory, and leave no trace."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from roundelay import _core
+from roundelay.errors import LimitError, MeetingError, ranks_text
+from roundelay.processes.limits import limit_hit, no_files_left
+from roundelay.rendezvous import _messages as messages
+from roundelay.rendezvous.directory import Place
+
+__all__ = ["Server"]
+
+HELLO_S = 5.0  # for a caller to say who it is
+TICK_S = 0.25
+TELL_S = 5.0  # between two lines about who is missing
+MOST_SILENT = 64  # callers that have not said who they are
+
+
+class _Ended(BaseException):
+    """A signal that ends the process came; the socket goes first."""
+
+
+@dataclass(slots=True)
+class _Caller:
+    line: socket.socket
+    pid: int
+    since: float
+    rank: int | None = None
+    taken: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        self.line.close()
+        while self.taken:
+            os.close(self.taken.pop())
+
+
+class Server:
+    """Serves the socket of a job until all ranks have come; use as a context manager."""
+
+    def __init__(self, place: Place, size: int, deadline: float, timeout: float) -> None:
+        self.place, self.size = place, size
+        self.deadline, self.timeout = deadline, timeout
+        self._callers: dict[int, _Caller] = {}  # by descriptor
+        self._refused: list[str] = []
+        self._signals: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        self._end_politely()
+        try:
+            self._listening = self.place.take()
+        except BaseException:
+            self._restore()
+            self.place.remove()
+            raise
+        self._listening.settimeout(0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is not None:
+            told = isinstance(error, (LimitError, MeetingError))
+            text = str(error) if told else f"rank 0 ended: {kind.__name__}."  # type: ignore[union-attr]
+            for caller in self._callers.values():
+                with contextlib.suppress(OSError):
+                    messages.send(caller.line, messages.REFUSED, text.encode())
+        self._listening.close()
+        self.place.remove()
+        for caller in self._callers.values():
+            caller.close()
+        self._restore()
+        if isinstance(error, _Ended):
+            os.kill(os.getpid(), error.args[0])
+
+    def gather(self, world: _core.World, own: int) -> list[int]:
+        """Wait for all ranks, hand each the world and the others' pipes; return those of rank 0."""
+        ranks = self._wait_for_all()
+        pipes = [own, *(ranks[rank].taken[0] for rank in range(1, self.size))]
+        world.enter(0)
+        for rank in range(1, self.size):
+            self._hand_over(ranks[rank], world, pipes[:rank] + pipes[rank + 1 :])
+        for rank in range(1, self.size):
+            with contextlib.suppress(OSError):  # its pipe tells everybody
+                messages.send(ranks[rank].line, messages.GO)
+        return [ranks[rank].taken.pop(0) for rank in range(1, self.size)]
+
+    def _wait_for_all(self) -> dict[int, _Caller]:
+        told, shown = "", time.monotonic() + TELL_S
+        with selectors.PollSelector() as selector:
+            selector.register(self._listening, selectors.EVENT_READ)
+            while missing := self._missing():
+                now = time.monotonic()
+                if now > self.deadline:
+                    raise MeetingError(self._too_late(missing))
+                if now > shown:
+                    shown = now + TELL_S
+                    logging.getLogger("roundelay").warning(
+                        "waiting for %s of %d (%.0f s left)",
+                        ranks_text(missing), self.size, self.deadline - now,
+                    )  # fmt: skip
+                for key, _ in selector.select(min(TICK_S, self.deadline - now)):
+                    if key.fileobj is self._listening:
+                        self._accept(selector)
+                    else:
+                        self._hear(selector, self._callers[key.fd])
+                self._drop_silent(selector)
+                if (text := ranks_text(self._missing())) != told:
+                    told = text
+                    self._tell(text)
+        return {caller.rank: caller for caller in self._callers.values() if caller.rank is not None}
+
+    def _missing(self) -> list[int]:
+        here = {caller.rank for caller in self._callers.values()}
+        return [rank for rank in range(1, self.size) if rank not in here]
+
+    def _too_late(self, missing: list[int]) -> str:
+        refused = f" Refused: {'; '.join(self._refused[:3])}." if self._refused else ""
+        verb = "have" if len(missing) > 1 else "has"
+        return (
+            f"{ranks_text(missing)} of {self.size} {verb} not come within {self.timeout:g} s to "
+            f"{self.place.path}.{refused} See whether they started, with the same MASTER_ADDR and "
+            f"MASTER_PORT, or allow more time with timeout."
+        )
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            line, _ = self._listening.accept()
+        except OSError as error:  # gone again
+            _tell_limit(error)
+            return
+        pid, uid = messages.peer(line)
+        silent = sum(caller.rank is None for caller in self._callers.values())
+        if uid != os.geteuid() or silent >= MOST_SILENT:
+            line.close()
+            return
+        self._callers[line.fileno()] = _Caller(line, pid, time.monotonic())
+        selector.register(line, selectors.EVENT_READ)
+
+    def _hear(self, selector: selectors.BaseSelector, caller: _Caller) -> None:
+        try:
+            kind, body = messages.receive(caller.line, time.monotonic() + TICK_S, caller.taken)
+            hello = messages.Hello.unpack(body)
+            problem = self._problem(caller, kind, hello)
+        except (EOFError, OSError, struct.error, MeetingError) as error:
+            _tell_limit(error)
+            if caller.rank is not None:
+                missing = self._missing()
+                still = f"; {ranks_text(missing)} of {self.size} had not come" if missing else ""
+                raise MeetingError(
+                    f"rank {caller.rank} (process {caller.pid}) went away during the "
+                    f"rendezvous{still}."
+                ) from None
+            problem = f"process {caller.pid} is no rank: {error}"
+            hello = None
+        if problem:
+            self._refused.append(problem)
+            with contextlib.suppress(OSError):
+                messages.send(caller.line, messages.REFUSED, problem.encode())
+            self._drop(selector, caller)
+        elif hello is not None:
+            caller.rank = hello.rank
+
+    def _problem(self, caller: _Caller, kind: int, hello: messages.Hello) -> str:
+        """Say why a caller can't take part; nothing if it can."""
+        who = f"process {caller.pid} says it is rank {hello.rank} of {hello.size}"
+        if kind != messages.HELLO or caller.rank is not None or len(caller.taken) != 1:
+            return f"process {caller.pid} does not keep to the protocol"
+        if hello.core != _core.version:
+            return f"{who} with roundelay {hello.core}, but rank 0 has roundelay {_core.version}"
+        if hello.size != self.size:
+            return f"{who}, but rank 0 was told WORLD_SIZE={self.size}"
+        if not 1 <= hello.rank < self.size:
+            return f"{who}, but ranks go from 0 to {self.size - 1}"
+        for other in self._callers.values():
+            if other.rank == hello.rank:
+                return (
+                    f"{who}, but process {other.pid} is that already: two processes have "
+                    f"RANK={hello.rank}, or two jobs have the same MASTER_ADDR and MASTER_PORT"
+                )
+        return ""
+
+    def _tell(self, missing: str) -> None:
+        for caller in self._callers.values():
+            if caller.rank is not None:
+                with contextlib.suppress(OSError):
+                    messages.send(caller.line, messages.WAITING, missing.encode())
+
+    def _drop_silent(self, selector: selectors.BaseSelector) -> None:
+        late = time.monotonic() - HELLO_S
+        for caller in list(self._callers.values()):
+            if caller.rank is None and caller.since < late:
+                self._drop(selector, caller)
+
+    def _drop(self, selector: selectors.BaseSelector, caller: _Caller) -> None:
+        selector.unregister(caller.line)
+        del self._callers[caller.line.fileno()]
+        caller.close()
+
+    def _hand_over(self, caller: _Caller, world: _core.World, pipes: list[int]) -> None:
+        """Give one rank the memory and the pipes, and wait until it is in."""
+        descriptors = [world.fd, *pipes]
+        try:
+            while len(descriptors) > messages.MOST_DESCRIPTORS:
+                part = descriptors[: messages.MOST_DESCRIPTORS]
+                messages.send(caller.line, messages.PART, b"", part)
+                descriptors = descriptors[messages.MOST_DESCRIPTORS :]
+            messages.send(caller.line, messages.WORLD, world.token, descriptors)
+            kind, _ = messages.receive(caller.line, self.deadline, caller.taken)
+            if kind != messages.ENTERED:
+                raise MeetingError(f"process {caller.pid} does not keep to the protocol")
+        except TimeoutError:
+            raise MeetingError(
+                f"rank {caller.rank} (process {caller.pid}) came, but did not enter within "
+                f"{self.timeout:g} s; it may be stopped."
+            ) from None
+        except (EOFError, OSError):
+            raise MeetingError(
+                f"rank {caller.rank} (process {caller.pid}) went away during the rendezvous."
+            ) from None
+
+    def _end_politely(self) -> None:
+        """While the socket has a name, a signal that would end the process removes it first."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._signals[number] = signal.signal(number, _raise_ended)
+
+    def _restore(self) -> None:
+        while self._signals:
+            signal.signal(self._signals.popitem()[0], signal.SIG_DFL)
+
+
+def _tell_limit(error: Exception) -> None:
+    """Raise what is no other's fault: rank 0 may open no more files."""
+    if isinstance(error, OSError) and no_files_left(error):
+        hit = limit_hit("rank 0, to which the others come", error)
+        raise hit or error from None
+
+
+def _raise_ended(number: int, _: object) -> None:
+    raise _Ended(number)
