@@ -192,8 +192,9 @@ def test_the_ledger_shows_what_lies_on_the_host(
     monkeypatch.setattr(_zero_offload, "moves", lambda _: True)
     line, table = measured(stacks, stage, offload, 2, precision)
     assert "on the host" in table
-    moved = line.measured.optimizer + (line.measured.parameters if offload == "parameters" else 0)
-    assert line.measured.host == moved
+    apart = offload == "parameters"
+    held = line.measured
+    assert held.host == held.optimizer + apart * (held.parameters + held.gradients)
     for word in ("parameters", "gradients", "optimizer", "host"):
         one, other = getattr(line.predicted, word), getattr(line.measured, word)
         assert one == pytest.approx(other, rel=0.02), word

@@ -51,7 +51,7 @@ class Intake:
             if not _core.copy_checked(_bits(there), _bits(grad), name):
                 self._broken.add(index)
         else:
-            there.copy_(grad)
+            there.copy_(grad, non_blocking=not self._check)  # to the host, if it is not there
             self.look(index, there)
 
     def flush(self) -> None:

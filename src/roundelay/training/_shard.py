@@ -49,13 +49,20 @@ class Shard(torch.Tensor):
         of: tuple[Shard, View] | None = None,
         requires_grad: bool = False,
     ) -> Self:
-        """Make a tensor of this shape; where elements come later, dtype and device are given."""
+        """Make a tensor of this shape; where elements come later, its dtype is given.
+
+        Its device is the model's unless one is given, wherever elements lie.
+        """
         if isinstance(elements, torch.Tensor):
             piece = elements.detach()
-            dtype, device = dtype or piece.dtype, device or piece.device
+            dtype = dtype or piece.dtype
             elements = _always(piece)
         made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's way
-            cls, tuple(shape), dtype=dtype, device=device, requires_grad=requires_grad
+            cls,
+            tuple(shape),
+            dtype=dtype,
+            device=device or home.device,
+            requires_grad=requires_grad,
         )
         made.home, made.kind, made.of = home, kind, of
         made.elements, made.wrote = elements, wrote or _nothing
@@ -73,7 +80,7 @@ class Shard(torch.Tensor):
         if self.of is not None:
             root, view = self.of
             return view(root.full())
-        return self.home.gather(self.piece).view(self.shape)
+        return self.home.gather(self.piece.to(self.device)).view(self.shape)
 
     def own(self, other: torch.Tensor) -> torch.Tensor:
         """Return the elements of another tensor of this shape that go with those here."""
@@ -93,13 +100,14 @@ class Shard(torch.Tensor):
     def beside(self, other: torch.Tensor) -> torch.Tensor:
         """Return what fits, on the device where the elements here are: they may lie on the host."""
         found, device = self.fitting(other), self.piece.device
-        return found if found.device == device or found.dim() == 0 else found.to(device)
+        number = found.dim() == 0 and found.device.type == "cpu"  # which goes with any device
+        return found if number else found.to(device)
 
-    def made(self, piece: torch.Tensor) -> Shard:
+    def made(self, piece: torch.Tensor, device: torch.device | None = None) -> Shard:
         """Return another tensor of this shape that lies on the ranks as this one does."""
         mine = self.piece.dtype
         seen = self.dtype if mine != self.dtype and mine == piece.dtype else None
-        return Shard(self.home, piece, self.shape, dtype=seen)
+        return Shard(self.home, piece, self.shape, dtype=seen, device=device or self.device)
 
     def reshaped(self, shape: Sequence[int], elements: torch.Tensor | None = None) -> Shard:
         """Return the same elements in another shape."""

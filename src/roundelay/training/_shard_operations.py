@@ -59,7 +59,8 @@ def _of_one(
     """Compute what is asked of one tensor: a number, a view, or memory of its kind."""
     reduce = REDUCTIONS.get(f"{name}.{overload}")
     if reduce is not None:
-        return NotImplemented if shard.of is not None else reduce(shard, *args[1:], **kwargs)
+        found = NotImplemented if shard.of is not None else reduce(shard, *args[1:], **kwargs)
+        return found.to(shard.device) if isinstance(found, torch.Tensor) else found
     if name == "_local_scalar_dense":
         return shard.full().item()
     if torch.Tag.inplace_view in func.tags or name in ("set_", "resize_"):
@@ -115,7 +116,10 @@ def _on_pieces(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if written:
         lead.wrote()
         return lead
-    return tree_map(lambda one: lead.made(one) if isinstance(one, torch.Tensor) else one, made)
+    device = kwargs.get("device")
+    return tree_map(
+        lambda one: lead.made(one, device) if isinstance(one, torch.Tensor) else one, made
+    )
 
 
 def _new(func: Operator, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,7 +129,8 @@ def _new(func: Operator, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, 
         return func(like, *args[1:], **kwargs)
     length = [shard.home.stop - shard.home.start]
     strides = [[1]] if "strided" in str(func) else []
-    return shard.made(func(like, length, *strides, *args[2 + len(strides) :], **kwargs))
+    made = func(like, length, *strides, *args[2 + len(strides) :], **kwargs)
+    return shard.made(made, made.device)
 
 
 def _on_lists(func: Operator, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -182,9 +187,10 @@ def _unscale(
     func: Operator, grads: Sequence[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor
 ) -> None:
     """Divide gradients by the loss scale; that one of them overflowed all ranks find out."""
-    func([_piece(one) for one in grads], found, inverse)
-    home = _shards(grads)[0].home
-    found.copy_(home.together(found).max())
+    pieces = [_piece(one) for one in grads]
+    here = found.to(pieces[0].device)
+    func(pieces, here, inverse.to(here.device))
+    found.copy_(_shards(grads)[0].home.together(here).max())
 
 
 # ---- on the whole

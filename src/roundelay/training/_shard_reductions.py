@@ -117,7 +117,7 @@ def _dot(name: str) -> Reduction:
     def dot(shard: Shard, other: torch.Tensor) -> Any:
         if other.shape != shard.shape or other.dtype != shard.dtype:
             return NotImplemented
-        theirs = shard.fitting(other)
+        theirs = shard.beside(other)
         piece = shard.piece
         wide = _wide(piece.dtype)
         part = multiply(piece.to(wide), theirs.to(wide))
@@ -131,7 +131,7 @@ def _equal(shard: Shard, other: torch.Tensor) -> Any:
         return False
     if shard.dim() == 0:
         return NotImplemented
-    part = torch.tensor(torch.equal(shard.piece, shard.fitting(other)))
+    part = torch.tensor(torch.equal(shard.piece, shard.beside(other)))
     return bool(shard.home.together(part).all())
 
 

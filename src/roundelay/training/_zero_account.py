@@ -33,13 +33,16 @@ def held_by_zero(setup: Setup, parts: Parts, sums: Sums) -> Held:
     masters = [flat.master for flat in parts.trained if flat.has_masters]
     kept = [*held_by(setup.optimizer), *masters]
     model = storage_bytes([*weights, *setup.model.buffers()])
+    grads = storage_bytes(sums.gradients.held)
     apart = setup.host is not None and setup.host.parameters
     return Held(
         parameters=model,
-        gradients=storage_bytes(sums.gradients.held),
+        gradients=grads,
         optimizer=storage_bytes(kept),
         transient=storage_bytes([*sums.gradients.transient, *parts.transient]),
-        host=0 if setup.host is None else storage_bytes(kept) + apart * model,
+        host=0
+        if setup.host is None
+        else storage_bytes(kept) + apart * (storage_bytes(weights) + grads),
     )
 
 
@@ -56,13 +59,14 @@ def predicted_for(setup: Setup, parts: Parts, stage: int) -> tuple[Held, Volume]
             own = [flat.layout.part * flat.dtype.itemsize for flat in trained]
             transient += STAGES * max(own, default=0)
     kept, weights = _state(setup, trained), _weights(setup, parts)
+    grads = sum(rows if stage == 1 else shares)
     apart = setup.host is not None and setup.host.parameters
     held = Held(
         parameters=weights,
-        gradients=sum(rows if stage == 1 else shares),
+        gradients=grads,
         optimizer=kept,
         transient=transient,
-        host=0 if setup.host is None else kept + apart * weights,
+        host=0 if setup.host is None else kept + apart * (_divided(parts) + grads),
     )
     return held, add_up(_volumes(setup, parts, rows))
 
@@ -70,11 +74,14 @@ def predicted_for(setup: Setup, parts: Parts, stage: int) -> tuple[Held, Volume]
 def _weights(setup: Setup, parts: Parts) -> int:
     inside = {id(parts.parameters[place.index].tensor)
               for flat in parts.flats for place in flat.layout.places}  # fmt: skip
-    away = parts.flight is not None
-    return model_bytes(setup, but=inside) + sum(
-        (flat.layout.part if away else flat.layout.padded) * flat.dtype.itemsize
-        for flat in parts.flats
-    )
+    rest = model_bytes(setup, but=inside)
+    if parts.flight is not None:
+        return rest + _divided(parts)
+    return rest + sum(flat.layout.padded * flat.dtype.itemsize for flat in parts.flats)
+
+
+def _divided(parts: Parts) -> int:
+    return sum(flat.layout.part * flat.dtype.itemsize for flat in parts.flats)
 
 
 def _state(setup: Setup, trained: Sequence[Flat]) -> int:

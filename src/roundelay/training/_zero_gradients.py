@@ -68,7 +68,8 @@ class Gradients:
         self._setup, self._keep = setup, keep
         self.comm, self._replicas = setup.within, setup.replicas
         self._tensors = [one.tensor for one in setup.parameters]
-        self._device = flats[0].part.device if flats else torch.device("cpu")
+        self._device = flats[0].whole.device if flats else torch.device("cpu")
+        self._host = setup.host if setup.host is not None and setup.host.parameters else None
         self.rows = [self._make_row(flat) for flat in flats]
         self.order = list(self.rows)
         self._of = {index: row for row in self.rows for index in row.places}
@@ -92,7 +93,9 @@ class Gradients:
             row.part = row.buffer[layout.own(self.comm.rank)]
             row.stays = row.buffer
         else:
-            row.part = torch.zeros(layout.part, dtype=row.dtype, device=self._device)
+            host, part = self._host, layout.part
+            row.part = (torch.zeros(part, dtype=row.dtype, device=self._device) if host is None
+                        else host.empty(part, row.dtype))  # fmt: skip
             row.stays = row.part if self.comm.size == 1 else None
         return row
 
@@ -158,6 +161,12 @@ class Gradients:
             row.missing.clear()
             self._send()
         self._land_all()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait for what the device copies to the host, if gradients lie there."""
+        if self._host is not None:
+            self._host.finish()
 
     def give_up(self) -> Callable[[], None]:
         """Send zeros for all rows that are not on their way; return what waits for that."""
@@ -208,13 +217,13 @@ class Gradients:
             buffer.add_(row.before)
             row.before = None
         elif not self._keep and buffer is not row.part:
-            row.part.add_(buffer)
+            row.part.add_(buffer.to(row.part.device))
         row.filled = True
 
     def _set_out(self, row: Row, buffer: torch.Tensor) -> None:
         if len(self._going) >= MOST_GOING:
             self._land()
-        direct = not self._keep and not row.filled
+        direct = not self._keep and not row.filled and row.part.device == buffer.device
         result = row.part if direct else self._result(row)
         handle = self.comm.start.reduce_scatter(buffer, self._op(), out=result, axis=0)
         memory = next((one for one in self._turns if _same(one, buffer)), None)
@@ -258,8 +267,10 @@ class Gradients:
                 if row.before is not None:
                     row.part.add_(row.before)
                     row.before = None
+            elif row.filled:
+                row.part.add_(one.result.to(row.part.device))
             else:
-                row.part.add_(one.result)
+                row.part.copy_(one.result, non_blocking=True)
             self._results.append(_all_bytes(one.result))
         row.filled = True
 

@@ -45,7 +45,7 @@ def hand_out(parts: Parts) -> None:
         parts.bare.append(bare)
         parts.shown.append(ShardParameter(
             flat.homes[index], partial(elements, flat, index, bare.detach().view(-1)),
-            one.tensor.shape, dtype=bare.dtype, device=bare.device, kind="parameter",
+            one.tensor.shape, dtype=bare.dtype, kind="parameter",
             wrote=partial(wrote, flat, index), requires_grad=True,
         ))  # fmt: skip
     for number, optimizer in enumerate(parts.setup.optimizer.all):

@@ -1,5 +1,7 @@
 """What ZeRO keeps in the host's memory, where a device computes: the optimizer's state, and parts.
 
+With the parts go their gradients, which come here while backward runs.
+
 The optimizer steps on the host, row by row: while it is at one, the gradients of the next ones come
 and the new weights of those before go back. Memory is pinned, so that the device copies by itself.
 """
@@ -31,7 +33,7 @@ class Host:
         self._stream: Any = None  # Any: torch does not type its streams
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._grads: dict[int, torch.Tensor] = {}  # by what is stepped on
+        self._grads: dict[int, torch.Tensor] = {}  # by what is stepped on, or cast from
         self._coming: dict[int, Copy] = {}
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -60,6 +62,20 @@ class Host:
             self._grads[key] = self.empty(grad.numel(), grad.dtype).view(grad.shape)
         self._coming[key] = self.copy(self._grads[key], grad)
         return self._grads[key]
+
+    def cast(self, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return gradients that are here in another dtype, each time in the same memory."""
+        if part.dtype == dtype:
+            return part
+        key = id(part)
+        if key not in self._grads:
+            self._grads[key] = self.empty(part.numel(), dtype)
+        return self._grads[key].copy_(part)
+
+    def finish(self) -> None:
+        """Wait for all that the device copies."""
+        if self._stream is not None:
+            torch.cuda.synchronize(self.device)
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, own: Any, flats: Sequence[Flat]) -> Any:

@@ -193,7 +193,9 @@ class Sums:
         for row in self.gradients.rows:
             if all(piece.index in self._grads for piece in row.flat.pieces):
                 continue
-            cut = row.flat.cut(row.part.to(row.flat.master.dtype))
+            host, kind = self.setup.host, row.flat.master.dtype
+            part = host.cast(row.part, kind) if host and host.parameters else row.part.to(kind)
+            cut = row.flat.cut(part)
             for piece, grad in zip(row.flat.pieces, cut, strict=True):
                 if piece.index in self._has and piece.index not in self._grads:
                     self._grads[piece.index] = grad
@@ -224,7 +226,10 @@ class Sums:
         host = self.setup.host
         for index in chosen(range(len(self._bare)), only):
             bare, grad = self._bare[index], self._grads.get(index)
-            bare.grad = grad if host is None or grad is None else host.take(bare, grad)
+            if host is None or grad is None or (host.parameters and grad.device == bare.device):
+                bare.grad = grad
+            else:
+                bare.grad = host.take(bare, grad)
 
     def _picked(self, only: Only) -> Iterable[torch.Tensor]:
         if only is None:
