@@ -63,7 +63,8 @@ def trained(
         wholes = (one.full() if hasattr(one, "full") else one for one in ema)
         return found | {f"ema {number}": one.cpu() for number, one in enumerate(wholes)}
 
-    return rd.run(be_rank, 1, "threads")[0]
+    found: dict[str, Any] = rd.run(be_rank, 1, "threads")[0]
+    return found
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -75,10 +76,12 @@ def test_it_is_a_plain_loop(stacks: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if "," in name])
-def test_mixed_precision_is_the_same_without_offload_bit_for_bit(stacks: Any, name: str) -> None:
+def test_mixed_precision_is_the_same_without_offload(stacks: Any, name: str) -> None:
+    """But for what the kernels of CPU and GPU round otherwise."""
     plain = trained(stacks, STRATEGIES[name.partition(",")[0]], "bf16")
     for key, one in trained(stacks, STRATEGIES[name], "bf16").items():
-        assert torch.equal(one, plain[key]), key
+        close = (one - plain[key]).abs().max() <= 2**-7 * plain[key].abs().max()
+        assert close, key
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -272,4 +272,4 @@ class State(_Shown[str]):
 def _cut(value: torch.Tensor, of: ShardParameter) -> torch.Tensor:
     """Return this rank's piece of state that goes with a parameter."""
     kind = of.dtype if value.is_floating_point() else value.dtype
-    return of.own(value.detach()).reshape(-1).to(of.device, kind, copy=True)
+    return of.own(value.detach()).reshape(-1).to(of.piece.device, kind, copy=True)

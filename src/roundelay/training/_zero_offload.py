@@ -38,7 +38,8 @@ class Host:
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory of the host, of zeros, that the device can reach."""
-        return torch.zeros(numel, dtype=dtype, pin_memory=self.device.type == "cuda")
+        pin = self.device.type == "cuda"
+        return torch.zeros(numel, dtype=dtype, device="cpu", pin_memory=pin)
 
     def copy(self, there: torch.Tensor, here: torch.Tensor) -> Copy:
         """Begin to copy from device to host or back, beside what the device computes."""
