@@ -13,6 +13,9 @@ import pytest
 import roundelay as rd
 
 torch = pytest.importorskip("torch")
+
+from roundelay.training import checkpoint  # noqa: E402 - only with torch
+
 nn = torch.nn
 
 SIZES = (1, 2, 3, 4, 7)
@@ -80,6 +83,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_faults() -> Iterator[None]:
+    yield
+    checkpoint.DISK.before = None
 
 
 class Late:

@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
+from checkpoints import STRATEGIES, small  # noqa: E402
 from roundelay.errors import (  # noqa: E402
     CheckpointError,
     CheckpointMismatch,
@@ -34,13 +35,7 @@ from roundelay.errors import (  # noqa: E402
 from roundelay.training import _checkpoint_format as form  # noqa: E402
 from roundelay.training import checkpoint  # noqa: E402
 from roundelay.training._checkpoint_values import pack, unpack  # noqa: E402
-from roundelay.training.prepare import known_strategies  # noqa: E402
 
-STRATEGIES: dict[str, Any] = {
-    **known_strategies(),
-    "ps by servers": rd.ParameterServer(update="server", servers=2),
-    "ps by servers of their own": rd.ParameterServer(update="server", dedicated=True),
-}
 SYNCHRONOUS = [name for name, one in STRATEGIES.items() if one.synchronous]
 
 
@@ -321,13 +316,6 @@ def test_every_rank_writes_its_share(tmp_path: Path, name: str) -> None:
 # ---- faults
 
 
-def small(comm: Any, weight: float) -> tuple[Any, Any]:
-    model = torch.nn.Linear(3, 1)
-    torch.nn.init.constant_(model.weight, weight)
-    torch.nn.init.zeros_(model.bias)
-    return rd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)
-
-
 def weight_at(path: Path) -> float:
     """The weight of the checkpoint that is there, loaded on one rank."""
 
@@ -338,12 +326,6 @@ def weight_at(path: Path) -> float:
         return float(model.weight.detach()[0, 0])
 
     return float(rd.run(read, 1, "threads")[0])
-
-
-@pytest.fixture(autouse=True)
-def _no_faults() -> Iterator[None]:
-    yield
-    checkpoint.DISK.before = None
 
 
 def save_with(path: Path, weight: float, before: Callable[[int, int], None] | None, *,

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors.torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
+from checkpoints import STRATEGIES, small  # noqa: E402
 from roundelay.errors import CheckpointError, RankFailed  # noqa: E402
 from roundelay.training import checkpoint  # noqa: E402
-from roundelay.training.prepare import known_strategies  # noqa: E402
 
-STRATEGIES: dict[str, Any] = {
-    **known_strategies(),
-    "ps by servers": rd.ParameterServer(update="server", servers=2),
-    "ps by servers of their own": rd.ParameterServer(update="server", dedicated=True),
-}
 FULL = "No space left on device"
-
-
-@pytest.fixture(autouse=True)
-def _no_faults() -> Iterator[None]:
-    yield
-    checkpoint.DISK.before = None
-
-
-def small(comm: Any, weight: float) -> tuple[Any, Any]:
-    model = torch.nn.Linear(3, 1)
-    torch.nn.init.constant_(model.weight, weight)
-    torch.nn.init.zeros_(model.bias)
-    return rd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)
 
 
 def weight_at(path: Path) -> float:

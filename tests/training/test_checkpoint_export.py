@@ -20,6 +20,7 @@ from roundelay.errors import (  # noqa: E402
     CheckpointError,
     InvalidArgumentError,
     UnknownNameError,
+    UnsendableError,
 )
 from roundelay.training.prepare import known_strategies  # noqa: E402
 
@@ -249,3 +250,72 @@ def test_extra_takes_what_training_loops_keep(tmp_path: Path, name: str) -> None
         assert type(found["average"]) is type(average.state_dict())
 
     rd.run(be_rank, 2, "threads")
+
+
+class Turning(nn.Module):  # type: ignore[misc, name-defined]
+    """Complex numbers of both widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Parameter(torch.randn(3, 5, dtype=torch.complex128))
+        self.narrow = nn.Parameter(torch.randn(2, dtype=torch.complex64))
+        self.register_buffer("phase", torch.randn(4, dtype=torch.complex128))
+
+    def forward(self) -> Any:
+        return self.wide.abs().square().sum() + self.narrow.abs().square().sum()
+
+
+def test_complex_numbers_come_back(tmp_path: Path) -> None:
+    """Bit for bit, on other ranks, with the optimizer's state; one safetensors file has no form."""
+
+    def pair(comm: Any) -> Any:
+        model = Turning()
+        return rd.prepare(model, torch.optim.Adam(model.parameters()), strategy="ddp", comm=comm)
+
+    def write(comm: Any) -> Any:
+        model, optimizer = pair(comm)
+        model().backward()
+        optimizer.step()
+        extra = {"turned": model.wide.detach().conj(), "none": torch.empty(0, 3).cdouble()}
+        rd.save(tmp_path / "it", model, optimizer, extra=extra)
+        return rd.full_state_dict(model), optimizer.state_dict()["state"]
+
+    def read(comm: Any) -> Any:
+        model, optimizer = pair(comm)
+        found = rd.load(tmp_path / "it", model, optimizer)
+        return rd.full_state_dict(model), optimizer.state_dict()["state"], found.extra
+
+    (before, state), *_ = rd.run(write, 3, "threads")
+    checkpoint = rd.read_checkpoint(tmp_path / "it")
+    for after, again, extra in rd.run(read, 2, "threads"):
+        for found in (after, checkpoint.state_dict()):
+            assert all(torch.equal(found[name], one) for name, one in before.items())
+        for number, kept in state.items():
+            assert all(torch.equal(again[number][key], one) for key, one in kept.items())
+        assert torch.equal(extra["turned"], before["wide"].conj())
+        assert extra["none"].shape == (0, 3)
+        assert extra["none"].dtype == torch.complex128
+    rd.export(tmp_path / "it", tmp_path / "dcp", form="dcp")
+    with pytest.raises(CheckpointError, match=r"wide is of torch.complex128.*form='dcp'"):
+        rd.export(tmp_path / "it", tmp_path / "it.safetensors")
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_has_no_form_is_named(tmp_path: Path, wait: bool) -> None:  # noqa: FBT001
+    odd = [torch.zeros(2, dtype=torch.float8_e4m3fnuz), torch.eye(2).to_sparse()]
+
+    def be_rank(comm: Any) -> list[str]:
+        told = []
+        for one in odd:
+            model = nn.Linear(2, 2)
+            pair = rd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)
+            with pytest.raises((CheckpointError, UnsendableError)) as error:
+                rd.save(tmp_path / "it", *pair, extra={"odd": [one]}, wait=wait).wait()
+            told.append(str(error.value))
+        return told
+
+    for told in rd.run(be_rank, 2, "threads"):
+        for text, one in zip(told, odd, strict=True):
+            word = str(one.layout if one.is_sparse else one.dtype)
+            assert "extra['odd'][0] is" in text
+            assert word in text

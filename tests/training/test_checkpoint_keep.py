@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors.torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
+from checkpoints import small  # noqa: E402
 from roundelay.errors import InvalidArgumentError  # noqa: E402
 from roundelay.training import checkpoint  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def _no_faults() -> Iterator[None]:
-    yield
-    checkpoint.DISK.before = None
-
-
 def save(path: Path, weight: float = 0.0, *, ranks: int = 1, **options: Any) -> None:
     def be_rank(comm: Any) -> None:
-        model = torch.nn.Linear(3, 1)
-        torch.nn.init.constant_(model.weight, weight)
-        pair = rd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)
-        rd.save(path, *pair, **options)
+        rd.save(path, *small(comm, weight), **options)
 
     rd.run(be_rank, ranks, "threads")
 

@@ -32,6 +32,8 @@ NAMES = {
     torch.bool: "BOOL", torch.complex64: "C64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
+#: What safetensors has no name for is written in pairs of something that it has.
+PAIRS = {torch.complex128: torch.float64}
 AT_ONCE = 1 << 24  # bytes read, or brought over from a device
 
 
@@ -87,9 +89,13 @@ def write_tensors(
     """Write tensors as one safetensors file, and return what it should be found as.
 
     One tensor after the other goes over the processor's memory, so a device's are never all there.
-    `kinds` says dtypes and shapes where tensors are made only when they are asked for.
+    `kinds` says dtypes and shapes where tensors are made only when they are asked for. Else they
+    are flat, and complex ones may become rows of pairs.
     """
-    kinds = kinds or {key: (one.dtype, one.shape) for key, one in tensors.items()}
+    kinds = kinds or {
+        key: (PAIRS[one.dtype], (*one.shape, 2)) if one.dtype in PAIRS else (one.dtype, one.shape)
+        for key, one in tensors.items()
+    }
     # Wide elements first: so all lie at multiples of their size.
     keys = sorted(kinds, key=lambda key: (-kinds[key][0].itemsize, key))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -97,7 +103,7 @@ def write_tensors(
     for key in keys:
         dtype, shape = kinds[key]
         if dtype not in NAMES:
-            raise CheckpointError(f"{key} is of {dtype}, which safetensors has no name for.")
+            raise CheckpointError(refused(key, dtype))
         nbytes = math.prod(shape) * dtype.itemsize
         header[key] = {
             "dtype": NAMES[dtype],
@@ -116,13 +122,22 @@ def write_tensors(
         for key in keys:
             flat = tensors[key].detach().reshape(-1)
             for piece in torch.split(flat, AT_ONCE // flat.itemsize):
-                elements = piece.contiguous().cpu().view(torch.uint8).numpy().data
+                plain = piece.resolve_conj().resolve_neg().contiguous()
+                elements = plain.cpu().view(torch.uint8).numpy().data
                 checksum.update(elements)
                 disk.write(file, elements)
         disk.sync(file.fileno())
     if path.stat().st_size != nbytes:
         raise CheckpointError(f"{path} has {path.stat().st_size} bytes, {nbytes} were written.")
     return File(path.name, nbytes, checksum.hexdigest())
+
+
+def refused(name: str, dtype: torch.dtype) -> str:
+    """Say of a tensor that files have no form for its dtype."""
+    return (
+        f"{name} is of {dtype}, which safetensors has no name for. Convert it, or keep it as "
+        f"another dtype by tensor.view(…)."
+    )
 
 
 def check_file(path: Path, file: File) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from roundelay.errors import CheckpointError, MissingPackageError
-from roundelay.training._checkpoint_files import NAMES
+from roundelay.training._checkpoint_files import NAMES, PAIRS
 from roundelay.training._checkpoint_format import MANIFEST, Entry, Manifest
 from roundelay.training._checkpoint_values import unpack
 
@@ -17,6 +17,7 @@ __all__ = ["Reader", "manifest_text", "need_safetensors"]
 
 
 DTYPES = {word: dtype for dtype, word in NAMES.items()}
+COMPLEX = {dtype: made for made, dtype in PAIRS.items()}  # of two
 
 
 def need_safetensors() -> Any:  # Any: a module
@@ -91,8 +92,10 @@ class Reader:
     def dtype(self, key: str, entry: Entry) -> torch.dtype:
         """Return the dtype of a tensor without reading it."""
         where = entry.where[0]
-        word = self._found(where.file, f"{key}@{where.start}", lambda part: part.get_dtype())
-        return DTYPES[word]
+        word, shape = self._found(
+            where.file, f"{key}@{where.start}", lambda part: (part.get_dtype(), part.get_shape())
+        )
+        return COMPLEX.get(DTYPES[word], DTYPES[word]) if len(shape) > 1 else DTYPES[word]
 
     def unpack(self, plain: Any) -> Any:
         """Return a packed value, with its tensors."""
@@ -118,7 +121,10 @@ class Reader:
 
     def _slice(self, file: int, key: str, start: int, stop: int) -> torch.Tensor:
         tensor: torch.Tensor = self._found(file, key, lambda part: part[start:stop])
-        if tensor.numel() != stop - start:
+        count = stop - start
+        if tensor.shape == (count, 2) and tensor.dtype in COMPLEX:
+            return torch.view_as_complex(tensor.clone())  # in a file it may lie unaligned
+        if tensor.numel() != count:
             raise CheckpointError(f"{self._place(file)}: {key} has too few elements.")
         return tensor
 

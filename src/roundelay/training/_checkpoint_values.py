@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from roundelay.errors import CheckpointError, UnsendableError
+from roundelay.training._checkpoint_files import NAMES, refused
+from roundelay.training._checkpoint_files import PAIRS as PAIRED
 
 __all__ = ["pack", "unpack"]
 
@@ -33,7 +35,7 @@ def pack(value: object, put: Callable[[torch.Tensor], str], what: str, *, depth:
     if depth > DEEPEST:
         raise UnsendableError(f"{what} is more than {DEEPEST} containers deep. Flatten it.")
     if isinstance(value, torch.Tensor):
-        return {"!": "tensor", "of": put(value)}
+        return {"!": "tensor", "of": put(_checked(value, what))}
     if isinstance(value, (np.ndarray, np.generic)):
         return _pack_numpy(value, put, what)
     if value is None or type(value) in (bool, str) or (type(value) is int and value in SMALL):
@@ -49,6 +51,14 @@ def pack(value: object, put: Callable[[torch.Tensor], str], what: str, *, depth:
         f"{what} is a {type(value).__name__}, which a checkpoint has no form for. It takes "
         f"numbers, strings, lists, tuples, dicts, arrays and tensors."
     )
+
+
+def _checked(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        raise UnsendableError(f"{what} is a tensor of {tensor.layout}. Save it as to_dense().")
+    if tensor.dtype not in (*NAMES, *PAIRED):
+        raise UnsendableError(refused(what, tensor.dtype))
+    return tensor
 
 
 def _pack_dict(

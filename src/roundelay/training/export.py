@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from roundelay.errors import CheckpointError, InvalidArgumentError, UnknownNameError
-from roundelay.training._checkpoint_files import Disk, write_tensors
+from roundelay.training._checkpoint_files import PAIRS, Disk, write_tensors
 from roundelay.training.read_checkpoint import Checkpoint, read_checkpoint
 
 __all__ = ["FORMS", "export"]
@@ -62,6 +62,11 @@ def _safetensors(checkpoint: Checkpoint, where: Path) -> None:
     weights = checkpoint.weights
     kinds = {name: (weights.dtype(name), weights.entry(name)[1].shape)
              for name in weights.tensors()}  # fmt: skip
+    for name, (kind, _) in kinds.items():
+        if kind in PAIRS:
+            raise CheckpointError(
+                f"{name} is of {kind}, which safetensors has no name for. Take form='dcp'."
+            )
     # What safetensors' own save_model says of names that it has left out.
     metadata = {"format": "pt", **weights.aliases}
     fresh = where.with_name(f"{where.name}.{secrets.token_hex(8)}")
