@@ -111,7 +111,7 @@ def memory(ranks: int, engine: str) -> tuple[float, float]:
         bare.mkdir()
 
         def work(comm: Communicator) -> tuple[int, int, int]:
-            world = os.fstat(comm._end.world.fd).st_blocks * 512  # type: ignore[attr-defined] # noqa: SLF001
+            world = os.fstat(comm._engine.world.fd).st_blocks * 512  # type: ignore[attr-defined] # noqa: SLF001
             return *resident(ours, ranks), world
 
         threads = engine == "threads"

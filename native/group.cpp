@@ -114,7 +114,7 @@ Record RankArea::latest() const {
     return found;
 }
 
-void Group::run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
+void Group::run(Call& call, Program& program, Program* in_arena, std::span<const std::size_t> counts,
                 std::size_t count, Waiter& waiter) {
     begin(call);
     if (size_ > 1) {
@@ -126,8 +126,8 @@ void Group::run(Call& call, Plan& plan, Plan* reaching, std::span<const std::siz
         last_hash_ = call.record.hash;
     }
     Reached where;
-    Plan* chosen = &plan;
-    if (reaching != nullptr && agree(call, *reaching, where, waiter)) chosen = reaching;
+    Program* chosen = &program;
+    if (in_arena != nullptr && agree(call, *in_arena, where, waiter)) chosen = in_arena;
     if (counts.empty()) {
         slices(call, *chosen, chosen->even(count), where, waiter);
     } else {
@@ -156,13 +156,13 @@ void Group::begin(Call& call) {
 
 // Large messages first show where their buffers lie, so that all ranks take the same path. Who has a
 // buffer that others can't reach knows the answer and need not wait for it.
-bool Group::agree(const Call& call, const Plan& plan, Reached& where, Waiter& waiter) {
+bool Group::agree(const Call& call, const Program& program, Reached& where, Waiter& waiter) {
     kill_point();
     post(base_ + 1);
     const auto fits = [&](const Record& record) {
-        return (!plan.reaches_in || record.in_at != World::nowhere) &&
-               (!plan.reaches_out || record.out_at != World::nowhere) &&
-               (!plan.in_place || record.in_at == record.out_at);
+        return (!program.reaches_in || record.in_at != World::nowhere) &&
+               (!program.reaches_out || record.out_at != World::nowhere) &&
+               (!program.in_place || record.in_at == record.out_at);
     };
     bool all = fits(call.record);
     for (int other = 0; all && other < size_; ++other) {
@@ -176,14 +176,14 @@ bool Group::agree(const Call& call, const Plan& plan, Reached& where, Waiter& wa
     return all;
 }
 
-void Group::slices(const Call& call, const Plan& plan, const Geometry& geometry,
+void Group::slices(const Call& call, const Program& program, const Geometry& geometry,
                    const Reached& where, Waiter& waiter) {
     std::size_t width = std::max<std::size_t>(geometry.longest, 1);
-    inline_ = plan.slots == 1 && geometry.longest * call.item <= inline_bytes;
-    if (plan.slots > 0 && !inline_) {
+    inline_ = program.slots == 1 && geometry.longest * call.item <= inline_bytes;
+    if (program.slots > 0 && !inline_) {
         const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
         const std::size_t bytes = std::min(slot_bytes_, slice_bytes * std::size_t(size_));
-        const std::size_t room = bytes / plan.slots / call.item;
+        const std::size_t room = bytes / program.slots / call.item;
         if (room == 0) throw std::length_error("this algorithm needs more slots than there are");
         width = room < grain ? room : room / grain * grain;
     }
@@ -192,38 +192,38 @@ void Group::slices(const Call& call, const Plan& plan, const Geometry& geometry,
         // Slots of two slices ago are written again when all are known to have read them: by a post
         // of the last slice, or by the post that ended that one.
         for (int other = 0; slice > 0 && other < size_; ++other) {
-            const bool ended = slice > 1 && plan.posts_last[std::size_t(other)];
+            const bool ended = slice > 1 && program.posts_last[std::size_t(other)];
             if (other != rank_) wait(other, previous_ + (ended ? 0 : 1), call, waiter);
         }
         parity_ = slices_ % 2;
         show_core();
-        for (std::size_t number = 0; number < plan.lines.size(); ++number) {
-            const Line& line = plan.lines[number];
+        for (std::size_t number = 0; number < program.instructions.size(); ++number) {
+            const Instruction& instruction = program.instructions[number];
             kill_point();
-            switch (line.kind) {
+            switch (instruction.kind) {
                 case Kind::wait:
-                    wait(line.rank, base_ + line.post, call, waiter);
+                    wait(instruction.rank, base_ + instruction.post, call, waiter);
                     break;
                 case Kind::post:
-                    post(base_ + line.post);
+                    post(base_ + instruction.post);
                     break;
                 case Kind::apply:
-                    apply(call, plan, geometry, number, from, width, where);
+                    apply(call, program, geometry, number, from, width, where);
                     break;
             }
         }
-        if (plan.posts > 0) {
+        if (program.posts > 0) {
             previous_ = base_;
-            base_ += plan.posts;
+            base_ += program.posts;
             ++slices_;
         }
     }
 }
 
-void Group::apply(const Call& call, const Plan& plan, const Geometry& geometry,
+void Group::apply(const Call& call, const Program& program, const Geometry& geometry,
                   std::size_t number, std::size_t from, std::size_t width,
                   const Reached& where) {
-    const Line& line = plan.lines[number];
+    const Instruction& instruction = program.instructions[number];
     const std::size_t length = geometry.lengths[number];
     if (from >= length) return;
     const std::size_t count = std::min(width, length - from);
@@ -231,15 +231,15 @@ void Group::apply(const Call& call, const Plan& plan, const Geometry& geometry,
     std::array<std::byte*, few> small;
     std::vector<std::byte*> large;
     std::byte** places = small.data();
-    const std::size_t total = std::size_t(line.dsts) + line.srcs;
+    const std::size_t total = std::size_t(instruction.dsts) + instruction.srcs;
     if (total > few) {
         large.resize(total);
         places = large.data();
     }
     for (std::size_t index = 0; index < total; ++index) {
-        const Operand& operand = plan.operands[line.first + index];
+        const Operand& operand = program.operands[instruction.first + index];
         if (operand.rank != rank_) {
-            auto& moved = (index < line.dsts ? pushed_ : pulled_)[operand.rank];
+            auto& moved = (index < instruction.dsts ? pushed_ : pulled_)[operand.rank];
             moved.store(moved.load(std::memory_order_relaxed) + count * call.item,
                         std::memory_order_relaxed);
         }
@@ -253,18 +253,18 @@ void Group::apply(const Call& call, const Plan& plan, const Geometry& geometry,
             buffer = operand.rank == rank_ ? const_cast<std::byte*>(call.in) : where.in[operand.rank];
         else
             buffer = operand.rank == rank_ ? call.out : where.out[operand.rank];
-        places[index] = buffer + (geometry.operands[line.first + index] + from) * call.item;
+        places[index] = buffer + (geometry.operands[instruction.first + index] + from) * call.item;
     }
     const Geometry::Ahead& next = geometry.ahead[number];
     const std::byte* ahead = nullptr;
     if (next.operand != Geometry::Ahead::none && from + 2 * width <= next.length)
         ahead = call.in + (geometry.operands[next.operand] + from + width) * call.item;
-    const bool divides = line.complete && call.op == Op::avg;
+    const bool divides = instruction.complete && call.op == Op::avg;
     // A lone contribution is only moved: as bytes, whatever they mean.
-    const bool moves = line.srcs == 1;
+    const bool moves = instruction.srcs == 1;
     fold(moves ? Op::bor : call.op, moves ? DType::uint8 : call.dtype,
-         reinterpret_cast<void* const*>(places), line.dsts,
-         reinterpret_cast<const void* const*>(places + line.dsts), line.srcs,
+         reinterpret_cast<void* const*>(places), instruction.dsts,
+         reinterpret_cast<const void* const*>(places + instruction.dsts), instruction.srcs,
          moves ? count * call.item : count, divides && !moves ? size_ : 0, ahead);
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kill_point.hpp"
-#include "plan.hpp"
+#include "program.hpp"
 #include "reduce.hpp"
 #include "wait.hpp"
 #include "world.hpp"
@@ -121,9 +121,9 @@ class Group {
     // Whether a rank of the world has come as far, or was never in.
     bool told(int world_rank, Stage stage) const;
 
-    // Run a program; with `reaching`, that one if the buffers of all ranks lie in shared memory. One
+    // Run a program; with `in_arena`, that one if the buffers of all ranks lie in shared memory. One
     // call at a time, whichever thread of this rank makes it: callers take turns.
-    void run(Call& call, Plan& plan, Plan* reaching, std::span<const std::size_t> counts,
+    void run(Call& call, Program& program, Program* in_arena, std::span<const std::size_t> counts,
              std::size_t count, Waiter& waiter);
     // Make no more calls. The last rank to end compares what all of them called last.
     void end(Ending how, std::uint32_t site);
@@ -141,10 +141,10 @@ class Group {
     [[noreturn]] void differ(int rank, std::uint64_t number);
     void meet(int rank, const Call& call, Waiter& waiter);
     void show_core();
-    bool agree(const Call& call, const Plan& plan, Reached& reached, Waiter& waiter);
-    void slices(const Call& call, const Plan& plan, const Geometry& geometry,
+    bool agree(const Call& call, const Program& program, Reached& reached, Waiter& waiter);
+    void slices(const Call& call, const Program& program, const Geometry& geometry,
                 const Reached& reached, Waiter& waiter);
-    void apply(const Call& call, const Plan& plan, const Geometry& geometry, std::size_t number,
+    void apply(const Call& call, const Program& program, const Geometry& geometry, std::size_t number,
                std::size_t from, std::size_t width, const Reached& reached);
     void arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
     void wait(int rank, std::uint32_t target, const Call& call, Waiter& waiter);

@@ -31,10 +31,10 @@ struct Closed : std::exception {
     const char* what() const noexcept override { return "the group is closed"; }
 };
 
-struct Request {
+struct PreparedCall {
     Call call;
-    Plan* plan;
-    Plan* reaching;
+    Program* program;
+    Program* in_arena;
     std::vector<std::size_t> counts;
     std::size_t count;
 };
@@ -47,13 +47,13 @@ std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
 // The program for messages of up to so many bytes: for private buffers, or none while nobody has
 // asked for it; for those in the arena; the number of its algorithm; and whether it rounds halves
 // once, else it is not for them.
-using Rung = std::tuple<std::size_t, Plan*, Plan*, int, bool>;
+using SizeClass = std::tuple<std::size_t, Program*, Program*, int, bool>;
 
 // What plain calls of one collective look like on this rank.
 struct Taught {
     bool reduces;
     std::size_t in_blocks, out_blocks, most_blocks;  // here, here, and on any rank
-    std::vector<Rung> rungs;
+    std::vector<SizeClass> size_classes;
 };
 
 // What the groups of one rank share.
@@ -63,7 +63,7 @@ struct Shared {
 };
 
 // A call in the background. It needs nobody: neither the group's Python object nor the interpreter.
-struct PyTask : Progress::Task {
+struct PyCallRequest : Progress::Task {
     std::shared_ptr<Progress> line;
     std::shared_ptr<World> world;
     std::uint64_t number = 0;  // of the call, as its group counts
@@ -128,34 +128,34 @@ class PyGroup {
     std::uint32_t site_here() { return shared_->sites.here(); }
     bool failed() const { return line_->failed(); }
 
-    void call(Plan& plan, Plan* reaching, View* in, View* out, int collective, int algorithm,
+    void call(Program& program, Program* in_arena, View* in, View* out, int collective, int algorithm,
               int root, int dtype, int op, std::size_t item, std::size_t count,
               const std::vector<std::size_t>& counts) {
-        Request request = prepare(plan, reaching, in, out, collective, algorithm, root, dtype, op,
+        PreparedCall prepared = prepare(program, in_arena, in, out, collective, algorithm, root, dtype, op,
                                   item, count, counts);
-        run(request);
+        run(prepared);
     }
 
-    std::shared_ptr<PyTask> start(Plan& plan, Plan* reaching, View* in, View* out, int collective,
+    std::shared_ptr<PyCallRequest> start(Program& program, Program* in_arena, View* in, View* out, int collective,
                                   int algorithm, int root, int dtype, int op, std::size_t item,
                                   std::size_t count, const std::vector<std::size_t>& counts) {
-        auto request = std::make_shared<Request>(prepare(plan, reaching, in, out, collective,
+        auto prepared = std::make_shared<PreparedCall>(prepare(program, in_arena, in, out, collective,
                                                          algorithm, root, dtype, op, item, count,
                                                          counts));
-        auto task = std::make_shared<PyTask>();
+        auto task = std::make_shared<PyCallRequest>();
         task->line = line_;
         task->world = group_->world().shared_from_this();
         task->number = ++made_;
         task->kept = kept_;
-        task->work = [request, group = group_, line = line_.get()] {
+        task->work = [prepared, group = group_, line = line_.get()] {
             BackgroundWaiter waiter(*line);
-            group->run(request->call, *request->plan, request->reaching, request->counts,
-                       request->count, waiter);
+            group->run(prepared->call, *prepared->program, prepared->in_arena, prepared->counts,
+                       prepared->count, waiter);
         };
         line_->submit(task);
         // The buffers stay while the call is under way, even if nobody keeps its handle.
-        kept_->keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(plan),
-                                         nb::find(reaching)));
+        kept_->keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(program),
+                                         nb::find(in_arena)));
         return task;
     }
 
@@ -204,17 +204,17 @@ class PyGroup {
     }
 
     // Programs of one collective by size, so that plain calls of it need no Python.
-    void teach(int collective, int root, bool reduces, std::size_t in_blocks,
-               std::size_t out_blocks, std::size_t most_blocks, std::vector<Rung> rungs) {
-        taught_[{collective, root}] = {reduces, in_blocks, out_blocks, most_blocks, std::move(rungs)};
+    void register_plain(int collective, int root, bool reduces, std::size_t in_blocks,
+               std::size_t out_blocks, std::size_t most_blocks, std::vector<SizeClass> size_classes) {
+        registered_[{collective, root}] = {reduces, in_blocks, out_blocks, most_blocks, std::move(size_classes)};
     }
 
     // True when done; false when the caller must go the long way, which knows more kinds of
     // buffers and names what it refuses.
-    bool quick(int collective, nb::handle given, nb::handle result, int op, int root) {
+    bool fast_path(int collective, nb::handle given, nb::handle result, int op, int root) {
         if (closed_) return false;  // the long way says so
-        const auto found = taught_.find({collective, root});
-        if (found == taught_.end() || op < 0) return false;
+        const auto found = registered_.find({collective, root});
+        if (found == registered_.end() || op < 0) return false;
         const Taught& known = found->second;
         const bool one = given.is(result);
         std::optional<View> in, out;
@@ -236,14 +236,14 @@ class PyGroup {
             return false;
         const std::size_t item = itemsize(some.dtype);
         const bool half = some.dtype == DType::float16 || some.dtype == DType::bfloat16;
-        for (const auto& [most, plan, reaching, algorithm, once] : known.rungs) {
+        for (const auto& [most, program, in_arena, algorithm, once] : known.size_classes) {
             if (count * item * known.most_blocks > most) continue;
-            if (plan == nullptr || (known.reduces && !once && (half || kind == Op::avg)))
+            if (program == nullptr || (known.reduces && !once && (half || kind == Op::avg)))
                 return false;
             try {
-                Request request = prepare(*plan, reaching, in ? &*in : nullptr, to, collective,
+                PreparedCall prepared = prepare(*program, in_arena, in ? &*in : nullptr, to, collective,
                                           algorithm, root, int(some.dtype), op, item, count, {});
-                run(request);
+                run(prepared);
             } catch (const Broken&) {
                 const Stay here;
                 on_broken_();  // raises what the caller is to see
@@ -289,13 +289,13 @@ class PyGroup {
         return false;
     }
 
-    Request prepare(Plan& plan, Plan* reaching, const View* in, const View* out, int collective,
+    PreparedCall prepare(Program& program, Program* in_arena, const View* in, const View* out, int collective,
                     int algorithm, int root, int dtype, int op, std::size_t item,
                     std::size_t count, const std::vector<std::size_t>& counts) {
         if (world().foreign()) throw Broken{};
         if (closed_) throw Closed{};
-        Request request{{}, &plan, reaching, counts, count};
-        Call& call = request.call;
+        PreparedCall prepared{{}, &program, in_arena, counts, count};
+        Call& call = prepared.call;
         call.in = in == nullptr ? nullptr : in->data;
         call.out = out == nullptr ? nullptr : out->data;
         call.dtype = DType(dtype);
@@ -303,7 +303,7 @@ class PyGroup {
         call.item = item;
         const std::uint64_t kind =
             std::uint64_t(std::uint32_t(root)) << 16 | std::uint64_t(dtype) << 8 | unsigned(op);
-        std::uint32_t hash = mix(mix(2166136261u, plan.name), kind);
+        std::uint32_t hash = mix(mix(2166136261u, program.name), kind);
         hash = mix(hash, count);
         for (std::size_t length : counts) hash = mix(hash, length);
         call.record.hash = hash;
@@ -314,11 +314,11 @@ class PyGroup {
         call.record.dtype = std::uint8_t(dtype);
         call.record.op = std::uint8_t(op);
         call.record.algorithm = std::uint8_t(algorithm);
-        return request;
+        return prepared;
     }
 
-    void run(Request& request) {
-        const Record& record = request.call.record;
+    void run(PreparedCall& prepared) {
+        const Record& record = prepared.call.record;
         const std::uint64_t number = ++made_;
         if (Inside::anything())
             Inside::refuse_behind(line_.get(), number,
@@ -326,12 +326,12 @@ class PyGroup {
         const Inside inside(world(), line_.get(), number, record.collective, record.site, me());
         with_waiter(on_slow_, [&](PyWaiter& waiter) {
             // Work that takes long anyway is done without the lock from the start.
-            if (request.count * request.call.item > 64 * 1024 || !request.counts.empty())
+            if (prepared.count * prepared.call.item > 64 * 1024 || !prepared.counts.empty())
                 waiter.blocks();
             if (!line_->enter([&] { return waiter.goes_on(*line_, world()); })) throw Broken{};
             const Turn turn{*this};
-            group_->run(request.call, *request.plan, request.reaching, request.counts,
-                        request.count, waiter);
+            group_->run(prepared.call, *prepared.program, prepared.in_arena, prepared.counts,
+                        prepared.count, waiter);
         });
     }
 
@@ -342,13 +342,13 @@ class PyGroup {
     nb::object on_slow_, on_broken_;
     std::uint64_t made_ = 0;  // calls, in the background or not
     bool closed_ = false;
-    std::map<std::pair<int, int>, Taught> taught_;  // by collective and root
+    std::map<std::pair<int, int>, Taught> registered_;  // by collective and root
 };
 
-Plan* make_plan(nb::bytes data) {
+Program* make_program(nb::bytes data) {
     std::vector<std::uint32_t> words(data.size() / sizeof(std::uint32_t));
     std::memcpy(words.data(), data.c_str(), words.size() * sizeof(std::uint32_t));
-    return Plan::decode(words).release();
+    return Program::decode(words).release();
 }
 
 }  // namespace
@@ -359,16 +359,16 @@ std::uint32_t site_of(nb::handle object) { return nb::cast<PyGroup&>(object).sit
 
 void register_group(nb::module_& module) {
     module.def("cut", &cut, nb::arg("count"), nb::arg("parts"), nb::arg("part"));
-    nb::class_<Plan>(module, "Plan")
-        .def(nb::new_(&make_plan), nb::rv_policy::take_ownership)
-        .def_ro("in_here", &Plan::in_here)
-        .def_ro("out_here", &Plan::out_here)
-        .def_ro("most", &Plan::most);
+    nb::class_<Program>(module, "Program")
+        .def(nb::new_(&make_program), nb::rv_policy::take_ownership)
+        .def_ro("in_here", &Program::in_here)
+        .def_ro("out_here", &Program::out_here)
+        .def_ro("most", &Program::most);
     // When it ran, in seconds of the monotonic clock; to be asked once it is done.
-    nb::class_<PyTask>(module, "Task")
-        .def_prop_ro("done", &PyTask::is_done)
-        .def("wait", &PyTask::wait, nb::arg("on_slow"))
-        .def_prop_ro("times", [](const PyTask& task) {
+    nb::class_<PyCallRequest>(module, "CallRequest")
+        .def_prop_ro("done", &PyCallRequest::is_done)
+        .def("wait", &PyCallRequest::wait, nb::arg("on_slow"))
+        .def_prop_ro("times", [](const PyCallRequest& task) {
             return nb::make_tuple(double(task.began_ns) / 1e9, double(task.ended_ns) / 1e9);
         });
     nb::exception<Closed>(module, "Closed");
@@ -396,11 +396,11 @@ void register_group(nb::module_& module) {
              [](PyGroup& self, double seconds) {
                  self.group().set_spin(std::int64_t(seconds * 1e9));
              })
-        .def("call", &PyGroup::call, nb::arg("plan"), nb::arg("reaching").none(),
+        .def("call", &PyGroup::call, nb::arg("program"), nb::arg("in_arena").none(),
              nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
-        .def("start", &PyGroup::start, nb::arg("plan"), nb::arg("reaching").none(),
+        .def("start", &PyGroup::start, nb::arg("program"), nb::arg("in_arena").none(),
              nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
@@ -408,8 +408,8 @@ void register_group(nb::module_& module) {
         .def("drain", &PyGroup::drain, nb::arg("every"))
         .def_prop_ro("failed", &PyGroup::failed)
         .def("leave", &PyGroup::leave)
-        .def("teach", &PyGroup::teach)
-        .def("quick", &PyGroup::quick, nb::arg("collective"), nb::arg("given").none(),
+        .def("register", &PyGroup::register_plain)
+        .def("fast_path", &PyGroup::fast_path, nb::arg("collective"), nb::arg("given").none(),
              nb::arg("result").none(), nb::arg("op"), nb::arg("root"))
         .def("end", &PyGroup::end, nb::arg("how"), nb::arg("together"));
 }

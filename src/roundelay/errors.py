@@ -23,7 +23,6 @@ __all__ = [
     "FormatError",
     "InvalidArgumentError",
     "LimitError",
-    "MeetingError",
     "MissingPackageError",
     "NetworkError",
     "NoEngineError",
@@ -32,6 +31,7 @@ __all__ = [
     "PeerLost",
     "ProofError",
     "RankFailed",
+    "RendezvousError",
     "RoundelayError",
     "ScheduleError",
     "UnknownNameError",
@@ -196,7 +196,7 @@ class LimitError(RoundelayError, OSError):
         self.errno = number
 
 
-class MeetingError(RoundelayError):
+class RendezvousError(RoundelayError):
     """The processes of a job did not find one another; the message names who is missing, or why."""
 
 

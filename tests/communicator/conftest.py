@@ -25,7 +25,7 @@ if not hasattr(_core, "World"):
     pytest.skip("ranks of one host need Linux", allow_module_level=True)
 
 from roundelay.communicator import Communicator  # noqa: E402 - only where it can be imported
-from roundelay.communicator.native import NativeEnd  # noqa: E402 - likewise
+from roundelay.communicator.native import NativeEngine  # noqa: E402 - likewise
 
 GIVE_UP = 60.0  # seconds after which a test world counts as hanging
 
@@ -74,7 +74,7 @@ class Ranks:
 
 def _attempt(world: Any, rank: int, fn: Callable[[Any], Any], options: dict[str, Any]) -> Outcome:
     world.enter(rank)
-    comm = Communicator(NativeEnd(world, rank, **options))
+    comm = Communicator(NativeEngine(world, rank, **options))
     try:
         found = Outcome(fn(comm))
         ended = time.monotonic()
@@ -82,8 +82,8 @@ def _attempt(world: Any, rank: int, fn: Callable[[Any], Any], options: dict[str,
     except BaseException as error:  # noqa: BLE001 - how it ended is what the test asks
         found = Outcome(None, type(error).__name__, str(error), traceback.format_exc())
         ended = time.monotonic()
-        comm._end.fail("failed", f"{type(error).__name__}: {error}")
-        comm._end.close()
+        comm._engine.fail("failed", f"{type(error).__name__}: {error}")
+        comm._engine.close()
     found.ended = ended
     return found
 

@@ -134,7 +134,7 @@ def stopped_for_a_while(size: int, victim: int, point: int) -> Callable[[Any], b
 
     def run(comm: Any) -> bool:
         over, woken = threading.Event(), list[int]()
-        thread = threading.Thread(target=wake, args=(comm._end.world, over, woken))
+        thread = threading.Thread(target=wake, args=(comm._engine.world, over, woken))
         if comm.rank == (victim + 1) % size:
             thread.start()
         work(comm)

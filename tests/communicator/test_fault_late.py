@@ -22,7 +22,7 @@ SOON = 20.0
 def until_trouble(comm: Any) -> None:
     """Be alive and elsewhere until the others have lost their patience."""
     limit = time.monotonic() + SOON
-    while comm._end.world.trouble is None and time.monotonic() < limit:
+    while comm._engine.world.trouble is None and time.monotonic() < limit:
         time.sleep(0.01)
 
 
@@ -107,7 +107,7 @@ def test_a_stopped_rank_is_named_as_stopped(processes: Any) -> None:
         with pytest.raises(CollectiveTimeout) as caught:
             comm.all_reduce(np.ones(3))
         if comm.rank == 0:
-            os.kill(comm._end.world.pid(1), signal.SIGCONT)
+            os.kill(comm._engine.world.pid(1), signal.SIGCONT)
         return str(caught.value)
 
     found = processes(3, work, timeout=0.7)
@@ -119,7 +119,7 @@ def test_a_slow_rank_is_warned_of_once(processes: Any, capfd: Any) -> None:
         comm.barrier()
         if comm.rank == 1:
             stop_me()
-        waker = wake(comm._end.world.pid(1), 6.0) if comm.rank == 0 else None
+        waker = wake(comm._engine.world.pid(1), 6.0) if comm.rank == 0 else None
         assert comm.all_reduce(np.ones(3)).tolist() == [2.0] * 3
         if waker is not None:
             waker.join()
@@ -141,7 +141,7 @@ def test_stopped_and_continued_gives_the_right_result(numel: int, processes: Any
             comm.barrier()
             waker = None
             if comm.rank == (victim + 1) % comm.size:
-                waker = wake(comm._end.world.pid(victim), 0.1)
+                waker = wake(comm._engine.world.pid(victim), 0.1)
             if comm.rank == victim:
                 if turn < comm.size:
                     stop_me()
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_every_wait(call: str, processes: Any) -> None:
         comm.barrier()
         if comm.rank == 1:
             time.sleep(0.2)
-            os.kill(comm._end.world.pid(0), signal.SIGINT)
+            os.kill(comm._engine.world.pid(0), signal.SIGINT)
             with pytest.raises(CommunicationError):
                 comm.recv(np.ones(1), 0)
             return
@@ -181,7 +181,7 @@ def test_ctrl_c_ends_every_wait(call: str, processes: Any) -> None:
                 comm.start.barrier()
                 comm.all_reduce(np.ones(1))
         assert time.monotonic() - start < SOON
-        comm._end.world.fail("interrupted", 0, "")
+        comm._engine.world.fail("interrupted", 0, "")
 
     processes(2, work)
 

@@ -91,12 +91,12 @@ def test_groups_and_arrays_give_their_memory_back(ranks: Any) -> None:
             cycle()
         gc.collect()
         comm.barrier()
-        before = comm._end.world.used
+        before = comm._engine.world.used
         for _ in range(200):
             cycle()
         gc.collect()
         comm.barrier()
-        return before, comm._end.world.used
+        return before, comm._engine.world.used
 
     for before, after in ranks(3, work):
         # A rank may let go after another has asked for more, so a few blocks more are no leak.
@@ -150,7 +150,7 @@ def test_arena_arrays_are_separate_zeroed_and_outlive_what_made_them(ranks: Any)
 
 def test_a_rank_alone_takes_memory_that_all_reach_and_takes_it_again(ranks: Any) -> None:
     def work(comm: Any) -> None:
-        end = comm._end
+        end = comm._engine
         odd = end.own_memory(100 + comm.rank)  # nobody else need ask for as much
         assert odd.size == 100 + comm.rank
         x = end.own_memory(80_000).view(np.float64)
@@ -174,8 +174,8 @@ def test_large_arena_buffers_are_reduced_in_place_and_others_are_not(threads: An
     """The pushed program reads and writes others' buffers, so a call leaves the slots untouched."""
 
     def work(comm: Any) -> list[bool]:
-        world, marks = comm._end.world, []
-        own = comm._end.own_memory(400_000).view(np.float64)
+        world, marks = comm._engine.world, []
+        own = comm._engine.own_memory(400_000).view(np.float64)
         for x in (comm.empty(50_000), own, np.zeros(50_000)):
             x[:] = 3.0
             comm.barrier()
@@ -193,8 +193,8 @@ def test_large_arena_buffers_are_reduced_in_place_and_others_are_not(threads: An
 
 def slots(comm: Any) -> bytes:
     """Return the group's staging memory as it is now."""
-    group = comm._end.native
+    group = comm._engine.native
     length = type(group).bytes_for(comm.size)
-    fd = comm._end.world.fd
+    fd = comm._engine.world.fd
     with mmap.mmap(fd, group.at + length, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
         return memory[group.at + 4096 : group.at + length]

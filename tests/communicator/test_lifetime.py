@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import roundelay as rd
-from roundelay.communicator.mail import ANY
+from roundelay.communicator.point_to_point import ANY
 from roundelay.errors import (
     CollectiveMismatch,
     CommunicationError,
@@ -212,7 +212,7 @@ def test_closing_waits_for_the_calls_of_other_threads(ranks: Any) -> None:
         if comm.rank == 0:
             adder = threading.Thread(target=add)
             adder.start()
-            while not comm._end.world.calls(comm._end.at)[2][0][2][0]:
+            while not comm._engine.world.calls(comm._engine.at)[2][0][2][0]:
                 time.sleep(0.001)
             comm.close()
             adder.join()

@@ -18,13 +18,13 @@ import pytest
 import roundelay as rd
 from roundelay import _core
 from roundelay.algorithms import algorithms
-from roundelay.communicator import Communicator, plans
-from roundelay.communicator.plans import IN_ARENA, PRIVATE
+from roundelay.communicator import Communicator, programs
+from roundelay.communicator.programs import IN_ARENA, PRIVATE
 from roundelay.engines._native.encode import encoded, idle
 from roundelay.errors import CollectiveMismatch, PeerLost, RankFailed
 from roundelay.schedule import Reach, compile_schedule
 
-MANY = plans.ALONE_RANKS + 3
+MANY = programs.ALONE_RANKS + 3
 ENGINES = ("threads", "shared_memory")
 
 
@@ -41,13 +41,13 @@ def questions(size: int) -> list[tuple[str, int, Reach]]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nothing_is_compiled_before_it_is_needed(engine: str) -> None:
-    assert rd.run(lambda comm: comm._end._plans.made, MANY, engine) == [0] * MANY
+    assert rd.run(lambda comm: comm._engine._programs.made, MANY, engine) == [0] * MANY
 
 
-@pytest.mark.parametrize("size", [plans.ALONE_RANKS, MANY, 16])
+@pytest.mark.parametrize("size", [programs.ALONE_RANKS, MANY, 16])
 def test_a_rank_gets_its_program_of_the_whole(size: int) -> None:
     def mine(comm: Communicator) -> list[bytes]:
-        return [comm._end._plans._program(*asked) for asked in questions(size)]  # type: ignore[attr-defined]
+        return [comm._engine._programs._compiled(*asked) for asked in questions(size)]  # type: ignore[attr-defined]
 
     found = rd.run(mine, size, "threads")
     for at, (name, root, reach) in enumerate(questions(size)):
@@ -57,14 +57,14 @@ def test_a_rank_gets_its_program_of_the_whole(size: int) -> None:
 
 def test_a_program_of_many_ranks_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Counter[Any] = Counter()
-    lock, compile_all = threading.Lock(), plans.compiled
+    lock, compile_all = threading.Lock(), programs.compiled
 
     def counting(*asked: Any) -> list[bytes]:
         with lock:
             made[asked] += 1
         return compile_all(*asked)
 
-    monkeypatch.setattr(plans, "compiled", counting)
+    monkeypatch.setattr(programs, "compiled", counting)
 
     def work(comm: Communicator) -> float:
         for _ in range(2):
@@ -83,10 +83,10 @@ def test_plain_calls_are_quick_once_their_size_was_seen(engine: str) -> None:
         found = []
         for count in (1, 1000, 100_000):
             x = np.ones(count)
-            found.append([comm._quick(plans.COLLECTIVES["all_reduce"], x, x, 0, 0)])
+            found.append([comm._fast_path(programs.COLLECTIVES["all_reduce"], x, x, 0, 0)])
             if not found[-1][0]:
                 comm.all_reduce(x)
-            found[-1].append(comm._quick(plans.COLLECTIVES["all_reduce"], x, x, 0, 0))
+            found[-1].append(comm._fast_path(programs.COLLECTIVES["all_reduce"], x, x, 0, 0))
         return found
 
     for ranks in rd.run(work, 3, engine):
@@ -139,13 +139,13 @@ def test_a_full_shelf_leaves_everybody_to_himself(shelves: list[_core.Shelf]) ->
 
 def test_bytes_that_are_no_program_are_refused() -> None:
     data = encoded(compile_schedule(algorithms.load("all_reduce_ring").schedule(3)), [1])[0]
-    _core.Plan(data)
-    _core.Plan(idle(1))
+    _core.Program(data)
+    _core.Program(idle(1))
     for length in range(0, len(data), 4):
         with pytest.raises(RuntimeError, match="no program"):
-            _core.Plan(data[:length])
+            _core.Program(data[:length])
     with pytest.raises(RuntimeError, match="no program"):
-        _core.Plan(data + data)
+        _core.Program(data + data)
 
 
 def test_the_death_of_the_rank_that_compiles_is_seen_by_all(
@@ -156,7 +156,7 @@ def test_the_death_of_the_rank_that_compiles_is_seen_by_all(
         os.kill(os.getpid(), signal.SIGKILL)
         return []
 
-    monkeypatch.setattr(plans, "compiled", die)
+    monkeypatch.setattr(programs, "compiled", die)
 
     def work(comm: Communicator) -> None:
         try:

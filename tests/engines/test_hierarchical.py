@@ -16,18 +16,18 @@ import pytest
 import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.communicator.join import schedules
-from roundelay.communicator.native import NativeEnd
+from roundelay.communicator.native import NativeEngine
 from roundelay.engines._hierarchical import calls as hierarchical_calls
-from roundelay.engines._hierarchical.engine import HierarchicalEnd
-from roundelay.engines.gloo.engine import GlooEnd
+from roundelay.engines._hierarchical.engine import HierarchicalEngine
+from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.reference import Reference
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import CollectiveMismatch
 from roundelay.processes.wire import decode, encode
+from roundelay.rendezvous.by_store import StoreRendezvous
 from roundelay.rendezvous.hosts import address_towards, host_identity, ranks_by_host
-from roundelay.rendezvous.meeting import Meeting
 from roundelay.rendezvous.store import open_store
-from roundelay.rendezvous.topology import Places
+from roundelay.rendezvous.topology import HostTopology
 
 torch = pytest.importorskip("torch")
 
@@ -58,16 +58,16 @@ def on_hosts(
     with tempfile.TemporaryDirectory() as folder:
 
         def body(world: Any, rank: int) -> bytes:
-            whole = NativeEnd(world, rank, timeout=timeout)
+            whole = NativeEngine(world, rank, timeout=timeout)
             inside = whole.group(next(list(there) for there in hosts if rank in there))
             assert inside is not None
             everyone = None
             if len(hosts) > 1:
                 make = partial(torch.distributed.FileStore, f"{folder}/store", size)
                 store = open_store(make, "the store of this test", b"", timeout)
-                meeting = Meeting(store, rank, size, "127.0.0.1")
-                everyone = GlooEnd(meeting, schedules, timeout=timeout)
-            comm = rd.Communicator(HierarchicalEnd(Places(hosts, rank), inside, everyone))
+                meeting = StoreRendezvous(store, rank, size, "127.0.0.1")
+                everyone = GlooEngine(meeting, schedules, timeout=timeout)
+            comm = rd.Communicator(HierarchicalEngine(HostTopology(hosts, rank), inside, everyone))
             result = encode(work(comm))
             comm.close()
             return result

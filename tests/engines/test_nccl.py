@@ -17,11 +17,11 @@ from roundelay.communicator import buffers
 from roundelay.communicator.join import schedules
 from roundelay.engines.gloo import Gloo
 from roundelay.engines.nccl import Nccl
-from roundelay.engines.nccl.engine import NcclEnd
+from roundelay.engines.nccl.engine import NcclEngine
 from roundelay.engines.reference import Reference
 from roundelay.errors import InvalidArgumentError
 from roundelay.processes.wire import decode, encode
-from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.by_store import StoreRendezvous
 
 torch = pytest.importorskip("torch")
 
@@ -36,8 +36,8 @@ def seen_as_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_ranks(work: Any, size: int) -> list[Any]:
-    def body(meeting: Meeting) -> bytes:
-        end = NcclEnd(meeting, schedules, timeout=60, library="gloo")
+    def body(meeting: StoreRendezvous) -> bytes:
+        end = NcclEngine(meeting, schedules, timeout=60, library="gloo")
         comm = rd.Communicator(end)
         result = encode(work(comm))
         comm.close()

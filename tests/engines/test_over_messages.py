@@ -12,7 +12,7 @@ import pytest
 
 from roundelay import _core
 from roundelay.algorithms import algorithms
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
 from roundelay.engines._over_messages import OverMessages
 from roundelay.engines.reference import Reference
 from roundelay.reductions import REDUCTIONS, Array, Located
@@ -51,7 +51,7 @@ class Posted:
             self.data[:] = np.frombuffer(self.line.get(timeout=30), np.uint8)
 
 
-def run(jobs: list[Job], schedule: Schedule) -> None:
+def run(build: list[CollectiveCall], schedule: Schedule) -> None:
     queues: dict[tuple[int, int], queue.Queue[bytes]] = defaultdict(queue.Queue)
     for src in range(schedule.size):
         for dst in range(schedule.size):
@@ -60,7 +60,7 @@ def run(jobs: list[Job], schedule: Schedule) -> None:
 
     def be_rank(rank: int) -> None:
         try:
-            OverMessages(rank, Post(rank, queues)).run(jobs[rank], schedule)
+            OverMessages(rank, Post(rank, queues)).run(build[rank], schedule)
         except BaseException as error:  # noqa: BLE001 - raised below
             failures.append(error)
 
@@ -100,19 +100,21 @@ def check(schedule: Schedule, dtype: str, op: str, count: int) -> None:
             values = Located(values, np.full(numel, rank))
         inputs.append(values if numel or list(kind.before(size, root, rank)) else None)
     due = Reference().run(schedule, inputs, op=op)
-    jobs = []
+    build = []
     for given, expected in zip(inputs, due, strict=True):
         data = None if given is None else in_memory(given).copy()
         output = None if expected is None else np.zeros_like(in_memory(expected))
-        jobs.append(Job(kind.name, dtype, 0, count, 0, lambda: None, data, output, op, root))
-    run(jobs, schedule)
-    for given, expected, job in zip(inputs, due, jobs, strict=True):
+        build.append(
+            CollectiveCall(kind.name, dtype, 0, count, 0, lambda: None, data, output, op, root)
+        )
+    run(build, schedule)
+    for given, expected, call in zip(inputs, due, build, strict=True):
         if expected is not None:
-            assert job.output is not None
-            assert job.output.tobytes() == in_memory(expected).tobytes()
+            assert call.output is not None
+            assert call.output.tobytes() == in_memory(expected).tobytes()
         if given is not None:
-            assert job.input is not None
-            assert job.input.tobytes() == in_memory(given).tobytes()
+            assert call.input is not None
+            assert call.input.tobytes() == in_memory(given).tobytes()
 
 
 def moving() -> list[str]:
@@ -148,8 +150,8 @@ def test_a_barrier_hears_of_every_rank(name: str) -> None:
     left: list[int] = []
 
     def be_rank(rank: int) -> None:
-        job = Job("barrier", "uint8", 1, 0, 0, lambda: None, nothing, nothing, "max")
-        OverMessages(rank, Post(rank, queues)).run(job, schedule)
+        call = CollectiveCall("barrier", "uint8", 1, 0, 0, lambda: None, nothing, nothing, "max")
+        OverMessages(rank, Post(rank, queues)).run(call, schedule)
         left.append(rank)
 
     threads = [threading.Thread(target=be_rank, args=(rank,)) for rank in range(4)]
@@ -166,7 +168,7 @@ def test_a_barrier_hears_of_every_rank(name: str) -> None:
 def test_an_output_in_the_place_of_the_input() -> None:
     schedule = algorithms.load("all_reduce_two_shot").schedule(3)
     data = [np.arange(10.0) + rank for rank in range(3)]
-    jobs = [Job("all_reduce", "float64", 8, 10, 80, lambda: None, x, x) for x in data]
-    run(jobs, schedule)
+    build = [CollectiveCall("all_reduce", "float64", 8, 10, 80, lambda: None, x, x) for x in data]
+    run(build, schedule)
     for x in data:
         np.testing.assert_array_equal(x, 3 * np.arange(10.0) + 3)

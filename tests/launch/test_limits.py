@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import roundelay as rd
-from roundelay.errors import LimitError, MeetingError
+from roundelay.errors import LimitError, RendezvousError
 
 #: Runs jobs under every limit on open files from what is open to plenty.
 FEWER_AND_FEWER = """
@@ -105,7 +105,7 @@ def test_a_rank_that_is_poor_in_descriptors_says_so(poor: int, more: int, tmp_pa
     said = [process.communicate(timeout=60)[0] for process in started]
     assert said[poor].startswith("LimitError rank"), said
     assert "`ulimit -n " in said[poor]
-    assert all(text.startswith("MeetingError") for rank, text in enumerate(said) if rank != poor)
+    assert all(text.startswith("RendezvousError") for rank, text in enumerate(said) if rank != poor)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -205,7 +205,7 @@ def test_a_place_that_can_hold_no_socket_is_named(
     for name, value in {**own, "TMPDIR": place, "XDG_RUNTIME_DIR": ""}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        MeetingError, match=f"no rendezvous in {place}: .*Set XDG_RUNTIME_DIR or TMP"
+        RendezvousError, match=f"no rendezvous in {place}: .*Set XDG_RUNTIME_DIR or TMP"
     ):
         rd.init(timeout=3)
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundelay.launch import _last_words, _output
-from roundelay.launch._last_words import ErrorStream
+from roundelay.launch import _output, _traceback_capture
 from roundelay.launch._output import Screen, Stream
+from roundelay.launch._traceback_capture import ErrorStream
 from roundelay.launch.ending import Ending, RankEnd
 
 
@@ -122,7 +122,7 @@ def test_a_traceback_at_the_end_is_held_back() -> None:
     stream.feed(b"warning\n" + TRACE)
     stream.close()
     assert out.getvalue() == b"[3] warning\n"
-    assert b"\n".join(stream.last_words) + b"\n" == TRACE
+    assert b"\n".join(stream.traceback) + b"\n" == TRACE
     assert stream.error_name() == "Boom"
 
 
@@ -132,14 +132,14 @@ def test_a_traceback_with_torchs_own_prefix_is_one_too() -> None:
     stream.feed(b"".join(b"[rank3]: " + line for line in TRACE.splitlines(keepends=True)))
     stream.close()
     assert out.getvalue() == b""
-    assert b"\n".join(stream.last_words) + b"\n" == TRACE
+    assert b"\n".join(stream.traceback) + b"\n" == TRACE
     assert stream.error_name() == "Boom"
 
 
 def test_a_traceback_that_a_rank_survives_is_shown_and_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_last_words, "HELD_S", 0.0)
+    monkeypatch.setattr(_traceback_capture, "HELD_S", 0.0)
     out, stream = errors()
     stream.feed(TRACE)
     due = stream.due()
@@ -149,7 +149,7 @@ def test_a_traceback_that_a_rank_survives_is_shown_and_forgotten(
     assert out.getvalue().replace(b"[3] ", b"") == TRACE
     assert stream.error_name() == "Boom"  # it may still have been the last
     stream.feed(b"going on\n")
-    assert stream.last_words == []
+    assert stream.traceback == []
     assert stream.error_name() == ""
 
 
@@ -158,11 +158,11 @@ def test_who_speaks_on_after_a_traceback_lives_on(monkeypatch: pytest.MonkeyPatc
     stream.feed(TRACE)
     stream.feed(b"in one breath\n")
     assert out.getvalue() == b""
-    monkeypatch.setattr(_last_words, "ONE_BREATH_S", 0.0)
+    monkeypatch.setattr(_traceback_capture, "ONE_BREATH_S", 0.0)
     stream.feed(b"going on\n")
     said = out.getvalue().replace(b"[3] ", b"")
     assert said == TRACE + b"in one breath\ngoing on\n"
-    assert stream.last_words == []
+    assert stream.traceback == []
 
 
 def test_endless_tracebacks_are_not_held_back() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roundelay.communicator.join import await_all
-from roundelay.errors import InvalidArgumentError, MeetingError
+from roundelay.errors import InvalidArgumentError, RendezvousError
 from roundelay.launch.environment import StoreAt
 from roundelay.launch.store import store_at
 from roundelay.rendezvous.secret import found_secret
@@ -67,7 +67,9 @@ def test_what_is_not_signed_by_this_job_is_refused_by_name(forged: Any) -> None:
         raw.set("told/1", forged)
     store = opened(raw)
     assert store.look("told/1") is None
-    with pytest.raises(MeetingError, match=r"told/1 does not carry the signature.*ROUNDELAY_SECR"):
+    with pytest.raises(
+        RendezvousError, match=r"told/1 does not carry the signature.*ROUNDELAY_SECR"
+    ):
         await_all(store, ["told/0", "told/1"][1:], 0, 2, 5)
 
 
@@ -102,16 +104,18 @@ def test_one_that_does_not_answer_is_lost_at_once_until_it_does() -> None:
     raw = Frozen()
     store = replace(opened(raw), patience=60.0)
     with pytest.raises(StoreLost, match=r"the store has not answered for 0\.\d s"):
-        store.line.ask(lambda: raw.check(["x"]), 0.2)
+        store.connection.ask(lambda: raw.check(["x"]), 0.2)
     start = time.monotonic()
     for call in (lambda: store.has("x"), lambda: store.set("x", b""), lambda: store.get("x", 60)):
         with pytest.raises(StoreLost):
             call()
     assert time.monotonic() - start < 30
-    with pytest.raises(MeetingError, match="rank 1 of 2 waited for the others, but the store has"):
+    with pytest.raises(
+        RendezvousError, match="rank 1 of 2 waited for the others, but the store has"
+    ):
         await_all(store, ["told/0"], 1, 2, 60)
     raw.thawed.set()
-    while store.line.silent_for:
+    while store.connection.silent_for:
         time.sleep(0.001)
     assert store.has("x")
 
@@ -119,9 +123,9 @@ def test_one_that_does_not_answer_is_lost_at_once_until_it_does() -> None:
 def test_the_time_that_another_has_waited_for_an_answer_counts() -> None:
     raw = Frozen()
     store = opened(raw)
-    asked = threading.Thread(target=lambda: store.line.ask(lambda: raw.check(["x"]), 60))
+    asked = threading.Thread(target=lambda: store.connection.ask(lambda: raw.check(["x"]), 60))
     asked.start()
-    while store.line.silent_for < 0.2:
+    while store.connection.silent_for < 0.2:
         time.sleep(0.01)
     start = time.monotonic()
     with pytest.raises(StoreLost, match="has not answered for"):
@@ -148,16 +152,16 @@ def test_a_fork_has_no_say() -> None:
 def test_signs_of_life_tell_who_is_gone() -> None:
     raw = distributed.HashStore()
     living, dead = opened(raw).live(0, "10.0.0.1"), opened(raw).live(1, "10.0.0.2")
-    dead.line.beat(None)
+    dead.connection.beat(None)
     assert living.within("group").silent([0, 1], 3) == {1: "10.0.0.2"}
 
 
 def test_who_waits_watches_and_knows_the_silent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = distributed.HashStore()
     living, dead = opened(raw).live(0, "10.0.0.1"), opened(raw).live(1, "10.0.0.2")
-    with living.line.waiting_for([1]):
-        dead.line.beat(None)
-        seen = living.line._asking.seen
+    with living.connection.waiting_for([1]):
+        dead.connection.beat(None)
+        seen = living.connection._asking.seen
         while 1 not in seen or seen[1].looked - seen[1].since < 1:  # which the beats do
             time.sleep(0.05)
         monkeypatch.setattr(time, "sleep", None)  # nobody waits any more
@@ -192,7 +196,7 @@ def test_it_listens_at_one_address_and_strange_bytes_do_no_harm(served: tuple[St
     ],
 )
 def test_who_finds_nobody_says_why_in_one_line(host: str, why: str) -> None:
-    with pytest.raises(MeetingError, match=f"rank 1 of 2 tried for 0.5 s.*: {why}") as caught:
+    with pytest.raises(RendezvousError, match=f"rank 1 of 2 tried for 0.5 s.*: {why}") as caught:
         store_at(distributed, at(free_port(), host), "rank 1 of 2", 2, SECRET, 0.5)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -203,9 +207,11 @@ def test_a_port_of_somebody_else_is_no_store_and_is_not_free() -> None:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
         port = stranger.getsockname()[1]
-        with pytest.raises(MeetingError, match="what listens there is no store of this job") as one:
+        with pytest.raises(
+            RendezvousError, match="what listens there is no store of this job"
+        ) as one:
             store_at(distributed, at(port), "rank 1 of 2", 2, SECRET, 1)
-        with pytest.raises(MeetingError, match="another process has this port") as two:
+        with pytest.raises(RendezvousError, match="another process has this port") as two:
             store_at(distributed, at(port, serves=True), "rank 0 of 2", 2, SECRET, 5)
     assert "\n" not in str(one.value) + str(two.value)
 

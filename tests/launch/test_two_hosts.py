@@ -20,8 +20,8 @@ import pytest
 
 import roundelay as rd
 from roundelay.communicator.join import UNSIGNED
-from roundelay.communicator.native import NativeEnd
-from roundelay.engines._hierarchical.engine import HierarchicalEnd
+from roundelay.communicator.native import NativeEngine
+from roundelay.engines._hierarchical.engine import HierarchicalEngine
 from roundelay.rendezvous.hosts import host_identity
 
 torch = pytest.importorskip("torch")
@@ -67,9 +67,9 @@ def test_the_whole_surface(hosts: Any, ranks: tuple[int, int]) -> None:
         comm = rd.init()
         found = failures(comm)
         comm.close()
-        return type(comm._end).__name__, found
+        return type(comm._engine).__name__, found
 
-    due: tuple[str, list[str]] = (HierarchicalEnd.__name__, [])
+    due: tuple[str, list[str]] = (HierarchicalEngine.__name__, [])
     assert results(hosts.start(ranks, work)) == [due] * sum(ranks)
 
 
@@ -79,9 +79,9 @@ def test_one_host_by_its_address_is_joined_by_the_store_and_shares_memory(hosts:
         comm = rd.init()
         total = comm.all_reduce(np.ones(1))[0]
         comm.close()
-        return type(comm._end).__name__, float(total)
+        return type(comm._engine).__name__, float(total)
 
-    assert results(hosts.start((2, 0), work)) == [(NativeEnd.__name__, 2.0)] * 2
+    assert results(hosts.start((2, 0), work)) == [(NativeEngine.__name__, 2.0)] * 2
 
 
 def test_gloo_alone_joins_them_too(hosts: Any) -> None:

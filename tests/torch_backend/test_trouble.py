@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from roundelay.communicator import join
-from roundelay.errors import MeetingError
+from roundelay.errors import RendezvousError
 from roundelay.torch import _meet
 
 HERE = Path(__file__).name
@@ -262,7 +262,7 @@ def alone() -> str:
     group: Any = dist.group.WORLD
     try:
         group.split_group([0, 1], timeout=timedelta(seconds=0.5), group_name="one is missing")
-    except MeetingError as error:
+    except RendezvousError as error:
         return str(error)
     return "passed"
 

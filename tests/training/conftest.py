@@ -102,8 +102,8 @@ class Late:
 
 
 def make_late(comm: Any, seed: int) -> Any:
-    """Put a delay before everything that a communicator's end is asked to do."""
-    late, end = Late(comm, seed), comm._end
+    """Put a delay before everything that a communicator's engine is asked to do."""
+    late, engine = Late(comm, seed), comm._engine
 
     def slow(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -113,9 +113,9 @@ def make_late(comm: Any, seed: int) -> Any:
         return call
 
     for name in ("run", "start", "post"):
-        setattr(end, name, slow(getattr(end, name)))
-    make = end.group
-    comm._quick = slow(comm._quick)
+        setattr(engine, name, slow(getattr(engine, name)))
+    make = engine.group
+    comm._fast_path = slow(comm._fast_path)
 
     def group(ranks: Any) -> Any:
         made = make(ranks)
@@ -124,7 +124,7 @@ def make_late(comm: Any, seed: int) -> Any:
                 setattr(made, name, slow(getattr(made, name)))
         return made
 
-    end.group = group
+    engine.group = group
     return comm
 
 

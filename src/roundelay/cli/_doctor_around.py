@@ -100,10 +100,10 @@ def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
     if not dead:
         return Finding("ok", "leftovers", "none")
     if clean:
-        from roundelay.rendezvous.directory import Place  # noqa: PLC0415 - of ranks, on Linux
+        from roundelay.rendezvous.directory import RendezvousDirectory  # noqa: PLC0415 - of ranks, on Linux
 
         for place in dead:
-            Place(place).sweep()
+            RendezvousDirectory(place).sweep()
         left = [place for place in dead if place.exists()]
         said = f"removed {len(dead) - len(left)} rendezvous directories of dead jobs"
         if not left:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["Traces", "meeting_folders", "meeting_places"]
 
-MEETING = re.compile(r"roundelay-(\d+)-[0-9a-f]{24}")
+RENDEZVOUS = re.compile(r"roundelay-(\d+)-[0-9a-f]{24}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def meeting_places(environment: Mapping[str, str]) -> list[Path]:
     found = []
     for folder in meeting_folders(environment):
         for name in _names(folder):
-            match = MEETING.fullmatch(name)
+            match = RENDEZVOUS.fullmatch(name)
             if match and int(match[1]) == os.geteuid():
                 found.append(folder / name)
     return found

@@ -18,8 +18,8 @@ import click
 from roundelay import _core
 from roundelay.launch.ending import Ending
 from roundelay.launch.environment import found_place, rank_environments
-from roundelay.launch.handing_over import (
-    hand_over,
+from roundelay.launch.exec_launcher import (
+    exec_launcher,
     mpi_environment,
     mpirun_command,
     torchrun_command,
@@ -128,10 +128,10 @@ def command(
     if words and not by_mpi:
         raise click.UsageError("--hostfile, --host and --mpi-args are for mpirun: add --mpi.")
     if by_mpi:
-        hand_over(mpirun_command(size, words, target), mpi_environment(os.environ, timeout))
+        exec_launcher(mpirun_command(size, words, target), mpi_environment(os.environ, timeout))
     if handed:
         words = torchrun_command(size, handed, target, timeout)
-        hand_over(words, with_timeout(os.environ, timeout))
+        exec_launcher(words, with_timeout(os.environ, timeout))
     job = secrets.token_hex(8)
     environments = rank_environments(os.environ, size, job=job, port=_free_port(), timeout=timeout)
     try:
@@ -198,5 +198,5 @@ def _report(ending: Ending) -> None:
     if not summary:
         return
     click.echo(click.style(f"roundelay: {summary}", fg="red", bold=True), err=True)
-    if ending.signal is None and ending.first is not None and ending.first.last_words:
-        click.echo(ending.first.last_words + b"\n", err=True, nl=False)
+    if ending.signal is None and ending.first is not None and ending.first.traceback:
+        click.echo(ending.first.traceback + b"\n", err=True, nl=False)

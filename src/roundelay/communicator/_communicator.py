@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from time import perf_counter
@@ -13,13 +14,13 @@ import numpy as np
 from roundelay.arguments import index_of
 from roundelay.arguments import seconds as read_seconds
 from roundelay.communicator.buffers import DTYPES, Bound, bind, unseen
+from roundelay.communicator.custom_ops import CustomOps
 from roundelay.communicator.groups import Groups, not_over
 from roundelay.communicator.memory import private, require_host
 from roundelay.communicator.objects import ObjectCalls
-from roundelay.communicator.own_ops import OwnOps
-from roundelay.communicator.plans import COLLECTIVES, OPS
+from roundelay.communicator.programs import COLLECTIVES, OPS
 from roundelay.communicator.start import Handle, Start
-from roundelay.engines._end import End, Job
+from roundelay.engines._base import CollectiveCall, Engine
 from roundelay.engines._native.call_words import AXIS
 from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.reductions import Array, Op, reduction
@@ -33,7 +34,7 @@ BROADCAST, ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL, BARRIER = (
     COLLECTIVES[name]
     for name in ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier")
 )
-MOVED, MET = OPS["sum"], OPS["max"]  # what jobs say that reduce nothing
+MOVED, MET = OPS["sum"], OPS["max"]  # what calls say that reduce nothing
 NOTHING = np.empty(0, np.uint8)
 Shape: TypeAlias = tuple[int, ...]
 
@@ -51,17 +52,17 @@ class Communicator(Groups, ObjectCalls):
     Buffers are numpy arrays, CPU tensors, or anything with the buffer protocol or DLPack; results
     are of the kind that came in. Calls that go wrong raise on every rank and break the group.
 
-    Plain calls on plain arrays are tried the quick way first; what that refuses becomes a job.
+    Plain calls on plain arrays are tried the quick way first; what that refuses becomes a call.
     """
 
     #: Spent in collectives so far, but for the quick ones; work, and waiting for others.
     seconds = 0.0
     _asking: Array | int = 0  # bytes that asking for traffic cost, by rank
 
-    def __init__(self, end: End) -> None:
-        self._end = end
-        self.rank, self.size = end.rank, end.size
-        self._quick = end.quick
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.rank, self.size = engine.rank, engine.size
+        self._fast_path = engine.fast_path
         self._goodbyes: list[Callable[[], None]] = []
         self._objects_sent = count()
 
@@ -76,11 +77,11 @@ class Communicator(Groups, ObjectCalls):
     @property
     def timeout(self) -> float:
         """Seconds without progress after which a call gives up on a rank."""
-        return self._end.timeout
+        return self._engine.timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._end.timeout = read_seconds("timeout", seconds)
+        self._engine.timeout = read_seconds("timeout", seconds)
 
     # ---- collectives
 
@@ -88,12 +89,12 @@ class Communicator(Groups, ObjectCalls):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over all ranks, in place, and return it; `out=` leaves `x` alone."""
-        made = x if out is None else _beside(x, out)
-        if algorithm is None and self._quick(ALL_REDUCE, x, made, _code(op), 0):
-            return made
+        result = x if out is None else _beside(x, out)
+        if algorithm is None and self._fast_path(ALL_REDUCE, x, result, _code(op), 0):
+            return result
         if isinstance(op, Op):
-            return OwnOps(self).all_reduce(x, op, out)
-        return self._now(self._jobs.all_reduce(x, _named(op), out), algorithm)
+            return CustomOps(self).all_reduce(x, op, out)
+        return self._now(self._build.all_reduce(x, _named(op), out), algorithm)
 
     def reduce(
         self,
@@ -105,22 +106,22 @@ class Communicator(Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Reduce `x` to the root, in place there; None elsewhere, where `x` stays as it is."""
-        made = x if out is None else _beside(x, out)
+        result = x if out is None else _beside(x, out)
         if type(root) is not int or not 0 <= root < self.size:
-            root = self._jobs.check_root("reduce", root)
-        if algorithm is None and self._quick(REDUCE, x, made, _code(op), root):
-            return made if self.rank == root else None
+            root = self._build.check_root("reduce", root)
+        if algorithm is None and self._fast_path(REDUCE, x, result, _code(op), root):
+            return result if self.rank == root else None
         if isinstance(op, Op):
-            return OwnOps(self).reduce(x, op, root, out)
-        return self._now(self._jobs.reduce(x, _named(op), root, out), algorithm)
+            return CustomOps(self).reduce(x, op, root, out)
+        return self._now(self._build.reduce(x, _named(op), root, out), algorithm)
 
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Any:
         """Fill `x` on every rank with the root's, and return it."""
         if type(root) is not int or not 0 <= root < self.size:
-            root = self._jobs.check_root("broadcast", root)
-        if algorithm is None and self._quick(BROADCAST, x, x, MOVED, root):
+            root = self._build.check_root("broadcast", root)
+        if algorithm is None and self._fast_path(BROADCAST, x, x, MOVED, root):
             return x
-        return self._now(self._jobs.broadcast(x, root), algorithm)
+        return self._now(self._build.broadcast(x, root), algorithm)
 
     def all_gather(
         self,
@@ -133,10 +134,10 @@ class Communicator(Groups, ObjectCalls):
     ) -> Any:
         """Stack everybody's `x` to (size, *shape); with axis=0 concatenate, `counts` rows each."""
         if counts is None and algorithm is None and type(x) is np.ndarray:
-            made = _fitting(out, _stacked(x.shape, self.size, axis), x.dtype)
-            if self._quick(ALL_GATHER, x, made, MOVED, 0 if axis is None else AXIS):
-                return made
-        return self._now(self._jobs.all_gather(x, out, axis, counts), algorithm)
+            result = _fitting(out, _stacked(x.shape, self.size, axis), x.dtype)
+            if self._fast_path(ALL_GATHER, x, result, MOVED, 0 if axis is None else AXIS):
+                return result
+        return self._now(self._build.all_gather(x, out, axis, counts), algorithm)
 
     def gather(
         self,
@@ -150,14 +151,14 @@ class Communicator(Groups, ObjectCalls):
     ) -> Any:
         """Stack everybody's `x` at the root; None elsewhere."""
         if type(root) is not int or not 0 <= root < self.size:
-            root = self._jobs.check_root("gather", root)
+            root = self._build.check_root("gather", root)
         if counts is None and algorithm is None and type(x) is np.ndarray:
             shape = _stacked(x.shape, self.size, axis)
-            made = _fitting(out, shape, x.dtype) if self.rank == root else None
-            if self._quick(GATHER, x, made, MOVED, root if axis is None else root | AXIS):
-                return made
-        job = self._jobs.all_gather(x, out, axis, counts, call="gather", root=root)
-        return self._now(job, algorithm)
+            result = _fitting(out, shape, x.dtype) if self.rank == root else None
+            if self._fast_path(GATHER, x, result, MOVED, root if axis is None else root | AXIS):
+                return result
+        call = self._build.all_gather(x, out, axis, counts, name="gather", root=root)
+        return self._now(call, algorithm)
 
     def scatter(
         self, x: Any, root: int = 0, *, out: Any = None, algorithm: str | None = None
@@ -167,7 +168,7 @@ class Communicator(Groups, ObjectCalls):
         `out=` is given on every rank or on none. Without it the root first tells the others its
         dtype and shape.
         """
-        root = self._jobs.check_root("scatter", root)
+        root = self._build.check_root("scatter", root)
         mine = bind("scatter", x) if self.rank == root else None
         if out is None:
             shape, sample = self._scattered(mine, root)
@@ -175,12 +176,12 @@ class Communicator(Groups, ObjectCalls):
             sample = bind("scatter", out)
             shape = sample.array.shape
         if algorithm is None and sample.dtype != "bfloat16":
-            made = _fitting(out, shape, sample.array.dtype)
+            result = _fitting(out, shape, sample.array.dtype)
             given = None if mine is None else mine.array
             fits = given is None or given.shape == (self.size, *shape)
-            if fits and self._quick(SCATTER, given, made, MOVED, root):
-                return made if out is not None else sample.wrap(made)
-        return self._now(self._jobs.scatter(x, root, shape, sample, out), algorithm)
+            if fits and self._fast_path(SCATTER, given, result, MOVED, root):
+                return result if out is not None else sample.wrap(result)
+        return self._now(self._build.scatter(x, root, shape, sample, out), algorithm)
 
     def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
         """Tell every rank what the root has: its dtype and shape."""
@@ -212,12 +213,12 @@ class Communicator(Groups, ObjectCalls):
     ) -> Any:
         """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
         if counts is None and algorithm is None and type(x) is np.ndarray:
-            made = _fitting(out, _share(x.shape, self.size, axis), x.dtype)
-            if self._quick(REDUCE_SCATTER, x, made, _code(op), 0 if axis is None else AXIS):
-                return made
+            result = _fitting(out, _share(x.shape, self.size, axis), x.dtype)
+            if self._fast_path(REDUCE_SCATTER, x, result, _code(op), 0 if axis is None else AXIS):
+                return result
         if isinstance(op, Op):
-            return OwnOps(self).reduce_scatter(x, op, out, axis, counts)
-        return self._now(self._jobs.reduce_scatter(x, _named(op), out, axis, counts), algorithm)
+            return CustomOps(self).reduce_scatter(x, op, out, axis, counts)
+        return self._now(self._build.reduce_scatter(x, _named(op), out, axis, counts), algorithm)
 
     def all_to_all(
         self,
@@ -232,61 +233,61 @@ class Communicator(Groups, ObjectCalls):
         if counts is None and algorithm is None and type(x) is np.ndarray:
             fits = out is not x and _share(x.shape, self.size, axis) is not None
             shape = x.shape if fits else None
-            made = _fitting(out, shape, x.dtype)
-            if self._quick(ALL_TO_ALL, x, made, MOVED, 0 if axis is None else AXIS):
-                return made
+            result = _fitting(out, shape, x.dtype)
+            if self._fast_path(ALL_TO_ALL, x, result, MOVED, 0 if axis is None else AXIS):
+                return result
         matrix = None
         if counts is not None:
             if index_of(axis) != 0:
                 raise InvalidArgumentError("all_to_all with counts= needs axis=0.")
-            counts = self._jobs.check_counts("all_to_all", counts)
+            counts = self._build.check_counts("all_to_all", counts)
             rows = bind("all_to_all", x).array.shape[:1]
             if rows != (sum(counts),):
                 raise InvalidArgumentError(
                     f"all_to_all: counts {list(counts)} do not add up to the {rows} rows of x."
                 )
             matrix = self._all_gather_for("all_to_all", np.array(counts, np.int64)).tolist()
-        return self._now(self._jobs.all_to_all(x, out, axis, matrix), algorithm)
+        return self._now(self._build.all_to_all(x, out, axis, matrix), algorithm)
 
     def scan(
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over ranks 0 to this one, in place."""
-        made = x if out is None else _beside(x, out)
-        if algorithm is None and self._quick(SCAN, x, made, _part_code(op), 0):
-            return made
+        result = x if out is None else _beside(x, out)
+        if algorithm is None and self._fast_path(SCAN, x, result, _part_code(op), 0):
+            return result
         if isinstance(op, Op):
-            return OwnOps(self).scan(x, op, out, inclusive=True)
-        return self._now(self._jobs.all_reduce(x, _named(op), out, call="scan"), algorithm)
+            return CustomOps(self).scan(x, op, out, inclusive=True)
+        return self._now(self._build.all_reduce(x, _named(op), out, name="scan"), algorithm)
 
     def exscan(
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over the ranks below this one, in place; rank 0's stays as it is."""
-        made = x if out is None else _beside(x, out)
-        if algorithm is None and self._quick(EXSCAN, x, made, _part_code(op), 0):
-            return made
+        result = x if out is None else _beside(x, out)
+        if algorithm is None and self._fast_path(EXSCAN, x, result, _part_code(op), 0):
+            return result
         if isinstance(op, Op):
-            return OwnOps(self).scan(x, op, out, inclusive=False)
-        return self._now(self._jobs.all_reduce(x, _named(op), out, call="exscan"), algorithm)
+            return CustomOps(self).scan(x, op, out, inclusive=False)
+        return self._now(self._build.all_reduce(x, _named(op), out, name="exscan"), algorithm)
 
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when every rank has called it."""
-        if algorithm is None and self._quick(BARRIER, NOTHING, NOTHING, MET, 0):
+        if algorithm is None and self._fast_path(BARRIER, NOTHING, NOTHING, MET, 0):
             return
-        self._now(self._jobs.barrier(), algorithm)
+        self._now(self._build.barrier(), algorithm)
 
     def traffic(self) -> list[Traffic] | None:
         """Return what every rank has sent and received so far, as counted, not as predicted.
 
         Every rank calls it. None where the engine does not count: on other libraries' transports.
         """
-        before = self._end.moved()
+        before = self._engine.moved()
         if before is None:
             return None
         mine = np.array(before, np.int64)
         taken, given = self._all_gather_for("traffic", mine - self._asking).swapaxes(0, 1)
-        self._asking = self._asking + np.array(self._end.moved(), np.int64) - mine
+        self._asking = self._asking + np.array(self._engine.moved(), np.int64) - mine
         return [
             Traffic(int(given[rank].sum() + taken[:, rank].sum()),
                     int(taken[rank].sum() + given[:, rank].sum()))
@@ -316,44 +317,42 @@ class Communicator(Groups, ObjectCalls):
                 self._goodbyes.pop()()
         finally:  # whatever is raised, all of it is done
             try:
-                self._end.end_calls(how, together=self._parent is None and together)
+                self._engine.end_calls(how, together=self._parent is None and together)
             finally:
                 try:
-                    self._end.close()
+                    self._engine.close()
                 finally:
-                    self._quick = self._end.quick  # which now refuses; the long way can say why
+                    self._fast_path = (
+                        self._engine.fast_path
+                    )  # which now refuses; the long way can say why
 
     # ---- parts of other calls, which are compared and told as those
 
-    def _all_gather_for(self, call: str, x: Any, counts: Sequence[int] | None = None) -> Any:
-        job = self._jobs.all_gather(x, None, None if counts is None else 0, counts)
-        job.call = call
-        return self._now(job, None)
+    def _all_gather_for(self, part_of: str, x: Any, counts: Sequence[int] | None = None) -> Any:
+        axis = None if counts is None else 0
+        return self._now(replace(self._build.all_gather(x, None, axis, counts), part_of=part_of))
 
-    def _gather_for(self, call: str, x: Any, root: int, counts: Sequence[int]) -> Any:
-        job = self._jobs.all_gather(x, None, 0, counts, call="gather", root=root)
-        job.call = call
-        return self._now(job, None)
+    def _gather_for(self, part_of: str, x: Any, root: int, counts: Sequence[int]) -> Any:
+        call = self._build.all_gather(x, None, 0, counts, name="gather", root=root)
+        return self._now(replace(call, part_of=part_of))
 
-    def _broadcast_for(self, call: str, x: Any, root: int) -> Any:
-        job = self._jobs.broadcast(x, root)
-        job.call = call
-        return self._now(job, None)
+    def _broadcast_for(self, part_of: str, x: Any, root: int) -> Any:
+        return self._now(replace(self._build.broadcast(x, root), part_of=part_of))
 
-    # ---- how a job runs
+    # ---- how a call runs
 
-    def _now(self, job: Job, algorithm: str | None) -> Any:  # the caller's kind
-        if not self._end.devices:
-            require_host(job.collective, (job.input, job.output))
+    def _now(self, call: CollectiveCall, algorithm: str | None = None) -> Any:  # the caller's kind
+        if not self._engine.devices:
+            require_host(call.collective, (call.input, call.output))
         began = perf_counter()
-        self._end.run(job, algorithm)
+        self._engine.run(call, algorithm)
         self.seconds += perf_counter() - began
-        return job.finish()
+        return call.finish()
 
-    def _later(self, job: Job, algorithm: str | None) -> Handle:
-        if not self._end.devices:
-            require_host(job.collective, (job.input, job.output))
-        return Handle(self, self._end.start(job, algorithm), job.finish)
+    def _later(self, call: CollectiveCall, algorithm: str | None) -> Handle:
+        if not self._engine.devices:
+            require_host(call.collective, (call.input, call.output))
+        return Handle(self, self._engine.start(call, algorithm), call.finish)
 
 
 def _named(op: str | Op) -> str:

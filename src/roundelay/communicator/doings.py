@@ -6,7 +6,7 @@ from roundelay import _core
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import DTYPES
-from roundelay.engines._end import ENDINGS, INNER_TAGS
+from roundelay.engines._base import ENDINGS, INNER_TAGS
 from roundelay.engines._native.call_words import read_word
 from roundelay.errors import ranks_text
 from roundelay.reductions import REDUCTIONS
@@ -127,11 +127,11 @@ def circle(world: _core.World) -> str:
     return ""
 
 
-def left_over(rank: int, letters: list[tuple[bool, int, int, int, int, str]]) -> str:
+def left_over(rank: int, requests: list[tuple[bool, int, int, int, int, str]]) -> str:
     """Return the warning of messages that nobody received, and receives that got none."""
     came: list[str] = []
     wanted: list[str] = []
-    for sent, other, tag, nbytes, dtype, site in letters:
+    for sent, other, tag, nbytes, dtype, site in requests:
         said = _tag(tag)
         who = "any rank" if other < 0 else f"rank {other}"
         where = f" at {site}" if site else ""

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from roundelay.arguments import index_of, indices_of, shown, whole
-from roundelay.engines._end import End
+from roundelay.engines._base import Engine
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NoRoomError
 
 __all__ = ["Groups", "not_over"]
@@ -24,11 +24,11 @@ class Groups(ABC):
 
     rank: int
     size: int
-    _end: End
+    _engine: Engine
     _parent: Self | None = None  # the one it was made from
 
     @abstractmethod
-    def __init__(self, end: End) -> None:
+    def __init__(self, engine: Engine) -> None:
         """See the communicator."""
 
     @abstractmethod
@@ -78,10 +78,10 @@ class Groups(ABC):
         )
 
     def _make(self, ranks: list[int]) -> Self | None:
-        end = self._end.group(ranks)
-        if end is None:
+        engine = self._engine.group(ranks)
+        if engine is None:
             return None
-        made = type(self)(end)
+        made = type(self)(engine)
         made._parent = self
         return made
 
@@ -95,7 +95,7 @@ class Groups(ABC):
         nbytes = math.prod(lengths) * kind.itemsize
         if nbytes * self.size > MOST:
             raise NoRoomError(nbytes * self.size, call="empty")
-        array: np.ndarray[Any, Any] = self._end.memory(nbytes).view(kind).reshape(lengths)
+        array: np.ndarray[Any, Any] = self._engine.memory(nbytes).view(kind).reshape(lengths)
         return array
 
 

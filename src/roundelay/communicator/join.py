@@ -18,22 +18,22 @@ from typing import Any
 import msgspec
 
 from roundelay.communicator._communicator import Communicator
-from roundelay.communicator.native import NativeEnd
-from roundelay.communicator.plans import schedule_for
-from roundelay.engines._end import End, ScheduleFor
-from roundelay.engines._hierarchical.engine import HierarchicalEnd
-from roundelay.engines.gloo.engine import GlooEnd
-from roundelay.engines.mpi.engine import mpi_communicator_end
-from roundelay.errors import MeetingError
+from roundelay.communicator.native import NativeEngine
+from roundelay.communicator.programs import schedule_for
+from roundelay.engines._base import Engine, ScheduleFor
+from roundelay.engines._hierarchical.engine import HierarchicalEngine
+from roundelay.engines.gloo.engine import GlooEngine
+from roundelay.engines.mpi.engine import mpi_engine
+from roundelay.errors import RendezvousError
 from roundelay.processes.world import make_world
+from roundelay.rendezvous.by_store import StoreRendezvous
 from roundelay.rendezvous.hosts import address_towards, host_identity, ranks_by_host
-from roundelay.rendezvous.meeting import Meeting
-from roundelay.rendezvous.one_host import Job, meet
+from roundelay.rendezvous.one_host import Job, rendezvous
 from roundelay.rendezvous.store import Store, StoreLost
-from roundelay.rendezvous.topology import Places
+from roundelay.rendezvous.topology import HostTopology
 from roundelay.tuning import host_tuning
 
-__all__ = ["await_all", "join", "join_by_mpi", "meeting_at", "schedules"]
+__all__ = ["await_all", "join", "join_by_mpi", "rendezvous_at", "schedules"]
 
 
 UNSIGNED = (
@@ -58,7 +58,7 @@ def schedules(size: int) -> ScheduleFor:
     return schedule_for(size, host_tuning(size, cores=0))
 
 
-def join(store: Store, rank: int, size: int, *, timeout: float) -> End:
+def join(store: Store, rank: int, size: int, *, timeout: float) -> Engine:
     """Return this rank's end of all that share a store: by hosts, Gloo between."""
 
     def tell_all(word: str) -> list[str]:
@@ -66,21 +66,21 @@ def join(store: Store, rank: int, size: int, *, timeout: float) -> End:
         store.set(keys[rank], word.encode())
         return [word.decode() for word in await_all(store, keys, rank, size, timeout)]
 
-    def everyone() -> End:
-        meeting = meeting_at(store, rank, size, several_hosts=True).within("gloo")
-        return GlooEnd(meeting, schedules, timeout=timeout)
+    def everyone() -> Engine:
+        rendezvous = rendezvous_at(store, rank, size, several_hosts=True).within("gloo")
+        return GlooEngine(rendezvous, schedules, timeout=timeout)
 
     return _joined(rank, timeout, tell_all, everyone)
 
 
-def join_by_mpi(*, timeout: float) -> End:
+def join_by_mpi(*, timeout: float) -> Engine:
     """Return this rank's end of all that mpirun started: by hosts, MPI between."""
-    mpi = mpi_communicator_end(schedules, timeout)
+    mpi = mpi_engine(schedules, timeout)
     words = Communicator(mpi)
     return _joined(mpi.rank, timeout, words.all_gather_object, lambda: mpi)
 
 
-def meeting_at(store: Store, rank: int, size: int, *, several_hosts: bool) -> Meeting:
+def rendezvous_at(store: Store, rank: int, size: int, *, several_hosts: bool) -> StoreRendezvous:
     """Return where a Gloo group meets by a store.
 
     On one host torch's guess of an address will do. Between hosts it is the one that leads to the
@@ -91,25 +91,25 @@ def meeting_at(store: Store, rank: int, size: int, *, several_hosts: bool) -> Me
     guessed = not several_hosts or "GLOO_SOCKET_IFNAME" in os.environ
     host = None if guessed else _server_of(store.raw)
     address = None if host is None else address_towards(host)
-    return Meeting(store.live(rank, address), rank, size, address)
+    return StoreRendezvous(store.live(rank, address), rank, size, address)
 
 
 def _joined(
     rank: int,
     timeout: float,
     tell_all: Callable[[str], Sequence[str]],
-    everyone: Callable[[], End],
-) -> End:
+    everyone: Callable[[], Engine],
+) -> Engine:
     mine = _Told(host_identity(), secrets.token_hex(16), tempfile.gettempdir())
     words = tell_all(msgspec.json.encode(mine).decode())
     told = [_read(word) for word in words]
     hosts = tuple(tuple(ranks) for ranks in ranks_by_host([each.host for each in told]))
-    places = Places(hosts, rank)
+    places = HostTopology(hosts, rank)
     inside = _native(places, told[places.here[0]], timeout)
-    return inside if len(hosts) == 1 else HierarchicalEnd(places, inside, everyone())
+    return inside if len(hosts) == 1 else HierarchicalEngine(places, inside, everyone())
 
 
-def _native(places: Places, first: _Told, timeout: float) -> NativeEnd:
+def _native(places: HostTopology, first: _Told, timeout: float) -> NativeEngine:
     """Meet the ranks of this host."""
     size = len(places.here)
     if size == 1:
@@ -117,8 +117,8 @@ def _native(places: Places, first: _Told, timeout: float) -> NativeEnd:
         world.enter(0)
     else:
         job = Job(f"joined\n{first.token}", size, Path(first.folder))
-        world = meet(job, places.local, timeout=timeout)
-    return NativeEnd(world, places.local, tuning=host_tuning(size), timeout=timeout)
+        world = rendezvous(job, places.local, timeout=timeout)
+    return NativeEngine(world, places.local, tuning=host_tuning(size), timeout=timeout)
 
 
 def _server_of(store: Any) -> str | None:
@@ -132,17 +132,17 @@ def await_all(
     store: Store, keys: Sequence[str], rank: int, size: int, timeout: float, *, came: str = "come"
 ) -> list[bytes]:
     """Return the records of the first ranks, one for each key, or raise who did not come."""
-    end = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     try:
-        return [store.get(key, end - time.monotonic()) for key in keys]
+        return [store.get(key, deadline - time.monotonic()) for key in keys]
     except TimeoutError:
         missing = [str(other) for other, key in enumerate(keys) if not store.has(key)]
-        raise MeetingError(
+        raise RendezvousError(
             f"rank {rank} of {size} waited {timeout:g} s, but rank {', '.join(missing)} did not "
             f"{came}. See whether it started, or allow more time with timeout."
         ) from None
     except StoreLost as lost:
-        raise MeetingError(
+        raise RendezvousError(
             f"rank {rank} of {size} waited for the others, but {lost}: that host is gone, frozen "
             f"or cut off, or this one is cut off."
         ) from None

@@ -1,4 +1,4 @@
-"""What jobs do with memory, of the host or of a device: make it, copy it, and tell it apart."""
+"""What calls do with memory, of the host or of a device: make it, copy it, and tell it apart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "same",
 ]
 
-#: An array, or a DeviceArray, which to jobs is the same; only engines for devices look closer.
+#: An array, or a DeviceArray, which to calls is the same; only engines for devices look closer.
 Memory: TypeAlias = Any
 
 

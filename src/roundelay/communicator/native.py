@@ -1,4 +1,4 @@
-"""The native core as the end of a group: shared flags, compiled programs, mail and the arena."""
+"""The native core as an engine: shared flags, compiled programs, mail and the arena."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, DTYPES, view
+from roundelay.communicator.call_builder import CallBuilder
 from roundelay.communicator.doings import left_over
-from roundelay.communicator.jobs import Jobs
 from roundelay.communicator.lazily import Lazily
-from roundelay.communicator.plans import COLLECTIVES, Plans
 from roundelay.communicator.pool import Pool
+from roundelay.communicator.programs import COLLECTIVES, ProgramCache
 from roundelay.communicator.trouble import (
     cancelled,
     explain,
@@ -26,14 +26,14 @@ from roundelay.communicator.trouble import (
     refuse_nested,
     warn_slow,
 )
-from roundelay.engines._end import ENDINGS, End, Job, never
+from roundelay.engines._base import ENDINGS, CollectiveCall, Engine, no_fast_path
 from roundelay.engines._native.call_words import AXIS
 from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError, rank_count
 from roundelay.processes.limits import limit_hit
 from roundelay.reductions import Array
 from roundelay.tuning import Tuning, default_for
 
-__all__ = ["NativeEnd"]
+__all__ = ["NativeEngine"]
 
 BROKEN = 3  # the native core's number for a letter that nobody carries any more
 CLOSED = "This communicator is closed."
@@ -44,7 +44,7 @@ _core.set_package(str(Path(__file__).parent.parent) + "/")
 _core.on_nested(refuse_nested)
 
 
-class NativeEnd(End):
+class NativeEngine(Engine):
     """A rank of this host, in a group of the shared world.
 
     Ranks may be many, so what most of them never need is not made before it is needed.
@@ -54,7 +54,7 @@ class NativeEnd(End):
     heard = False  # of the root: whether any group of this rank has told it
     _closed = False
     _ending = False
-    _made: tuple[weakref.ref[NativeEnd], ...] = ()  # groups made from this one
+    _made: tuple[weakref.ref[NativeEngine], ...] = ()  # groups made from this one
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class NativeEnd(End):
         timeout: float = 60.0,
         _ranks: Sequence[int] | None = None,
         _block: _core.Block | None = None,
-        _parent: NativeEnd | None = None,
+        _parent: NativeEngine | None = None,
         _mail_group: int = 0,
     ) -> None:
         self.world = world
         self.ranks = range(world.size) if _ranks is None else _ranks  # in the world
         self.rank, self.size = rank, len(self.ranks)
-        me = weakref.ref(self)  # the native group must not keep its end alive
+        me = weakref.ref(self)  # the native group must not keep its engine alive
         self.slow = partial(_tell_slow, me)
         self.native: _core.Group | None = _core.Group(
             world,
@@ -92,7 +92,7 @@ class NativeEnd(End):
         self._tuning = tuning or default_for(self.size)
         self._timeout = timeout
         self.native.set_timeout(timeout)
-        self.quick = self.native.quick  # no Python between the caller and the native core
+        self.fast_path = self.native.fast_path  # no Python between the caller and the native core
 
     @property
     def timeout(self) -> float:
@@ -105,7 +105,7 @@ class NativeEnd(End):
         self._open().set_timeout(seconds)
 
     @property
-    def _root(self) -> NativeEnd:  # the end of all ranks, from which all others are made
+    def _root(self) -> NativeEngine:  # the engine of all ranks, from which all others are made
         return self._above or self
 
     @Lazily
@@ -113,49 +113,49 @@ class NativeEnd(End):
         return [0] * self.size
 
     @Lazily
-    def _learned(self) -> dict[tuple[str, int, int], int]:  # with so many programs made
+    def _registered(self) -> dict[tuple[str, int, int], int]:  # with so many programs made
         return {}
 
     @Lazily
-    def _plans(self) -> Plans:
+    def _programs(self) -> ProgramCache:
         shelf = _core.Shelf(self.world, self.ranks[self.rank])
-        return Plans(self.rank, self.size, self._tuning, shelf)
+        return ProgramCache(self.rank, self.size, self._tuning, shelf)
 
-    def run(self, job: Job, algorithm: str | None) -> None:
-        """Walk the program of the job on this thread."""
+    def run(self, call: CollectiveCall, algorithm: str | None) -> None:
+        """Walk the program of the call on this thread."""
         native = self._open()  # first: while the interpreter ends, nothing can be compiled
         try:
-            arguments = self._plans.arguments(job, algorithm)
-            plain = algorithm is None and not (job.label or job.call or job.own)
-            key = job.collective, job.root, job.root | AXIS * job.axis
-            if plain and self._learned.get(key) != self._plans.made:
-                self._learn(*key, arguments[0])
+            arguments = self._programs.arguments(call, algorithm)
+            plain = algorithm is None and not (call.label or call.part_of or call.custom_op)
+            key = call.collective, call.root, call.root | AXIS * call.axis
+            if plain and self._registered.get(key) != self._programs.made:
+                self._register(*key, arguments[0])
             native.call(*arguments)
         except _core.Broken:
             raise explain(self) from None
         except _core.Closed:
             raise InvalidArgumentError(CLOSED) from None
 
-    def _learn(self, collective: str, root: int, word: int, plan: _core.Plan) -> None:
+    def _register(self, collective: str, root: int, word: int, program: _core.Program) -> None:
         """Give the native core the programs of plain calls, by size."""
-        self._learned[collective, root, word] = self._plans.made
-        blocks = plan.in_here, plan.out_here, plan.most
+        self._registered[collective, root, word] = self._programs.made
+        blocks = program.in_here, program.out_here, program.most
         reduces = collectives.load(collective).reduces
-        ladder = self._plans.ladder(collective, root)
-        self._open().teach(COLLECTIVES[collective], word, reduces, *blocks, ladder)
+        size_classes = self._programs.size_classes(collective, root)
+        self._open().register(COLLECTIVES[collective], word, reduces, *blocks, size_classes)
 
-    def start(self, job: Job, algorithm: str | None) -> _Task:
+    def start(self, call: CollectiveCall, algorithm: str | None) -> _CallRequest:
         """Have the native progress thread walk the program."""
         native = self._open()
         try:
-            arguments = self._plans.arguments(job, algorithm)
-            return _Task(self, native.start(*arguments), arguments)
+            arguments = self._programs.arguments(call, algorithm)
+            return _CallRequest(self, native.start(*arguments), arguments)
         except _core.Broken:
             raise explain(self) from None
         except _core.Closed:
             raise InvalidArgumentError(CLOSED) from None
         except OSError as error:
-            raise limit_hit(f"start.{job.collective}", error) or error from None
+            raise limit_hit(f"start.{call.collective}", error) or error from None
 
     def post(
         self,
@@ -166,7 +166,7 @@ class NativeEnd(End):
         *,
         sends: bool,
         background: bool = True,
-    ) -> _Letter:
+    ) -> _MessageRequest:
         """Put the message into the shared mailboxes; in the background a native thread goes on."""
         native = self._open()
         if sends and other is not None:
@@ -174,7 +174,7 @@ class NativeEnd(End):
         rank = -1 if other is None else self.ranks[other]
         number = _core.ANY_TAG if tag is None else tag
         try:
-            letter = self._mailbox.post(
+            request = self._mailbox.post(
                 sends, rank, self._mail_group, number, view(data), CODES[dtype], background, native
             )
         except _core.OutOfMemory:
@@ -183,7 +183,7 @@ class NativeEnd(End):
             raise explain(self) from None
         except OSError as error:
             raise limit_hit("send" if sends else "recv", error) or error from None
-        return _Letter(self, letter)
+        return _MessageRequest(self, request)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Let the first rank of every new group find room for it, and tell the others where."""
@@ -226,8 +226,8 @@ class NativeEnd(End):
         if place == 0:
             raise NoRoomError(stride * self.size, int(every[0, 2]), "empty")
         block = _core.Block(self.world, place, stride * self.size)
-        found: Array = block.bytes(self.rank * stride, nbytes)
-        return found
+        memory: Array = block.bytes(self.rank * stride, nbytes)
+        return memory
 
     @Lazily
     def _pool(self) -> Pool:
@@ -247,9 +247,9 @@ class NativeEnd(End):
         return [pulled for pulled, _ in pairs], given
 
     def _told_by_all(self, mine: Array) -> Array:
-        job = Jobs(self.rank, self.size).all_gather(mine, None, None, None)
-        self.run(job, None)
-        every: Array = job.finish()
+        call = CallBuilder(self.rank, self.size).all_gather(mine, None, None, None)
+        self.run(call, None)
+        every: Array = call.finish()
         return every
 
     def _room(self, nbytes: int, ranks: int) -> int:
@@ -287,8 +287,8 @@ class NativeEnd(End):
         # What has gone wrong in the background is raised here, unless somebody has heard of it.
         if broken and not self._root.heard and not own_doing(self):
             raise explain(self)
-        if not broken and together and (letters := self._mailbox.left_over()):
-            sys.stderr.write(left_over(self.ranks[self.rank], letters) + "\n")
+        if not broken and together and (requests := self._mailbox.left_over()):
+            sys.stderr.write(left_over(self.ranks[self.rank], requests) + "\n")
 
     def close(self) -> None:
         """Finish what was begun, then say goodbye: who still needs this rank is told at once."""
@@ -298,7 +298,7 @@ class NativeEnd(End):
             self.end_calls("closed", together=False)
         finally:
             if self._closed:
-                self.quick = never
+                self.fast_path = no_fast_path
                 self.native.leave()
                 if self._root is self:
                     self._mailbox.forget()
@@ -332,62 +332,62 @@ class NativeEnd(End):
         warn_slow(self, rank, seconds)
 
 
-class _Task:
+class _CallRequest:
     """A call on the progress thread, and the buffers that it needs."""
 
-    def __init__(self, end: NativeEnd, task: _core.Task, buffers: object) -> None:
-        self._end, self._task, self._buffers = end, task, buffers
+    def __init__(self, engine: NativeEngine, request: _core.CallRequest, buffers: object) -> None:
+        self._engine, self._request, self._buffers = engine, request, buffers
 
     def done(self) -> bool:
         try:
-            return self._task.done
+            return self._request.done
         except _core.Broken:
-            raise explain(self._end) from None
+            raise explain(self._engine) from None
 
     def wait(self) -> None:
         try:
-            self._task.wait(self._end.slow)
+            self._request.wait(self._engine.slow)
         except _core.Broken:
-            raise explain(self._end) from None
+            raise explain(self._engine) from None
         self._buffers = None
 
     def times(self) -> tuple[float, float]:
-        return self._task.times
+        return self._request.times
 
 
-class _Letter:
-    def __init__(self, end: NativeEnd, letter: _core.Letter) -> None:
-        self._end, self._letter = end, letter
+class _MessageRequest:
+    def __init__(self, engine: NativeEngine, request: _core.MessageRequest) -> None:
+        self._engine, self._request = engine, request
 
     def done(self) -> bool:
-        end = self._end
+        engine = self._engine
         try:
-            return end.native is None or end._mailbox.settled(self._letter, end.native)
+            return engine.native is None or engine._mailbox.settled(self._request, engine.native)
         except _core.Broken:
-            raise explain(end) from None
+            raise explain(engine) from None
 
     def wait(self) -> None:
-        end, letter = self._end, self._letter
+        engine, request = self._engine, self._request
         try:
-            if end.native is not None:
-                end._mailbox.wait(letter, end.native, end.timeout, end.slow_mail)
+            if engine.native is not None:
+                engine._mailbox.wait(request, engine.native, engine.timeout, engine.slow_mail)
         except _core.Broken:
-            raise explain(end) from None
-        if not letter.done or letter.fate == BROKEN:  # closed, and not in peace
-            raise explain(end)
-        if letter.fate:
-            raise cancelled(end, letter)
+            raise explain(engine) from None
+        if not request.done or request.fate == BROKEN:  # closed, and not in peace
+            raise explain(engine)
+        if request.fate:
+            raise cancelled(engine, request)
 
-    def found(self) -> tuple[int, int, int, str]:
-        source, tag, nbytes, dtype = self._letter.found
-        return self._end.ranks.index(source), tag, nbytes, DTYPES[dtype]
+    def status(self) -> tuple[int, int, int, str]:
+        source, tag, nbytes, dtype = self._request.status
+        return self._engine.ranks.index(source), tag, nbytes, DTYPES[dtype]
 
 
-def _tell_slow(end: weakref.ref[NativeEnd], rank: int, seconds: float) -> None:
-    if (alive := end()) is not None:
+def _tell_slow(engine: weakref.ref[NativeEngine], rank: int, seconds: float) -> None:
+    if (alive := engine()) is not None:
         warn_slow(alive, rank, seconds)
 
 
-def _tell_broken(end: weakref.ref[NativeEnd]) -> None:
-    if (alive := end()) is not None:
+def _tell_broken(engine: weakref.ref[NativeEngine]) -> None:
+    if (alive := engine()) is not None:
         raise explain(alive) from None

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from roundelay.arguments import shown
-from roundelay.communicator.jobs import Jobs
-from roundelay.communicator.mail import Mail
+from roundelay.communicator.call_builder import CallBuilder
+from roundelay.communicator.point_to_point import PointToPoint
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 from roundelay.processes.wire import decode, encode
 from roundelay.reductions import Array
@@ -21,18 +21,18 @@ __all__ = ["ObjectCalls"]
 OBJECT = 0x726F756E64656C61  # says that an object follows
 
 
-class ObjectCalls(Mail):
+class ObjectCalls(PointToPoint):
     """The part of a communicator that carries Python objects."""
 
     _objects_sent: Iterator[int]  # numbers of objects, each of which is used once
 
     @cached_property
-    def _jobs(self) -> Jobs:
-        return Jobs(self.rank, self.size)
+    def _build(self) -> CallBuilder:
+        return CallBuilder(self.rank, self.size)
 
     def broadcast_object(self, thing: Any, root: int = 0, *, allow_pickle: bool = False) -> Any:
         """Return the root's object on every rank."""
-        root = self._jobs.check_root("broadcast_object", root)
+        root = self._build.check_root("broadcast_object", root)
         data = encode(thing, allow_pickle=allow_pickle) if self.rank == root else b""
         call = "broadcast_object"
         length = self._broadcast_for(call, np.array([len(data)], np.int64), root)
@@ -53,7 +53,7 @@ class ObjectCalls(Mail):
         self, thing: Any, root: int = 0, *, allow_pickle: bool = False
     ) -> list[Any] | None:
         """Return everybody's object, in rank order, at the root; None elsewhere."""
-        root = self._jobs.check_root("gather_object", root)
+        root = self._build.check_root("gather_object", root)
         call, data = "gather_object", _bytes(thing, allow_pickle=allow_pickle)
         counts = self._all_gather_for(call, np.array([len(data)], np.int64))[:, 0].tolist()
         joined = self._gather_for(call, data, root, counts)
@@ -63,7 +63,7 @@ class ObjectCalls(Mail):
         self, things: Sequence[Any] | None, root: int = 0, *, allow_pickle: bool = False
     ) -> Any:
         """Return the r-th of the root's objects on rank r."""
-        root = self._jobs.check_root("scatter_object", root)
+        root = self._build.check_root("scatter_object", root)
         parts = []
         if self.rank == root:
             if things is None or _length(things) != self.size:
@@ -141,6 +141,6 @@ def _length(things: Any) -> int | None:
 def _cut(joined: Any, counts: Sequence[int], *, allow_pickle: bool) -> list[Any]:
     ends = np.cumsum(counts)
     return [
-        decode(joined[end - count : end].tobytes(), allow_pickle=allow_pickle)
-        for end, count in zip(ends, counts, strict=True)
+        decode(joined[engine - count : engine].tobytes(), allow_pickle=allow_pickle)
+        for engine, count in zip(ends, counts, strict=True)
     ]

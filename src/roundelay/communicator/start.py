@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from roundelay.communicator.buffers import bind
-from roundelay.engines._end import Task
+from roundelay.engines._base import Request
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op, reduction
 
@@ -20,26 +20,26 @@ __all__ = ["Handle", "Start"]
 class Handle:
     """A call under way. It owns its buffers: leave them alone until `wait` has returned."""
 
-    def __init__(self, comm: Communicator, task: Task, finish: Callable[[], Any]) -> None:
+    def __init__(self, comm: Communicator, request: Request, finish: Callable[[], Any]) -> None:
         self._comm = comm
-        self._task: Task | None = task  # None once it was waited for
+        self._request: Request | None = request  # None once it was waited for
         self._finish = finish
         self._result: Any = None
         self._times: tuple[float, float] | None = None
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self._task is None or self._task.done()
+        return self._request is None or self._request.done()
 
     def wait(self) -> Any:
         """Return the result of the call, or raise what went wrong."""
-        if self._task is not None:
+        if self._request is not None:
             began = perf_counter()
-            self._task.wait()
+            self._request.wait()
             self._comm.seconds += perf_counter() - began
-            times = getattr(self._task, "times", None)  # only some engines note them
+            times = getattr(self._request, "times", None)  # only some engines note them
             self._times = None if times is None else times()
-            self._result, self._task = self._finish(), None
+            self._result, self._request = self._finish(), None
         return self._result
 
     def times(self) -> tuple[float, float] | None:
@@ -61,7 +61,7 @@ class Start:
         self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Handle:
         """Begin an all-reduce."""
-        return self._later(self._comm._jobs.all_reduce(x, _named(op), out), algorithm)
+        return self._later(self._comm._build.all_reduce(x, _named(op), out), algorithm)
 
     def reduce(
         self,
@@ -73,11 +73,11 @@ class Start:
         algorithm: str | None = None,
     ) -> Handle:
         """Begin a reduce."""
-        return self._later(self._comm._jobs.reduce(x, _named(op), root, out), algorithm)
+        return self._later(self._comm._build.reduce(x, _named(op), root, out), algorithm)
 
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Handle:
         """Begin a broadcast."""
-        return self._later(self._comm._jobs.broadcast(x, root), algorithm)
+        return self._later(self._comm._build.broadcast(x, root), algorithm)
 
     def all_gather(
         self,
@@ -90,9 +90,9 @@ class Start:
         label: int = 0,
     ) -> Handle:
         """Begin an all-gather; ranks that give different labels have made different calls."""
-        job = self._comm._jobs.all_gather(x, out, axis, counts)
-        job.label = label
-        return self._later(job, algorithm)
+        call = self._comm._build.all_gather(x, out, axis, counts)
+        call.label = label
+        return self._later(call, algorithm)
 
     def gather(
         self,
@@ -105,17 +105,17 @@ class Start:
         algorithm: str | None = None,
     ) -> Handle:
         """Begin a gather."""
-        jobs = self._comm._jobs
-        root = jobs.check_root("gather", root)
-        job = jobs.all_gather(x, out, axis, counts, call="gather", root=root)
-        return self._later(job, algorithm)
+        build = self._comm._build
+        root = build.check_root("gather", root)
+        call = build.all_gather(x, out, axis, counts, name="gather", root=root)
+        return self._later(call, algorithm)
 
     def scatter(self, x: Any, root: int = 0, *, out: Any, algorithm: str | None = None) -> Handle:
         """Begin a scatter into `out`, which tells every rank the shape without asking the root."""
-        jobs = self._comm._jobs
-        root = jobs.check_root("scatter", root)
+        build = self._comm._build
+        root = build.check_root("scatter", root)
         bound = bind("scatter", out)
-        return self._later(jobs.scatter(x, root, bound.array.shape, bound, out), algorithm)
+        return self._later(build.scatter(x, root, bound.array.shape, bound, out), algorithm)
 
     def reduce_scatter(
         self,
@@ -128,31 +128,31 @@ class Start:
         algorithm: str | None = None,
     ) -> Handle:
         """Begin a reduce-scatter."""
-        job = self._comm._jobs.reduce_scatter(x, _named(op), out, axis, counts)
-        return self._later(job, algorithm)
+        call = self._comm._build.reduce_scatter(x, _named(op), out, axis, counts)
+        return self._later(call, algorithm)
 
     def all_to_all(
         self, x: Any, *, out: Any = None, axis: int | None = None, algorithm: str | None = None
     ) -> Handle:
         """Begin an all-to-all."""
-        return self._later(self._comm._jobs.all_to_all(x, out, axis, None), algorithm)
+        return self._later(self._comm._build.all_to_all(x, out, axis, None), algorithm)
 
     def scan(
         self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Handle:
         """Begin a scan."""
-        return self._later(self._comm._jobs.all_reduce(x, _named(op), out, call="scan"), algorithm)
+        return self._later(self._comm._build.all_reduce(x, _named(op), out, name="scan"), algorithm)
 
     def exscan(
         self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Handle:
         """Begin an exclusive scan."""
-        job = self._comm._jobs.all_reduce(x, _named(op), out, call="exscan")
-        return self._later(job, algorithm)
+        call = self._comm._build.all_reduce(x, _named(op), out, name="exscan")
+        return self._later(call, algorithm)
 
     def barrier(self, *, algorithm: str | None = None) -> Handle:
         """Begin a barrier."""
-        return self._later(self._comm._jobs.barrier(), algorithm)
+        return self._later(self._comm._build.barrier(), algorithm)
 
     def send(self, x: Any, dst: int, tag: int = 0) -> Any:
         """Begin a send."""
@@ -162,8 +162,8 @@ class Start:
         """Begin a receive."""
         return self._comm._post(x, src, tag, sends=False)
 
-    def _later(self, job: Any, algorithm: str | None) -> Handle:
-        return self._comm._later(job, algorithm)
+    def _later(self, call: Any, algorithm: str | None) -> Handle:
+        return self._comm._later(call, algorithm)
 
 
 def _named(op: str | Op) -> str:

@@ -19,7 +19,7 @@ from roundelay.errors import (
 )
 
 if TYPE_CHECKING:
-    from roundelay.communicator.native import NativeEnd
+    from roundelay.communicator.native import NativeEngine
 
 __all__ = ["cancelled", "explain", "own_doing", "refuse_nested", "warn_slow"]
 
@@ -30,22 +30,22 @@ GONE = {"left": "finished", "closed": "closed the group"}
 LATE = 2  # the native core's number for a letter that did not come in time
 
 
-def explain(end: NativeEnd) -> CommunicationError:
+def explain(engine: NativeEngine) -> CommunicationError:
     """Return the error for the first trouble of this world, the same one each time."""
-    if end.world.foreign:
+    if engine.world.foreign:
         return CommunicationError(
             "This process was forked from a rank and is none itself. Communicate in the parent, or "
             "start processes that make a communicator of their own."
         )
-    root = end._root
+    root = engine._root
     root.heard = True
     if root.told is None:
-        root.told = _explain(end)
+        root.told = _explain(engine)
     return type(root.told)(str(root.told))
 
 
-def _explain(end: NativeEnd) -> CommunicationError:
-    world = end.world
+def _explain(engine: NativeEngine) -> CommunicationError:
+    world = engine.world
     if world.trouble is None:
         return CommunicationError("The group is broken, but nobody said why.")
     kind, culprit, finder, at, call, text = world.trouble
@@ -53,19 +53,19 @@ def _explain(end: NativeEnd) -> CommunicationError:
         table = _calls(world, at, call) if call else f":\n{_waits(world, at, call)}"
         if kind == "mismatch" and call and table.count("\n") == 1:
             table += "\nThey look alike: they differ in counts=, which must be one list on all."
-        if kind == "mismatch" or culprit == end.ranks[end.rank]:
+        if kind == "mismatch" or culprit == engine.ranks[engine.rank]:
             return CollectiveMismatch(f"The ranks made different calls{table}")
         how = GONE[text]
         return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it{table}")
     if kind == "lost":
-        last = doings.last(doings.last_of(world, end.at, culprit))
+        last = doings.last(doings.last_of(world, engine.at, culprit))
         pid = world.pid(culprit)
         return PeerLost(f"Rank {culprit} (process {pid}) died. {last[0].upper()}{last[1:]}.")
     if kind == "timeout":
         # As the one who waited found it: a rank that goes on later is no witness of its own stop.
         whom = _whom(world, finder, culprit, stopped=text == "stopped")
         return CollectiveTimeout(
-            f"Rank {finder} waited {end.timeout:g} s for {whom}. What the ranks were doing:\n"
+            f"Rank {finder} waited {engine.timeout:g} s for {whom}. What the ranks were doing:\n"
             f"{_waits(world, at, call)}{doings.circle(world)}"
         )
     if kind == "failed":
@@ -73,21 +73,21 @@ def _explain(end: NativeEnd) -> CommunicationError:
     return CommunicationError(f"Rank {culprit} was interrupted.")
 
 
-def own_doing(end: NativeEnd) -> bool:
+def own_doing(engine: NativeEngine) -> bool:
     """Tell whether this very rank ended the world, by an error that is already on its way."""
-    trouble = end.world.trouble
-    mine = end.ranks[end.rank]
+    trouble = engine.world.trouble
+    mine = engine.ranks[engine.rank]
     return trouble is not None and trouble[0] in ("failed", "interrupted") and trouble[1] == mine
 
 
-def cancelled(end: NativeEnd, letter: _core.Letter) -> CommunicationError:
+def cancelled(engine: NativeEngine, request: _core.MessageRequest) -> CommunicationError:
     """Return the error of a receive that nothing had come for when its communicator was closed."""
-    source = letter.found[0]
-    name = f"rank {end.ranks.index(source)}" if source in end.ranks else "any rank"
-    call = f"recv on rank {end.rank} from {name}"
-    if letter.fate == LATE:
+    source = request.status[0]
+    name = f"rank {engine.ranks.index(source)}" if source in engine.ranks else "any rank"
+    call = f"recv on rank {engine.rank} from {name}"
+    if request.fate == LATE:
         return CollectiveTimeout(
-            f"{call}: nothing had come {end.timeout:g} s after the communicator was closed."
+            f"{call}: nothing had come {engine.timeout:g} s after the communicator was closed."
         )
     return PeerLost(f"{call}: the communicator was closed, and nobody was left to send anything.")
 
@@ -106,18 +106,18 @@ def _named(call: int | str, site: str) -> str:
     return f"{name} at {site}" if site else name
 
 
-def warn_slow(end: NativeEnd, rank: int, seconds: float) -> None:
+def warn_slow(engine: NativeEngine, rank: int, seconds: float) -> None:
     """Warn that a rank lets others wait, unless something has gone wrong: that is told anyhow."""
-    me = end.ranks[end.rank]
+    me = engine.ranks[engine.rank]
     whom = "any rank"
     if rank >= 0:
-        other = end.ranks[rank]
-        whom = _whom(end.world, me, other, stopped=_is_stopped(end.world, other))
-    what = "; ".join(doings.of_rank(end.world, end.at, 0, me))
-    if end.world.trouble is None:
+        other = engine.ranks[rank]
+        whom = _whom(engine.world, me, other, stopped=_is_stopped(engine.world, other))
+    what = "; ".join(doings.of_rank(engine.world, engine.at, 0, me))
+    if engine.world.trouble is None:
         sys.stderr.write(
             f"roundelay: rank {me} has waited {seconds:.0f} s for {whom}; it gives up after "
-            f"{end.timeout:g} s. It is in {what}.\n"
+            f"{engine.timeout:g} s. It is in {what}.\n"
         )
 
 

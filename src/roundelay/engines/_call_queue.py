@@ -9,11 +9,11 @@ from collections.abc import Callable
 from roundelay import _core
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["InOrder", "Turn"]
+__all__ = ["CallQueue", "QueuedCall"]
 
 
-class Turn:
-    """A call that stands in line."""
+class QueuedCall:
+    """A call that stands in the queue."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -47,18 +47,18 @@ class Turn:
             self._over.set()
 
 
-class InOrder:
-    """A line of calls; while nothing was started, calls run at once and there is no thread.
+class CallQueue:
+    """Calls one after the other; while nothing was started they run at once, with no thread.
 
-    >>> line, said = InOrder(), []
-    >>> first = line.start(lambda: said.append("first"))
-    >>> line.run(lambda: said.append("second"))
+    >>> queue, said = CallQueue(), []
+    >>> first = queue.start(lambda: said.append("first"))
+    >>> queue.run(lambda: said.append("second"))
     >>> said, first.done()
     (['first', 'second'], True)
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Turn] = deque()
+        self._waiting: deque[QueuedCall] = deque()
         self._lock = threading.Lock()
         self._inside: tuple[int, str] | None = None  # the thread that makes a call, and which
         self.busy = False
@@ -87,19 +87,19 @@ class InOrder:
                 if self.busy:
                     self._serve_on_a_thread()
 
-    def start(self, work: Callable[[], None]) -> Turn:
-        """Stand in line, and return at once."""
-        turn = Turn(work)
+    def start(self, work: Callable[[], None]) -> QueuedCall:
+        """Stand in the queue, and return at once."""
+        queued = QueuedCall(work)
         with self._lock:
-            self._waiting.append(turn)
+            self._waiting.append(queued)
             if not self.busy:
                 self.busy = True
                 self._serve_on_a_thread()
-        return turn
+        return queued
 
     def _serve_on_a_thread(self) -> None:
-        # It ends when the line is empty, so a rank that rests holds no thread.
-        threading.Thread(target=self._serve, name="roundelay-in-order", daemon=True).start()
+        # It ends when the queue is empty, so a rank that rests holds no thread.
+        threading.Thread(target=self._serve, name="roundelay-queue", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
@@ -107,5 +107,5 @@ class InOrder:
                 if not self._waiting:
                     self.busy = False
                     return
-                turn = self._waiting.popleft()
-            turn.take()
+                queued = self._waiting.popleft()
+            queued.take()

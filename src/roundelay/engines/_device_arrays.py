@@ -1,4 +1,4 @@
-"""Tensors in the memory of a device, with as much of a numpy array about them as jobs ask for."""
+"""Tensors in the memory of a device, with as much of a numpy array about them as calls ask for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Jobs over plain messages: a rank walks the schedule, sends what others need and folds what comes.
+"""Calls over plain messages: a rank walks the schedule, sends what others need, folds what comes.
 
-An engine whose library lacks a collective, a reduction or a dtype runs the job this way, and so
+An engine whose library lacks a collective, a reduction or a dtype runs the call this way, and so
 has all of them. Folds are those of the native core, so results are the reference's to the last bit.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from roundelay import _core
-from roundelay.engines._end import Job, Task
+from roundelay.engines._base import CollectiveCall, Request
 from roundelay.reductions import Array
 from roundelay.schedule import Layout, Schedule, Write, replay, split
 
-__all__ = ["Fold", "OverMessages", "Post", "Route", "native_fold"]
+__all__ = ["Fold", "OverMessages", "Post", "RankSchedule", "native_fold"]
 
 #: Folds operands from left to right; told whether the result holds everybody's contribution.
 Fold = Callable[[Sequence[Array], bool], Array]
@@ -26,11 +26,11 @@ Fold = Callable[[Sequence[Array], bool], Array]
 class Post(Protocol):
     """Sends flat bytes to a rank, or receives as many from it, without waiting."""
 
-    def __call__(self, data: Array, other: int, *, sends: bool) -> Task:
+    def __call__(self, data: Array, other: int, *, sends: bool) -> Request:
         """Begin. Messages between two ranks keep their order, and never meet those of users."""
 
 
-class Made(NamedTuple):
+class RankWrite(NamedTuple):
     """A chunk takes a new value: the fold of what these ranks held of it."""
 
     chunk: int
@@ -38,38 +38,38 @@ class Made(NamedTuple):
     complete: bool  # it now holds everybody's contribution
 
 
-class Stop(NamedTuple):
+class RankStep(NamedTuple):
     """What one rank does in one step."""
 
     sends: tuple[tuple[int, int], ...]  # which chunk to whom
-    makes: tuple[Made, ...]
+    writes: tuple[RankWrite, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RankSchedule:
     """One rank's way through a schedule."""
 
     schedule: Schedule
     rank: int
-    stops: tuple[Stop, ...]
+    rank_steps: tuple[RankStep, ...]
     due: tuple[int, ...]  # the chunks of the rank's output
 
     @classmethod
-    def of(cls, schedule: Schedule, rank: int) -> Route:
+    def of(cls, schedule: Schedule, rank: int) -> RankSchedule:
         """Read a rank's part off the schedule, in the order that its partners read theirs."""
         everyone = (1 << schedule.size) - 1
-        stops = []
+        rank_steps = []
         for step in replay(schedule):
             sends = [
                 (write.cell.chunk, write.cell.rank)
                 for write in step.writes
                 if write.cell.rank != rank and rank in write.sources
             ]
-            makes = [_made(write, everyone) for write in step.writes if write.cell.rank == rank]
-            if sends or makes:
-                stops.append(Stop(tuple(sends), tuple(makes)))
+            writes = [_write(write, everyone) for write in step.writes if write.cell.rank == rank]
+            if sends or writes:
+                rank_steps.append(RankStep(tuple(sends), tuple(writes)))
         due = sorted(cell.chunk for cell, _ in schedule.due_after() if cell.rank == rank)
-        return cls(schedule, rank, tuple(stops), tuple(due))
+        return cls(schedule, rank, tuple(rank_steps), tuple(due))
 
     def steps(
         self,
@@ -78,41 +78,41 @@ class Route:
         counts: Sequence[int],
         fold: Fold,
         post: Post,
-    ) -> Generator[list[Task], None, list[Array]]:
+    ) -> Generator[list[Request], None, list[Array]]:
         """Yield what must be done before it goes on; return the chunks of the rank's output.
 
         What was given is only read, and belongs to the walk until its end.
         """
         cells = dict(self._cut(np.empty(0, dtype) if given is None else given, counts))
         lengths = Layout(self.schedule, tuple(counts)).chunk_lengths()
-        for stop in self.stops:
+        for step in self.rank_steps:
             arriving = {
-                (made.chunk, src): np.empty(lengths[made.chunk], dtype)
-                for made in stop.makes
-                for src in made.sources
+                (write.chunk, src): np.empty(lengths[write.chunk], dtype)
+                for write in step.writes
+                for src in write.sources
                 if src != self.rank
             }
             # Receives first: a message that is expected need not be kept anywhere on its way.
-            letters = [
+            requests = [
                 post(data.view(np.uint8), src, sends=False)
                 for (_, src), data in arriving.items()
                 if data.size
             ]
-            letters += [
+            requests += [
                 post(cells[chunk].view(np.uint8), dst, sends=True)
-                for chunk, dst in stop.sends
+                for chunk, dst in step.sends
                 if lengths[chunk]
             ]
-            yield letters
-            made = {
+            yield requests
+            write = {
                 chunk: _folded(
                     [cells[chunk] if src == self.rank else arriving[chunk, src] for src in sources],
                     fold,
                     complete=complete,
                 )
-                for chunk, sources, complete in stop.makes
+                for chunk, sources, complete in step.writes
             }
-            cells.update(made)
+            cells.update(write)
         return [cells[chunk] for chunk in self.due]
 
     def walk(
@@ -127,12 +127,12 @@ class Route:
         steps = self.steps(given, dtype, counts, fold, post)
         while True:
             try:
-                letters = next(steps)
+                requests = next(steps)
             except StopIteration as end:
                 output: list[Array] = end.value
                 return output
-            for letter in letters:
-                letter.wait()
+            for request in requests:
+                request.wait()
 
     def _cut(self, data: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
         """Cut what the rank brings into its chunks."""
@@ -149,36 +149,38 @@ class Route:
 
 
 class OverMessages:
-    """Runs the jobs of one rank over messages, one after the other."""
+    """Runs the calls of one rank over messages, one after the other."""
 
     def __init__(self, rank: int, post: Post) -> None:
         self._rank, self._post = rank, post
-        self._routes: dict[Schedule, Route] = {}
+        self._known: dict[Schedule, RankSchedule] = {}
 
-    def run(self, job: Job, schedule: Schedule) -> None:
-        """Walk the schedule with the job's input, and write its output."""
-        for letters in self.steps(job, schedule):
-            for letter in letters:
-                letter.wait()
+    def run(self, call: CollectiveCall, schedule: Schedule) -> None:
+        """Walk the schedule with the call's input, and write its output."""
+        for requests in self.steps(call, schedule):
+            for request in requests:
+                request.wait()
 
-    def steps(self, job: Job, schedule: Schedule) -> Generator[list[Task], None, None]:
+    def steps(
+        self, call: CollectiveCall, schedule: Schedule
+    ) -> Generator[list[Request], None, None]:
         """Yield what must be done before it goes on, for engines that do other things meanwhile."""
-        route = self._routes.get(schedule)
-        if route is None:
-            route = self._routes[schedule] = Route.of(schedule, self._rank)
+        ranked = self._known.get(schedule)
+        if ranked is None:
+            ranked = self._known[schedule] = RankSchedule.of(schedule, self._rank)
         blocks = schedule.collective.blocks(schedule.size)
-        fold = native_fold(job.op, job.dtype, schedule.size)
+        fold = native_fold(call.op, call.dtype, schedule.size)
         if schedule.collective.idempotent:
             # Nothing is brought, but somebody must be heard of: one byte for each block.
             nothing = np.zeros(blocks, np.uint8)
-            yield from route.steps(nothing, nothing.dtype, [1] * blocks, fold, self._post)
+            yield from ranked.steps(nothing, nothing.dtype, [1] * blocks, fold, self._post)
             return
-        given = None if job.input is None else job.input.reshape(-1)
-        output = None if job.output is None else job.output.reshape(-1)
+        given = None if call.input is None else call.input.reshape(-1)
+        output = None if call.output is None else call.output.reshape(-1)
         array = given if given is not None else output
-        dtype = np.dtype(f"V{job.item}") if array is None else array.dtype
-        counts = list(job.counts) or [job.count] * blocks
-        parts = yield from route.steps(given, dtype, counts, fold, self._post)
+        dtype = np.dtype(f"V{call.item}") if array is None else array.dtype
+        counts = list(call.counts) or [call.count] * blocks
+        parts = yield from ranked.steps(given, dtype, counts, fold, self._post)
         if output is None:
             return
         start = 0
@@ -187,9 +189,9 @@ class OverMessages:
             start += len(part)
 
 
-def _made(write: Write, everyone: int) -> Made:
+def _write(write: Write, everyone: int) -> RankWrite:
     complete = len(write.sources) > 1 and write.value.ranks == everyone
-    return Made(write.cell.chunk, write.sources, complete)
+    return RankWrite(write.cell.chunk, write.sources, complete)
 
 
 def _folded(operands: list[Array], fold: Fold, *, complete: bool) -> Array:

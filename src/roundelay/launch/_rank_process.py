@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from roundelay import _core
 from roundelay.errors import RoundelayError
-from roundelay.launch._last_words import ErrorStream
 from roundelay.launch._output import Screen, Stream
+from roundelay.launch._traceback_capture import ErrorStream
 from roundelay.launch.ending import RankEnd
 from roundelay.processes.limits import limit_hit
 
@@ -97,7 +97,7 @@ class RankProcess:
             code = -code
         if code == 0:
             self._errors.release()
-        words = b"\n".join(self._errors.last_words) if code else b""
+        words = b"\n".join(self._errors.traceback) if code else b""
         error = self._errors.error_name() if code > 0 else ""
         return RankEnd(self.rank, code, error, words, self._told)
 

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from roundelay.errors import MeetingError
+from roundelay.errors import RendezvousError
 from roundelay.launch.environment import StoreAt
 from roundelay.launch.store import store_at
 from roundelay.rendezvous.store import first_line
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
     try:
         _find_the_first_host(distributed, words)
         importlib.import_module("torch.distributed.run").main(words)
-    except MeetingError as error:
+    except RendezvousError as error:
         sys.stderr.write(f"roundelay: {error}\n")
         return 1
     except (distributed.DistError, rendezvous.RendezvousError) as error:

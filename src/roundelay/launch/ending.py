@@ -23,7 +23,7 @@ class RankEnd:
     rank: int
     code: int  # minus the signal that killed it
     error: str = ""  # the exception it ended by
-    last_words: bytes = b""
+    traceback: bytes = b""
     told: bool = False  # it ended after we had asked it to
 
     @property

@@ -1,25 +1,25 @@
-"""From the place that a launcher gave this process to its end of the group of all ranks."""
+"""From the place that a launcher gave this process to its engine, with all ranks in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from roundelay.arguments import FOREVER_S
-from roundelay.communicator.join import join, join_by_mpi, meeting_at, schedules
-from roundelay.communicator.native import NativeEnd
+from roundelay.communicator.join import join, join_by_mpi, rendezvous_at, schedules
+from roundelay.communicator.native import NativeEngine
 from roundelay.engines import engines
-from roundelay.engines._end import End
-from roundelay.engines.gloo.engine import GlooEnd
-from roundelay.engines.mpi.engine import mpi_communicator_end
-from roundelay.engines.nccl.engine import NcclEnd
+from roundelay.engines._base import Engine
+from roundelay.engines.gloo.engine import GlooEngine
+from roundelay.engines.mpi.engine import mpi_engine
+from roundelay.engines.nccl.engine import NcclEngine
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.launch.environment import Place
 from roundelay.launch.store import job_store
 from roundelay.processes.world import make_world
-from roundelay.rendezvous.one_host import meet
+from roundelay.rendezvous.one_host import rendezvous
 from roundelay.tuning import host_tuning
 
-__all__ = ["JOINING", "check_engine", "end_for"]
+__all__ = ["JOINING", "check_engine", "engine_for"]
 
 #: Engines that join processes which somebody else started.
 JOINING = ("gloo", "mpi", "nccl", "shared_memory")
@@ -38,15 +38,17 @@ def check_engine(engine: str | None) -> None:
     raise UnknownNameError("engines", str(engine), JOINING)
 
 
-def end_for(engine: str | None, place: Place, environ: Mapping[str, str], *, timeout: float) -> End:
-    """Return the end of this rank, once all ranks are there.
+def engine_for(
+    engine: str | None, place: Place, environ: Mapping[str, str], *, timeout: float
+) -> Engine:
+    """Return the engine of this rank, once all ranks are there.
 
     Without an engine: shared memory where all ranks are on one host; else shared memory inside
     every host, and between them MPI if that started the ranks, Gloo if not.
     """
     timeout = min(timeout, FOREVER_S)  # sockets and stores know no infinity
     if engine == "mpi":
-        return mpi_communicator_end(schedules, timeout)
+        return mpi_engine(schedules, timeout)
     if engine in ("gloo", "nccl"):
         _check_not_by_mpi(engine, place)
         return _by_torch(engine, place, environ, timeout)
@@ -62,21 +64,21 @@ def end_for(engine: str | None, place: Place, environ: Mapping[str, str], *, tim
     return _on_this_host(place, timeout)
 
 
-def _on_this_host(place: Place, timeout: float) -> NativeEnd:
+def _on_this_host(place: Place, timeout: float) -> NativeEngine:
     if place.job.size == 1:
         world = make_world(1)
         world.enter(0)
     else:
-        world = meet(place.job, place.rank, timeout=timeout)
-    return NativeEnd(world, place.rank, tuning=host_tuning(world.size), timeout=timeout)
+        world = rendezvous(place.job, place.rank, timeout=timeout)
+    return NativeEngine(world, place.rank, tuning=host_tuning(world.size), timeout=timeout)
 
 
-def _by_torch(engine: str, place: Place, environ: Mapping[str, str], timeout: float) -> End:
-    kind: Callable[..., End] = GlooEnd if engine == "gloo" else NcclEnd
+def _by_torch(engine: str, place: Place, environ: Mapping[str, str], timeout: float) -> Engine:
+    kind: Callable[..., Engine] = GlooEngine if engine == "gloo" else NcclEngine
     rank, size = place.rank, place.job.size
     store = job_store(place, environ, timeout)
-    meeting = meeting_at(store, rank, size, several_hosts=place.by == "store")
-    return kind(meeting.within(engine), schedules, timeout=timeout)
+    rendezvous = rendezvous_at(store, rank, size, several_hosts=place.by == "store")
+    return kind(rendezvous.within(engine), schedules, timeout=timeout)
 
 
 def _check_not_by_mpi(engine: str, place: Place) -> None:
@@ -87,12 +89,12 @@ def _check_not_by_mpi(engine: str, place: Place) -> None:
         )
 
 
-def _only_here(end: End, engine: str | None) -> End:
-    if engine == "shared_memory" and not isinstance(end, NativeEnd):
-        end.close()
+def _only_here(engine: Engine, name: str | None) -> Engine:
+    if name == "shared_memory" and not isinstance(engine, NativeEngine):
+        engine.close()
         raise InvalidArgumentError(
             "The engine shared_memory joins the ranks of one host, but mpirun started some "
             "elsewhere. Leave engine out: then it is shared memory inside every host and MPI "
             "between them."
         )
-    return end
+    return engine

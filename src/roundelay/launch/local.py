@@ -11,18 +11,18 @@ from roundelay.arguments import seconds as read_seconds
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.join import schedules
-from roundelay.communicator.native import NativeEnd
+from roundelay.communicator.native import NativeEngine
 from roundelay.engines import engines
-from roundelay.engines._end import End
+from roundelay.engines._base import Engine
 from roundelay.engines.gloo import Gloo
-from roundelay.engines.gloo.engine import GlooEnd
+from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.engines.threads import Threads
 from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
 from roundelay.processes.death import ServerFinished
 from roundelay.processes.reports import as_raised
 from roundelay.processes.wire import decode, encode
-from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.by_store import StoreRendezvous
 from roundelay.tuning import host_tuning
 
 __all__ = ["MOST_RANKS", "check_timeout", "run"]
@@ -60,8 +60,8 @@ def run(
     limit = check_timeout("timeout", timeout)
     tuning = host_tuning(ranks)
 
-    def body(end: End) -> Any:
-        comm = Communicator(end)
+    def body(engine: Engine) -> Any:
+        comm = Communicator(engine)
         try:
             result = fn(comm, *given)
         except ServerFinished:
@@ -69,15 +69,15 @@ def run(
         _end(comm, fn)  # a rank that fails says so instead of goodbye
         return result
 
-    def native(world: _core.World, rank: int) -> NativeEnd:
-        return NativeEnd(world, rank, tuning=tuning, timeout=limit)
+    def native(world: _core.World, rank: int) -> NativeEngine:
+        return NativeEngine(world, rank, tuning=tuning, timeout=limit)
 
     if engine == "threads":
         return Threads.start(lambda world, rank: body(native(world, rank)), ranks)
 
-    def packed(end: End) -> bytes:
-        result = body(end)
-        return encode(result, allow_pickle=allow_pickle, what=f"the result of rank {end.rank}")
+    def packed(engine: Engine) -> bytes:
+        result = body(engine)
+        return encode(result, allow_pickle=allow_pickle, what=f"the result of rank {engine.rank}")
 
     def packed_native(world: _core.World, rank: int) -> bytes:
         return packed(native(world, rank))
@@ -104,16 +104,16 @@ def _rehearse() -> None:
     for _ in range(REHEARSALS):
         world = _core.World.create(1, arena=0, slot_bytes=64)
         world.enter(0)
-        Communicator(NativeEnd(world, 0)).close()
+        Communicator(NativeEngine(world, 0)).close()
 
 
-def _telling(at: Meeting, work: Callable[[End], bytes], timeout: float) -> bytes:
+def _telling(at: StoreRendezvous, work: Callable[[Engine], bytes], timeout: float) -> bytes:
     """Work as a rank of Gloo's, and tell the others if that fails; native worlds know by it."""
-    end = GlooEnd(at, schedules, timeout=timeout)
+    engine = GlooEngine(at, schedules, timeout=timeout)
     try:
-        return work(end)
+        return work(engine)
     except BaseException as error:
-        end.fail("failed", f"{type(error).__name__}: {error}")
+        engine.fail("failed", f"{type(error).__name__}: {error}")
         raise
 
 

@@ -9,10 +9,10 @@ from types import TracebackType
 
 from roundelay import _core
 from roundelay.communicator import Communicator
-from roundelay.engines._end import End
+from roundelay.engines._base import Engine
 from roundelay.engines.mpi.library import load_mpi
 from roundelay.errors import InvalidArgumentError, RoundelayError
-from roundelay.launch.ends import check_engine, end_for
+from roundelay.launch.ends import check_engine, engine_for
 from roundelay.launch.environment import found_place, found_timeout
 from roundelay.launch.local import check_timeout
 
@@ -20,10 +20,10 @@ __all__ = ["init"]
 
 
 class _Started:
-    """The one communicator that a process gets from its launcher, and how it says goodbye."""
+    """The one communicator that a process gets from its launcher, and how it shuts down."""
 
-    def __init__(self, comm: Communicator, end: End, *, by_mpi: bool) -> None:
-        self.comm, self._end, self.pid = comm, end, os.getpid()
+    def __init__(self, comm: Communicator, engine: Engine, *, by_mpi: bool) -> None:
+        self.comm, self._engine, self.pid = comm, engine, os.getpid()
         self._show = sys.excepthook
         self._by_mpi = by_mpi
 
@@ -39,7 +39,7 @@ class _Started:
         if mine:
             # The others hear of it before this rank has even printed it.
             word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
-            self._end.fail(word, f"{kind.__name__}: {error}")
+            self._engine.fail(word, f"{kind.__name__}: {error}")
         self._show(kind, error, trace)
         if mine and self._by_mpi:
             # MPI lets no process go without the others, which wait for this one.
@@ -78,10 +78,10 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
                 f"not a rank. Start ranks with `roundelay run` or rd.run."
             )
         return _started.comm
-    found = found_timeout(os.environ)  # read in any case: a wrong one is told
-    limit = check_timeout("timeout", timeout if timeout is not None else found)
+    default = found_timeout(os.environ)  # read in any case: a wrong one is told
+    limit = check_timeout("timeout", default if timeout is None else timeout)
     place = found_place(os.environ)
-    end = end_for(engine, place, os.environ, timeout=limit)
-    _started = _Started(Communicator(end), end, by_mpi=engine == "mpi" or place.by == "mpi")
+    joined = engine_for(engine, place, os.environ, timeout=limit)
+    _started = _Started(Communicator(joined), joined, by_mpi=engine == "mpi" or place.by == "mpi")
     _started.install()
     return _started.comm

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from roundelay.engines.gloo.groups import load_torch
-from roundelay.errors import MeetingError
+from roundelay.errors import RendezvousError
 from roundelay.launch.environment import LOOPBACK, Place, StoreAt, found_store
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, StoreLost, open_store
@@ -63,11 +63,11 @@ def store_at(
         return open_store(make, where, secret, left)
     except StoreLost as lost:
         if at.serves:
-            raise MeetingError(
+            raise RendezvousError(
                 f"{who} can't listen at {at.host}:{at.port} for the others: {_why(str(lost))} Set "
                 f"MASTER_ADDR to this host, and MASTER_PORT to a port that is free here."
             ) from None
-        raise MeetingError(
+        raise RendezvousError(
             f"{who} reached {at.host}:{at.port}, but what listens there is no store of this job, "
             f"or its host is frozen: {lost}. See whether MASTER_ADDR and MASTER_PORT are the same "
             f"on all hosts."
@@ -89,7 +89,7 @@ def _listening(at: StoreAt, who: str) -> int | None:
             at.host, at.port, type=socket.SOCK_STREAM
         )[0]
     except OSError:
-        raise MeetingError(f"{who} can't serve the others: {_unresolved(at)}") from None
+        raise RendezvousError(f"{who} can't serve the others: {_unresolved(at)}") from None
     if ip_address(str(where[0]).partition("%")[0]).is_loopback and not LOOPBACK.fullmatch(at.host):
         return None
     listening = socket.socket(family, kind, number)
@@ -101,7 +101,7 @@ def _listening(at: StoreAt, who: str) -> int | None:
         listening.close()
         if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             return None
-        raise MeetingError(
+        raise RendezvousError(
             f"{who} can't listen at {at.host}:{at.port}: {error.strerror}. Choose "
             f"another MASTER_PORT."
         ) from None
@@ -131,7 +131,9 @@ def _reach(at: StoreAt, who: str, deadline: float, timeout: float) -> None:
         else:
             return
         if time.monotonic() + pause > deadline:
-            raise MeetingError(f"{who} tried for {timeout:g} s to find the others: {why}") from None
+            raise RendezvousError(
+                f"{who} tried for {timeout:g} s to find the others: {why}"
+            ) from None
         time.sleep(pause)
         pause = min(2 * pause, MOST_RETRY_S)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn, Self
 
 from roundelay import _core
-from roundelay.errors import LimitError, MeetingError
+from roundelay.errors import LimitError, RendezvousError
 from roundelay.processes.channel import Channel
 from roundelay.processes.death import exit_code, killed_by
 from roundelay.processes.descriptors import allow_descriptors
@@ -99,7 +99,7 @@ class Children:
                 continue
             if word is not None:
                 raise LimitError(word.decode())
-            raise MeetingError(f"rank {rank} ended before it had started: {self.ending(rank)}.")
+            raise RendezvousError(f"rank {rank} ended before it had started: {self.ending(rank)}.")
         for channel in self.channels:
             channel.send(HERE)
 

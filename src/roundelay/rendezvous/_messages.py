@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from roundelay.errors import MeetingError
+from roundelay.errors import RendezvousError
 
 __all__ = [
     "ENTERED",
@@ -69,8 +69,8 @@ def send(
 def receive(line: socket.socket, deadline: float, taken: list[int]) -> tuple[int, bytes]:
     """Return the kind and the body of the next message; what came beside it goes to `taken`.
 
-    Raises `TimeoutError` at the deadline, `EOFError` at the end, `MeetingError` for nonsense, and
-    `OSError` where this process may open no more files.
+    Raises `TimeoutError` at the deadline, `EOFError` at the end, `RendezvousError` for nonsense,
+    and `OSError` where this process may open no more files.
     """
     left = deadline - time.monotonic()
     if left <= 0:
@@ -92,10 +92,10 @@ def receive(line: socket.socket, deadline: float, taken: list[int]) -> tuple[int
         # The kernel drops what it can't give: this process has no room for the others' pipes.
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if flags & socket.MSG_TRUNC or len(data) < HEAD.size:
-        raise MeetingError("a message of no known length came")
+        raise RendezvousError("a message of no known length came")
     magic, version, kind = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION:
-        raise MeetingError(
+        raise RendezvousError(
             f"the other process speaks version {version} of the protocol, this one {VERSION}. "
             f"Install one version of roundelay for all ranks."
             if magic == MAGIC

@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Self
 
 from roundelay import _core
-from roundelay.errors import LimitError, MeetingError, ranks_text
+from roundelay.errors import LimitError, RendezvousError, ranks_text
 from roundelay.processes.limits import limit_hit, no_files_left
 from roundelay.rendezvous import _messages as messages
-from roundelay.rendezvous.directory import Place
+from roundelay.rendezvous.directory import RendezvousDirectory
 
 __all__ = ["Server"]
 
@@ -50,7 +50,9 @@ class _Caller:
 class Server:
     """Serves the socket of a job until all ranks have come; use as a context manager."""
 
-    def __init__(self, place: Place, size: int, deadline: float, timeout: float) -> None:
+    def __init__(
+        self, place: RendezvousDirectory, size: int, deadline: float, timeout: float
+    ) -> None:
         self.place, self.size = place, size
         self.deadline, self.timeout = deadline, timeout
         self._callers: dict[int, _Caller] = {}  # by descriptor
@@ -72,7 +74,7 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if error is not None:
-            told = isinstance(error, (LimitError, MeetingError))
+            told = isinstance(error, (LimitError, RendezvousError))
             text = str(error) if told else f"rank 0 ended: {kind.__name__}."  # type: ignore[union-attr]
             for caller in self._callers.values():
                 with contextlib.suppress(OSError):
@@ -104,7 +106,7 @@ class Server:
             while missing := self._missing():
                 now = time.monotonic()
                 if now > self.deadline:
-                    raise MeetingError(self._too_late(missing))
+                    raise RendezvousError(self._too_late(missing))
                 if now > shown:
                     shown = now + TELL_S
                     logging.getLogger("roundelay").warning(
@@ -154,12 +156,12 @@ class Server:
             kind, body = messages.receive(caller.line, time.monotonic() + TICK_S, caller.taken)
             hello = messages.Hello.unpack(body)
             problem = self._problem(caller, kind, hello)
-        except (EOFError, OSError, struct.error, MeetingError) as error:
+        except (EOFError, OSError, struct.error, RendezvousError) as error:
             _tell_limit(error)
             if caller.rank is not None:
                 missing = self._missing()
                 still = f"; {ranks_text(missing)} of {self.size} had not come" if missing else ""
-                raise MeetingError(
+                raise RendezvousError(
                     f"rank {caller.rank} (process {caller.pid}) went away during the "
                     f"rendezvous{still}."
                 ) from None
@@ -220,14 +222,14 @@ class Server:
             messages.send(caller.line, messages.WORLD, world.token, descriptors)
             kind, _ = messages.receive(caller.line, self.deadline, caller.taken)
             if kind != messages.ENTERED:
-                raise MeetingError(f"process {caller.pid} does not keep to the protocol")
+                raise RendezvousError(f"process {caller.pid} does not keep to the protocol")
         except TimeoutError:
-            raise MeetingError(
+            raise RendezvousError(
                 f"rank {caller.rank} (process {caller.pid}) came, but did not enter within "
                 f"{self.timeout:g} s; it may be stopped."
             ) from None
         except (EOFError, OSError):
-            raise MeetingError(
+            raise RendezvousError(
                 f"rank {caller.rank} (process {caller.pid}) went away during the rendezvous."
             ) from None
 

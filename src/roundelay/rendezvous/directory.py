@@ -10,9 +10,9 @@ import stat
 import time
 from pathlib import Path
 
-from roundelay.errors import MeetingError
+from roundelay.errors import RendezvousError
 
-__all__ = ["Place"]
+__all__ = ["RendezvousDirectory"]
 
 PRIVATE = 0o700
 LOCK_S = 2.0  # for a rank 0 that is on its way out
@@ -20,7 +20,7 @@ OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = "socket"
 
 
-class Place:
+class RendezvousDirectory:
     """A directory with a socket in it, reached by descriptor: nobody can put another in between."""
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class Place:
         deadline = time.monotonic() + LOCK_S
         while not self._lock():
             if time.monotonic() > deadline:
-                raise MeetingError(
+                raise RendezvousError(
                     f"another rank 0 is waiting for its ranks in {self.path}: two processes have "
                     f"RANK=0, or two jobs have the same MASTER_ADDR and MASTER_PORT. "
                     f"Give this one a MASTER_PORT of its own."
@@ -76,7 +76,7 @@ class Place:
         try:
             self._open()
             locked = self._try_lock()
-        except (OSError, MeetingError):
+        except (OSError, RendezvousError):
             locked = False
         if locked:
             self.remove()
@@ -117,18 +117,18 @@ class Place:
         try:
             self._directory = os.open(self.path, OPEN)
         except NotADirectoryError:
-            raise MeetingError(self._foreign("it is a link or a file")) from None
+            raise RendezvousError(self._foreign("it is a link or a file")) from None
         found = os.fstat(self._directory)
         if found.st_uid != os.geteuid():
             self._close()
-            raise MeetingError(self._foreign(f"it belongs to user {found.st_uid}"))
+            raise RendezvousError(self._foreign(f"it belongs to user {found.st_uid}"))
         if stat.S_IMODE(found.st_mode) & 0o077:
             self._close()
             mode = f"{stat.S_IMODE(found.st_mode):o}"
-            raise MeetingError(self._foreign(f"others may enter it (mode {mode})"))
+            raise RendezvousError(self._foreign(f"others may enter it (mode {mode})"))
 
-    def _unfit(self, error: OSError) -> MeetingError:
-        return MeetingError(
+    def _unfit(self, error: OSError) -> RendezvousError:
+        return RendezvousError(
             f"there can be no rendezvous in {self.path.parent}: {error.strerror}. Set "
             f"XDG_RUNTIME_DIR or TMPDIR to a directory that is there and that you can write."
         )

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roundelay import _core
-from roundelay.errors import MeetingError
+from roundelay.errors import RendezvousError
 from roundelay.processes.descriptors import allow_descriptors
 from roundelay.processes.limits import no_files_left, telling_limits
 from roundelay.processes.world import make_world
 from roundelay.rendezvous import _messages as messages
 from roundelay.rendezvous._server import Server
-from roundelay.rendezvous.directory import Place
+from roundelay.rendezvous.directory import RendezvousDirectory
 
-__all__ = ["Job", "forget", "meet"]
+__all__ = ["Job", "forget", "rendezvous"]
 
 FIRST_RETRY_S, MOST_RETRY_S = 0.001, 0.05
 SPARE = 64  # descriptors, for what the program itself opens
@@ -45,13 +45,13 @@ class Job:
         return self.base / f"roundelay-{os.geteuid()}-{digest}"
 
 
-def meet(job: Job, rank: int, *, timeout: float) -> _core.World:
+def rendezvous(job: Job, rank: int, *, timeout: float) -> _core.World:
     """Return the world of the job, entered as `rank` and watched, once all ranks are in it."""
     with telling_limits(f"rank {rank} of a job of {job.size}"):
-        return _meet(job, rank, timeout)
+        return _rendezvous(job, rank, timeout)
 
 
-def _meet(job: Job, rank: int, timeout: float) -> _core.World:
+def _rendezvous(job: Job, rank: int, timeout: float) -> _core.World:
     deadline = time.monotonic() + timeout
     allow_descriptors(3 * job.size + SPARE)
     reader, writer = os.pipe()
@@ -59,7 +59,7 @@ def _meet(job: Job, rank: int, timeout: float) -> _core.World:
     try:
         if rank == 0:
             world = make_world(job.size)
-            with Server(Place(job.path), job.size, deadline, timeout) as server:
+            with Server(RendezvousDirectory(job.path), job.size, deadline, timeout) as server:
                 others = server.gather(world, reader)
         else:
             world, others = _join(job, rank, reader, deadline, timeout)
@@ -73,7 +73,7 @@ def _meet(job: Job, rank: int, timeout: float) -> _core.World:
 
 def forget(job: Job) -> None:
     """Remove what a job left behind whose rank 0 was killed while the ranks were meeting."""
-    Place(job.path).sweep()
+    RendezvousDirectory(job.path).sweep()
 
 
 def _join(
@@ -91,14 +91,14 @@ def _join(
                 os.close(descriptor)
             if isinstance(error, TimeoutError):
                 missing = error.args[0] if error.args else "the others"
-                raise MeetingError(
+                raise RendezvousError(
                     f"rank {rank} waited {timeout:g} s, but {missing} of {job.size} did not come. "
                     f"See whether they started, or allow more time with timeout."
                 ) from None
             if isinstance(error, OSError) and no_files_left(error):
                 raise
             if isinstance(error, (EOFError, OSError)):
-                raise MeetingError(
+                raise RendezvousError(
                     f"rank 0 went away during the rendezvous with rank {rank} and the others."
                 ) from None
             raise
@@ -125,14 +125,14 @@ def _enter(
         elif kind == messages.GO and world is not None:
             return world
         elif kind == messages.REFUSED:
-            raise MeetingError(f"rank {rank} can't take part: {body.decode(errors='replace')}")
+            raise RendezvousError(f"rank {rank} can't take part: {body.decode(errors='replace')}")
         elif kind != messages.PART or len(taken) > size:
-            raise MeetingError("rank 0 does not keep to the protocol")
+            raise RendezvousError("rank 0 does not keep to the protocol")
 
 
 def _connect(job: Job, rank: int, deadline: float, timeout: float) -> socket.socket:
     """Return a line to rank 0, as soon as it listens and if it is this user's."""
-    place, pause = Place(job.path), FIRST_RETRY_S
+    place, pause = RendezvousDirectory(job.path), FIRST_RETRY_S
     while True:
         try:
             line = place.connect()
@@ -140,7 +140,7 @@ def _connect(job: Job, rank: int, deadline: float, timeout: float) -> socket.soc
             if no_files_left(error):
                 raise
             if time.monotonic() + pause > deadline:
-                raise MeetingError(
+                raise RendezvousError(
                     f"rank {rank} of {job.size} waited {timeout:g} s for rank 0 at {job.path}. "
                     f"See whether rank 0 started, on this host, with the same MASTER_ADDR, "
                     f"MASTER_PORT and XDG_RUNTIME_DIR, or allow more time with timeout."
@@ -151,7 +151,7 @@ def _connect(job: Job, rank: int, deadline: float, timeout: float) -> socket.soc
         pid, uid = messages.peer(line)
         if uid != os.geteuid():
             line.close()
-            raise MeetingError(
+            raise RendezvousError(
                 f"user {uid} (process {pid}) listens at {job.path}, where only this user should."
             )
         return line

@@ -18,8 +18,14 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from roundelay.errors import MeetingError
-from roundelay.rendezvous._store_line import ANSWER_S, HURRY_S, Line, StoreLost, first_line
+from roundelay.errors import RendezvousError
+from roundelay.rendezvous._store_connection import (
+    ANSWER_S,
+    HURRY_S,
+    StoreConnection,
+    StoreLost,
+    first_line,
+)
 
 __all__ = ["HURRY_S", "SILENT_S", "Store", "StoreLost", "first_line", "open_store"]
 
@@ -36,7 +42,7 @@ class Store:
     """A corner of a store that the ranks of one job share."""
 
     raw: Any  # of torch
-    line: Line
+    connection: StoreConnection
     secret: bytes
     where: str  # in words, with who serves it
     corner: str = ""
@@ -88,7 +94,7 @@ class Store:
             now = time.monotonic()
             forged_since = None if found is None else forged_since or now
             if forged_since is not None and now > min(end, forged_since + FORGED_S):
-                raise MeetingError(
+                raise RendezvousError(
                     f"what {self.where} has under {self.corner + key} does not carry the signature "
                     f"of this job. ROUNDELAY_SECRET is not the same on all hosts, or somebody else "
                     f"has written there."
@@ -106,14 +112,14 @@ class Store:
         def pulse() -> None:
             raw.set(name, _sealed(secret, name, f"{next(beats)} {address or ''}".encode()))
 
-        self.line.beat(pulse, partial(_signs, raw, secret, f"{corner}pulse/"))
+        self.connection.beat(pulse, partial(_signs, raw, secret, f"{corner}pulse/"))
         return replace(self, home=corner)
 
     def rest(self, rank: int) -> None:
         """Say that this rank needs the store no more, and give no more signs of life."""
-        self.line.beat(None)
-        if not self.line.rests:
-            self.line.rests = True
+        self.connection.beat(None)
+        if not self.connection.rests:
+            self.connection.rests = True
             home = self.corner if self.home is None else self.home
             replace(self, corner=home).set(f"done/{rank}", b"")
 
@@ -127,7 +133,7 @@ class Store:
         Where somebody has waited for them, they were watched already, and nobody waits once more.
         """
         while True:
-            signs, now = self.line.signs(ranks, self.patience), time.monotonic()
+            signs, now = self.connection.signs(ranks, self.patience), time.monotonic()
             if all(sign.lives or now - sign.since >= patience for sign in signs.values()):
                 break
             time.sleep(LATER_LOOK_S)
@@ -138,7 +144,7 @@ class Store:
         }
 
     def _ask(self, ask: Callable[[], T]) -> T:
-        return self.line.ask(ask, self.patience)
+        return self.connection.ask(ask, self.patience)
 
     def _read(self, key: str) -> bytes:
         return self._ask(lambda: bytes(self.raw.get(self.corner + key)))
@@ -149,8 +155,8 @@ class Store:
 
 def open_store(make: Callable[[], Any], where: str, secret: bytes, timeout: float) -> Store:
     """Return the store that `make` connects to, within the timeout."""
-    line = Line(where)
-    return Store(line.ask(make, timeout), line, secret, where)
+    connection = StoreConnection(where)
+    return Store(connection.ask(make, timeout), connection, secret, where)
 
 
 def _signs(raw: Any, secret: bytes, corner: str, ranks: Sequence[int]) -> dict[int, bytes]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Places"]
+__all__ = ["HostTopology"]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class HostTopology:
     """Which ranks each host has, and which rank this is.
 
-    >>> places = Places(((0, 1), (2, 3, 4)), rank=3)
+    >>> places = HostTopology(((0, 1), (2, 3, 4)), rank=3)
     >>> places.host, places.local, places.lanes, places.lane
     (1, 1, 2, [1, 3])
     """

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from roundelay.communicator import Communicator
+from roundelay.engines._call_queue import CallQueue
 from roundelay.errors import CollectiveTimeout, CommunicationError
-from roundelay.torch._line import Line
 from roundelay.torch._work import DONE, Done, Part, Work
 
 __all__ = ["Calls", "Step"]
@@ -38,7 +38,7 @@ class Calls:
     global_ranks: Sequence[int]
 
     def __init__(self) -> None:
-        self._line = Line()
+        self._queue = CallQueue()
         self._coalesced: list[Work] | None = None
 
     def _call(
@@ -59,8 +59,7 @@ class Calls:
         return work
 
     def _at_once(self, steps: Sequence[Step]) -> None:
-        if self._line.busy:
-            self._line.clear()
+        self._await_queued()
         try:
             for step in steps:
                 self._run(step)
@@ -73,12 +72,17 @@ class Calls:
     def _later(self, name: str, steps: Sequence[Step], tensors: Sequence[Tensor]) -> Work:
         parts: list[Part] = []
         for step in steps:
-            if step.asks or step.run is not None or self._line.busy:
-                parts.append((self._line.join(partial(self._run, step)), step.after))
+            if step.asks or step.run is not None or self._queue.busy:
+                parts.append((self._queue.start(partial(self._run, step)), step.after))
             else:
                 started = getattr(self.comm.start, step.verb)(*step.args, **step.options)
                 parts.append((started, step.after))
         return self._remembered(Work(name, parts, tensors, on_error=self._say_who))
+
+    def _await_queued(self) -> None:
+        """Return when no call stands in the queue any more."""
+        if self._queue.busy:
+            self._queue.run(lambda: None)
 
     def _run(self, step: Step) -> None:
         if step.run is not None:

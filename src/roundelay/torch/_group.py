@@ -13,12 +13,12 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.distributed_c10d import GroupName
 
 from roundelay.errors import InvalidArgumentError
-from roundelay.torch._goodbye import say_at_the_end
-from roundelay.torch._meet import Met, meet_by_store
 from roundelay.torch._messages import Messages
 from roundelay.torch._monitored import MonitoredBarrier
 from roundelay.torch._move import Moves
 from roundelay.torch._reduce import Reductions
+from roundelay.torch._rendezvous import Connected, rendezvous_by_store
+from roundelay.torch._shutdown import shut_down_at_exit
 from roundelay.torch._work import Work
 
 __all__ = ["ProcessGroup", "create"]
@@ -37,19 +37,19 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
     supports_time_estimate = False
 
     def __init__(
-        self, store: Store, met: Met, *, global_ranks: Sequence[int] | None = None
+        self, store: Store, connected: Connected, *, global_ranks: Sequence[int] | None = None
     ) -> None:
-        comm = met.comm
+        comm = connected.comm
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)  # type: ignore[call-arg] # one of two
         Reductions.__init__(self)
-        self.comm, self.fail = comm, met.fail
+        self.comm, self.fail = comm, connected.fail
         self.global_ranks = list(global_ranks or range(comm.size))
         self._store = store
         self._group_name = self._group_desc = ""
         self._under_way: WeakSet[Work] = WeakSet()
         self._monitored = MonitoredBarrier(comm)
         self._splits = 0
-        say_at_the_end(self)
+        shut_down_at_exit(self)
 
     # ---- who it is
 
@@ -112,7 +112,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         FSDP2 asks for its buffers here after `set_allocate_memory_from_process_group_for_comm`.
         """
         self._get_backend(device)
-        memory = self.comm._end.own_memory(int(size) * dtype.itemsize)  # noqa: SLF001 - our own
+        memory = self.comm._engine.own_memory(int(size) * dtype.itemsize)  # noqa: SLF001 - our own
         return torch.from_numpy(memory).view(dtype)
 
     def get_group_store(self) -> Store:
@@ -176,8 +176,10 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         store = PrefixStore(f"{name}/", self._store)
         seconds = self.comm.timeout if timeout is None else timeout.total_seconds()
         rank = new_ranks.index(self.comm.rank)
-        met = meet_by_store(store, rank, len(new_ranks), timeout=seconds)
-        made = ProcessGroup(store, met, global_ranks=[self.global_ranks[r] for r in new_ranks])
+        connected = rendezvous_by_store(store, rank, len(new_ranks), timeout=seconds)
+        made = ProcessGroup(
+            store, connected, global_ranks=[self.global_ranks[r] for r in new_ranks]
+        )
         made._set_group_name(name)
         made._set_group_desc(group_desc or f"{self._group_desc}:split:{self._splits}")
         return made
@@ -203,7 +205,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
 
     def shutdown(self) -> None:
         """Finish what is under way and say goodbye to the other ranks."""
-        self._line.clear()
+        self._await_queued()
         lost = self._finish_works()
         # Ranks destroy torch's groups in any order: the last one to do so compares.
         self.comm.end("closed", together=False)
@@ -218,7 +220,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
 
 def create(given: Any, _: object) -> ProcessGroup:  # torch's struct of options
     """Make the group of torch's request; every rank that is to be in it is asked."""
-    met = meet_by_store(
+    connected = rendezvous_by_store(
         given.store, given.group_rank, given.group_size, timeout=given.timeout.total_seconds()
     )
-    return ProcessGroup(given.store, met, global_ranks=given.global_ranks_in_group)
+    return ProcessGroup(given.store, connected, global_ranks=given.global_ranks_in_group)

@@ -37,7 +37,7 @@ class Reductions(Calls):
             type(opts) is AllreduceOptions
             and not opts.asyncOp
             and self._coalesced is None
-            and not self._line.busy
+            and not self._queue.busy
             and not profiler._is_profiler_enabled  # noqa: SLF001 - what record_function reads
         ):
             # Small ones are all alike, and many: nothing but the call.

@@ -8,20 +8,20 @@ from typing import Self
 
 import numpy as np
 
-from roundelay.engines._agreement import Plan, end_plan, plan_of
-from roundelay.engines._call_queue import InOrder
-from roundelay.engines._end import End, Job, Letter, Task
+from roundelay.engines._base import CollectiveCall, Engine, MessageRequest, Request
+from roundelay.engines._call_queue import CallQueue
+from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
 from roundelay.engines._hierarchical.calls import HierarchicalCalls
 from roundelay.errors import CollectiveMismatch, CollectiveTimeout, CommunicationError
 from roundelay.reductions import Array
-from roundelay.rendezvous.topology import Places
+from roundelay.rendezvous.topology import HostTopology
 
-__all__ = ["HierarchicalEnd"]
+__all__ = ["HierarchicalEngine"]
 
 EXPLAIN_S = 3.0  # for a rank to find out, after its timeout, what was wrong between hosts
 
 
-class HierarchicalEnd(End):
+class HierarchicalEngine(Engine):
     """A rank of one of several hosts, which need not have equally many.
 
     `inside` joins the ranks of this host, `everyone` all ranks; without it there is one host only,
@@ -29,15 +29,15 @@ class HierarchicalEnd(End):
     that takes them from any rank has one place to look.
     """
 
-    def __init__(self, places: Places, inside: End, everyone: End | None) -> None:
+    def __init__(self, places: HostTopology, inside: Engine, everyone: Engine | None) -> None:
         self.rank, self.size = places.rank, places.size
         self._places, self._inside, self._everyone = places, inside, everyone
-        self._line = InOrder()
+        self._queue = CallQueue()
         self._told: CommunicationError | None = None
-        self._lane: End | None = None
+        self._lane: Engine | None = None
         self._calls: HierarchicalCalls | None = None
         if everyone is None:
-            self.quick = inside.quick
+            self.fast_path = inside.fast_path
         else:
             self._lane = everyone.group(places.lane)
             self._calls = HierarchicalCalls(places, inside, self._lane, everyone)
@@ -51,38 +51,38 @@ class HierarchicalEnd(End):
     @timeout.setter
     def timeout(self, limit: float) -> None:
         self._timeout = limit
-        for end in self._ends():
-            end.timeout = limit
+        for engine in self._engines():
+            engine.timeout = limit
         if self._everyone is not None:
             # Who waits inside for a rank that waits for another host hears from it why.
             self._inside.timeout = limit + EXPLAIN_S
 
-    def run(self, job: Job, algorithm: str | None) -> None:
-        """Run a job by its parts, one after the other."""
+    def run(self, call: CollectiveCall, algorithm: str | None) -> None:
+        """Run a call by its parts, one after the other."""
         if self._calls is None:
-            self._inside.run(job, algorithm)
+            self._inside.run(call, algorithm)
         else:
-            self._line.run(self._work(self._calls, job, algorithm), job.collective)
+            self._queue.run(self._work(self._calls, call, algorithm), call.collective)
 
-    def start(self, job: Job, algorithm: str | None) -> Task:
-        """Run a job on a thread, after those that were started before."""
+    def start(self, call: CollectiveCall, algorithm: str | None) -> Request:
+        """Run a call on a thread, after those that were started before."""
         if self._calls is None:
-            return self._inside.start(job, algorithm)
-        return self._line.start(self._work(self._calls, job, algorithm))
+            return self._inside.start(call, algorithm)
+        return self._queue.start(self._work(self._calls, call, algorithm))
 
     def _work(
         self,
         calls: HierarchicalCalls,
-        job: Job,
+        call: CollectiveCall,
         algorithm: str | None,
-        plan: Plan | None = None,
+        signature: CallSignature | None = None,
     ) -> Callable[[], None]:
         everyone = self._everyone or self._inside
         # Inside a host, too, parts are told as the call that they are for.
-        planned = replace(
-            job,
-            plan=plan or plan_of(job, algorithm, self._places.here),
-            call=job.call or job.collective,
+        described = replace(
+            call,
+            signature=signature or signature_of(call, algorithm, self._places.here),
+            part_of=call.part_of or call.collective,
         )
 
         def work() -> None:
@@ -90,7 +90,7 @@ class HierarchicalEnd(End):
                 raise type(self._told)(str(self._told))
             with everyone.waiting():
                 try:
-                    calls.run(planned, algorithm)
+                    calls.run(described, algorithm)
                 except CommunicationError as error:
                     raise self._broken(error) from error
 
@@ -100,9 +100,9 @@ class HierarchicalEnd(End):
         """Let the whole group know: ranks of this host, and those that wait for them elsewhere."""
         if self._told is None:
             self._told = self._in_all_numbers(error)
-            for end in self._ends():
-                told = error if end is self._inside else self._told
-                end.fail("failed", f"{type(told).__name__}: {told}")
+            for engine in self._engines():
+                told = error if engine is self._inside else self._told
+                engine.fail("failed", f"{type(told).__name__}: {told}")
         return type(self._told)(str(self._told))
 
     def _in_all_numbers(self, error: CommunicationError) -> CommunicationError:
@@ -137,10 +137,10 @@ class HierarchicalEnd(End):
         *,
         sends: bool,
         background: bool = True,
-    ) -> Letter:
+    ) -> MessageRequest:
         """Hand the message to the library that joins all ranks."""
-        end = self._inside if self._everyone is None else self._everyone
-        return end.post(data, dtype, other, tag, sends=sends, background=background)
+        engine = self._inside if self._everyone is None else self._everyone
+        return engine.post(data, dtype, other, tag, sends=sends, background=background)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Make the same groups inside the hosts and between them."""
@@ -155,7 +155,7 @@ class HierarchicalEnd(End):
             return None
         number = {rank: place for place, rank in enumerate(ranks)}
         places = tuple(tuple(number[rank] for rank in there) for there in used)
-        return type(self)(Places(places, number[self.rank]), inside, everyone)
+        return type(self)(HostTopology(places, number[self.rank]), inside, everyone)
 
     def memory(self, nbytes: int) -> Array:
         """Return bytes in the arena of this host."""
@@ -167,28 +167,39 @@ class HierarchicalEnd(End):
 
     def fail(self, word: str, text: str) -> None:
         """Tell the ranks of this host and those of the others."""
-        for end in self._ends():
-            end.fail(word, text)
+        for engine in self._engines():
+            engine.fail(word, text)
 
     def end_calls(self, how: str, *, together: bool) -> None:
         """Compare the end as a last call: with all hosts, and then inside this one."""
         if together and self._calls is not None and self._told is None:
             nothing = np.empty(0, np.uint8)
-            met = Job(
-                "barrier", "uint8", 1, 0, 0, lambda: None, nothing, nothing, op="max", call="close"
+            met = CollectiveCall(
+                "barrier",
+                "uint8",
+                1,
+                0,
+                0,
+                lambda: None,
+                nothing,
+                nothing,
+                op="max",
+                part_of="close",
             )
-            plan = end_plan(self._places.here)
+            signature = end_signature(self._places.here)
             try:
-                self._line.run(self._work(self._calls, met, None, plan))
+                self._queue.run(self._work(self._calls, met, None, signature))
             except CollectiveTimeout:  # who takes longer to end does no harm
                 return
         self._inside.end_calls(how, together=together)
 
     def close(self) -> None:
         """Say goodbye, here and elsewhere, once all that was begun is over."""
-        self._line.run(lambda: None)
-        for end in self._ends():
-            end.close()
+        self._queue.run(lambda: None)
+        for engine in self._engines():
+            engine.close()
 
-    def _ends(self) -> list[End]:
-        return [end for end in (self._inside, self._lane, self._everyone) if end is not None]
+    def _engines(self) -> list[Engine]:
+        return [
+            engine for engine in (self._inside, self._lane, self._everyone) if engine is not None
+        ]

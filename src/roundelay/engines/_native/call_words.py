@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from roundelay.collectives import collectives
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
 
 __all__ = ["AXIS", "Word", "read_word", "word_of"]
 
@@ -34,21 +34,21 @@ class Word(NamedTuple):
     rest: int  # a label, or the hash of a reduction
 
 
-def word_of(job: Job) -> int:
-    """Return the number of a job.
+def word_of(call: CollectiveCall) -> int:
+    """Return the number of a call.
 
-    >>> from roundelay.communicator.jobs import Jobs
-    >>> job = Jobs(0, 2).barrier()
-    >>> job.call, job.label = "close", 7
-    >>> read_word(word_of(job), rooted=False)
+    >>> from roundelay.communicator.call_builder import CallBuilder
+    >>> call = CallBuilder(0, 2).barrier()
+    >>> call.part_of, call.label = "close", 7
+    >>> read_word(word_of(call), rooted=False)
     Word(call='close', axis=False, root=0, rest=7)
     """
-    rest = _hash(job.own) if job.own else job.label
-    if job.root or rest:
-        rooted = collectives.load(job.collective).rooted
+    rest = _hash(call.custom_op) if call.custom_op else call.label
+    if call.root or rest:
+        rooted = collectives.load(call.collective).rooted
         room = CALL - ROOT if rooted else CALL
-        rest = job.root | rest % (1 << room) << ROOT if rooted else rest % (1 << room)
-    return rest | NUMBERS[job.call] << CALL | AXIS * job.axis
+        rest = call.root | rest % (1 << room) << ROOT if rooted else rest % (1 << room)
+    return rest | NUMBERS[call.part_of] << CALL | AXIS * call.axis
 
 
 def read_word(word: int, *, rooted: bool) -> Word:

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from roundelay import _core
 from roundelay.schedule import Apply, Operand, Programs, Schedule, Wait
 
-__all__ = ["encoded", "idle", "native_plan"]
+__all__ = ["encoded", "idle", "native_program"]
 
 SPACES = {"in": 0, "out": 1, "slot": 2}
 WAIT, APPLY, POST = range(3)
 
 
-def native_plan(programs: Programs, rank: int) -> _core.Plan:
+def native_program(programs: Programs, rank: int) -> _core.Program:
     """Return the program of `rank` as the native core has it."""
-    return _core.Plan(encoded(programs, [rank])[0])
+    return _core.Program(encoded(programs, [rank])[0])
 
 
 def encoded(programs: Programs, ranks: Sequence[int]) -> list[bytes]:

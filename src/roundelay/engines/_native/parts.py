@@ -11,8 +11,8 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.engines._native.encode import native_plan
-from roundelay.engines._over_messages import Route
+from roundelay.engines._native.encode import native_program
+from roundelay.engines._over_messages import RankSchedule
 from roundelay.reductions import REDUCTIONS, Array, Reduction, fold
 from roundelay.schedule import Programs, Schedule
 
@@ -66,7 +66,7 @@ def call_native(group: _core.Group, programs: Programs, rank: int, part: Part) -
     output = np.empty(sum(part.counts[block] for block in after), part.dtype) if after else None
     even = len(set(part.counts)) == 1
     group.call(
-        native_plan(programs, rank),
+        native_program(programs, rank),
         None,  # buffers are private, never in the arena
         None if part.array is None else _view(np.ascontiguousarray(part.array)),
         None if output is None else _view(output),
@@ -93,27 +93,27 @@ def fold_in_python(
     """Walk the schedule over the mailboxes, and fold what arrives with a function of Python's."""
     mailbox = _core.Mailbox(world, rank)
 
-    def post(data: Array, other: int, *, sends: bool) -> _Letter:
+    def post(data: Array, other: int, *, sends: bool) -> _MessageRequest:
         view = _core.View(data)
-        letter = mailbox.post(sends, other, 0, 0, view, BYTE, IN_FOREGROUND)
-        return _Letter(mailbox, group, letter)
+        request = mailbox.post(sends, other, 0, 0, view, BYTE, IN_FOREGROUND)
+        return _MessageRequest(mailbox, group, request)
 
-    route = Route.of(schedule, rank)
+    route = RankSchedule.of(schedule, rank)
     due = route.walk(part.array, part.dtype, part.counts, lambda given, _: fold(made, given), post)
     return np.concatenate(due) if due else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Letter:
+class _MessageRequest:
     mailbox: _core.Mailbox
     group: _core.Group
-    letter: _core.Letter
+    request: _core.MessageRequest
 
     def done(self) -> bool:
-        return self.letter.done
+        return self.request.done
 
     def wait(self) -> None:
-        self.mailbox.wait(self.letter, self.group, TIMEOUT_S, _slow)
+        self.mailbox.wait(self.request, self.group, TIMEOUT_S, _slow)
 
 
 def _view(array: Array) -> _core.View:

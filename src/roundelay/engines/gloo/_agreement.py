@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._agreement import Plan, differing, spoken
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
+from roundelay.engines._call_signature import CallSignature, encode, mismatch
 from roundelay.engines._over_messages import native_fold
 from roundelay.reductions import Array
 
@@ -29,34 +29,34 @@ class GlooAgreement:
         self._torch, self._size = torch, size
         self._mine = np.zeros(HEAD + SHORT, np.uint8)
 
-    def settle(self, group: Any, job: Job, algorithm: str | None) -> bool:
+    def settle(self, group: Any, call: CollectiveCall, algorithm: str | None) -> bool:
         """Go on if all ranks plan the same, and tell whether that was all there is to do.
 
         Otherwise raise, on all of them, who plans what.
         """
-        if self._size == 1 or job.plan is None:
+        if self._size == 1 or call.signature is None:
             return False
-        given = _short(job) if algorithm is None else None
-        records = self._compared(group, job.plan, given)
-        if given is not None and job.output is not None:
+        given = _short(call) if algorithm is None else None
+        records = self._compared(group, call.signature, given)
+        if given is not None and call.output is not None:
             rows = [record.view(given.dtype) for record in records[:, : given.nbytes]]
-            fold = native_fold(job.op, job.dtype, self._size)
-            job.output.reshape(-1)[:] = fold(rows, True)  # noqa: FBT003 - a fold's form
-        return given is not None or (job.collective == "barrier" and algorithm is None)
+            fold = native_fold(call.op, call.dtype, self._size)
+            call.output.reshape(-1)[:] = fold(rows, True)  # noqa: FBT003 - a fold's form
+        return given is not None or (call.collective == "barrier" and algorithm is None)
 
-    def agree(self, group: Any, plan: Plan) -> None:
+    def agree(self, group: Any, signature: CallSignature) -> None:
         """Go on if all ranks plan the same; otherwise raise, on all of them, who plans what."""
         if self._size > 1:
-            self._compared(group, plan, None)
+            self._compared(group, signature, None)
 
-    def _compared(self, group: Any, plan: Plan, given: Array | None) -> Array:
+    def _compared(self, group: Any, signature: CallSignature, given: Array | None) -> Array:
         """Return what the ranks gave along."""
-        self._mine[:8].view(np.int64)[0] = plan.number
+        self._mine[:8].view(np.int64)[0] = signature.number
         if given is not None:
             self._mine[HEAD : HEAD + given.nbytes] = given.view(np.uint8)
         records = self._gathered(group, self._mine)
         if np.any(records[:, :8] != self._mine[:8]):
-            raise differing(self._gathered(group, spoken(plan)))
+            raise mismatch(self._gathered(group, encode(signature)))
         return records[:, HEAD:]
 
     def _gathered(self, group: Any, mine: Array) -> Array:
@@ -66,8 +66,8 @@ class GlooAgreement:
         return every
 
 
-def _short(job: Job) -> Array | None:
+def _short(call: CollectiveCall) -> Array | None:
     """Return what a rank brings to an all-reduce, if it is short enough to travel along."""
-    if job.collective != "all_reduce" or job.input is None or job.input.nbytes > SHORT:
+    if call.collective != "all_reduce" or call.input is None or call.input.nbytes > SHORT:
         return None
-    return job.input.reshape(-1)
+    return call.input.reshape(-1)

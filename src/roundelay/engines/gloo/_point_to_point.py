@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from roundelay.engines._native.parts import DTYPES
-from roundelay.engines.gloo._letters import EVER, Arrived, Receipt, Sent
+from roundelay.engines.gloo._requests import EVER, Arrived, Receipt, Sent
 from roundelay.engines.gloo.groups import as_tensor, seconds
 from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.reductions import Array
 
-__all__ = ["TorchMail"]
+__all__ = ["GlooPointToPoint"]
 
 #: Slots of the process group: walked schedules use 1, headers 2, the rest is what they announce.
 HEADER, CONTENT, NUMBERS = 2, 16, 1 << 30
@@ -35,7 +35,7 @@ MOST_COPIED = 64 << 20  # bytes of larger ones, to all ranks, before a send wait
 SOON_S = 0.02  # for a message to come before this rank takes in others
 
 
-class TorchMail:
+class GlooPointToPoint:
     """The messages of one rank of a group."""
 
     def __init__(

@@ -13,12 +13,11 @@ from typing import Any, Self
 import numpy as np
 
 from roundelay import _core
-from roundelay.engines._base import Buffer
-from roundelay.engines._end import Job, ScheduleFor
+from roundelay.engines._base import Buffer, CollectiveCall, ScheduleFor
 from roundelay.engines._inputs import outgoing, prepare
 from roundelay.engines._native.parts import Part, common_dtype
-from roundelay.engines._over_messages import OverMessages, Post, Route
-from roundelay.engines.gloo.engine import GlooEnd
+from roundelay.engines._over_messages import OverMessages, Post, RankSchedule
+from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.gloo.groups import Schedules, load_torch
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import InvalidArgumentError, RankFailed
@@ -27,7 +26,7 @@ from roundelay.processes.children import Children
 from roundelay.processes.reports import as_raised, collect, report
 from roundelay.processes.wire import decode, encode
 from roundelay.reductions import Array, Op, fold
-from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.by_store import StoreRendezvous
 from roundelay.rendezvous.store import open_store
 from roundelay.schedule import Schedule, from_json, prove, to_json
 
@@ -87,23 +86,23 @@ class Gloo:
         return [None if output is None else outgoing(output) for output in outputs]
 
     @staticmethod
-    def start(body: Callable[[Meeting], bytes], size: int) -> list[bytes]:
+    def start(body: Callable[[StoreRendezvous], bytes], size: int) -> list[bytes]:
         """Run `body` on `size` new processes of this host; return what each gave, in rank order."""
         torch = load_torch("gloo")
         with tempfile.TemporaryDirectory(prefix="roundelay-gloo-") as folder:
             return SharedMemory.start(
-                lambda _, rank: body(_meeting(torch, folder, rank, size)), size
+                lambda _, rank: body(_rendezvous(torch, folder, rank, size)), size
             )
 
     def check(self, size: int) -> None:
         """Refuse a number of ranks that can't be had here; processes can."""
 
     def connect(
-        self, meeting: Meeting, schedules: Schedules, timeout: float
-    ) -> tuple[GlooEnd, Post]:
+        self, rendezvous: StoreRendezvous, schedules: Schedules, timeout: float
+    ) -> tuple[GlooEngine, Post]:
         """Return the end of a rank, and what posts the transfers of its schedules."""
-        end = GlooEnd(meeting, schedules, timeout=timeout)
-        return end, end.slot
+        engine = GlooEngine(rendezvous, schedules, timeout=timeout)
+        return engine, engine.slot
 
     def close(self) -> None:
         """End the processes."""
@@ -130,10 +129,12 @@ class Gloo:
         return children
 
 
-def _meeting(torch: Any, folder: str, rank: int, size: int) -> Meeting:
+def _rendezvous(torch: Any, folder: str, rank: int, size: int) -> StoreRendezvous:
     path = str(Path(folder) / "store")
     make = partial(torch.distributed.FileStore, path, size)
-    return Meeting(open_store(make, f"the store in {folder}", b"", TIMEOUT_S), rank, size, HERE)
+    return StoreRendezvous(
+        open_store(make, f"the store in {folder}", b"", TIMEOUT_S), rank, size, HERE
+    )
 
 
 def _end(children: Children, folder: str) -> None:
@@ -142,7 +143,7 @@ def _end(children: Children, folder: str) -> None:
 
 
 def _server(
-    connect: Callable[[Meeting, Schedules, float], tuple[GlooEnd, Post]],
+    connect: Callable[[StoreRendezvous, Schedules, float], tuple[GlooEngine, Post]],
     torch: Any,
     folder: str,
     size: int,
@@ -151,7 +152,7 @@ def _server(
     """Return what a rank does: run its part for every request, until there are no more."""
 
     def serve(world: _core.World, rank: int, channel: Channel) -> None:
-        end, post = connect(_meeting(torch, folder, rank, size), _no_schedules, TIMEOUT_S)
+        engine, post = connect(_rendezvous(torch, folder, rank, size), _no_schedules, TIMEOUT_S)
         walk = OverMessages(rank, post)
         asked: list[Schedule] = []  # the latest one
 
@@ -162,7 +163,7 @@ def _server(
             part = Part(None if absent else array, array.dtype, name, counts)
             if op is None:
                 return encode(_walked(walk, asked[0], rank, part))
-            route, made = Route.of(asked[0], rank), op.reduction
+            route, made = RankSchedule.of(asked[0], rank), op.reduction
             found = route.walk(
                 part.array, part.dtype, part.counts, lambda given, _: fold(made, given), post
             )
@@ -171,14 +172,14 @@ def _server(
         while (request := channel.receive()) is not None:
             if not report(partial(answer, request), world, rank, channel):
                 raise SystemExit(1)
-        end.close()
+        engine.close()
 
     return serve
 
 
 def _no_schedules(size: int) -> ScheduleFor:
-    def find(job: Job, algorithm: str | None) -> Schedule:
-        raise InvalidArgumentError(f"no {algorithm} for {job.collective} on {size} ranks was sent")
+    def find(call: CollectiveCall, algorithm: str | None) -> Schedule:
+        raise InvalidArgumentError(f"no {algorithm} for {call.collective} on {size} ranks was sent")
 
     return find
 
@@ -187,11 +188,11 @@ def _walked(walk: OverMessages, schedule: Schedule, rank: int, part: Part) -> Ar
     after = schedule.collective.after(schedule.size, schedule.root, rank)
     output = np.empty(sum(part.counts[block] for block in after), part.dtype) if after else None
     kind = part.dtype if part.dtype.names is None else part.dtype["value"]
-    job = Job(
+    call = CollectiveCall(
         schedule.collective.name, kind.name, part.dtype.itemsize, 0, 0, _nothing,
         part.array, output, op=part.op, root=schedule.root, counts=part.counts,
     )  # fmt: skip
-    walk.run(job, schedule)
+    walk.run(call, schedule)
     return output
 
 

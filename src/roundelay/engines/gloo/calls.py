@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
 from roundelay.engines.gloo.groups import as_tensor
 from roundelay.reductions import Array
 
@@ -61,12 +61,12 @@ def gloo_word(dtype: str, op: str) -> tuple[str, str] | None:
 
 
 class GlooCalls:
-    """Runs jobs on a process group of Gloo's, for one rank."""
+    """Runs calls on a process group of Gloo's, for one rank."""
 
     def __init__(self, torch: Any, rank: int, size: int) -> None:
         self._torch, self._distributed = torch, torch.distributed
         self._rank, self._size = rank, size
-        self._calls: dict[str, Callable[[Any, Job], Work | None]] = {
+        self._calls: dict[str, Callable[[Any, CollectiveCall], Work | None]] = {
             "all_reduce": self._all_reduce,
             "reduce": self._reduce,
             "broadcast": self._broadcast,
@@ -77,83 +77,83 @@ class GlooCalls:
             "barrier": lambda group, _: group.barrier(),
         }
 
-    def run(self, group: Any, job: Job) -> bool:
-        """Run a job, and tell whether Gloo could."""
-        call = self._calls.get(job.collective)
-        empty = job.collective != "barrier" and not (sum(job.counts) or job.count)
-        if call is None or self._size == 1 or empty:
+    def run(self, group: Any, call: CollectiveCall) -> bool:
+        """Run a call, and tell whether Gloo could."""
+        begin = self._calls.get(call.collective)
+        empty = call.collective != "barrier" and not (sum(call.counts) or call.count)
+        if begin is None or self._size == 1 or empty:
             return False
-        work = call(group, job)
+        work = begin(group, call)
         if work is None:
             return False
         work.wait()
         if (
-            job.op == "avg"
-            and job.collective in ("all_reduce", "reduce")
-            and job.output is not None
+            call.op == "avg"
+            and call.collective in ("all_reduce", "reduce")
+            and call.output is not None
         ):
-            divide(job.output, self._size)
+            divide(call.output, self._size)
         return True
 
-    def _all_reduce(self, group: Any, job: Job) -> Work | None:
-        word = gloo_word(job.dtype, job.op)
-        if word is None or job.output is None:
+    def _all_reduce(self, group: Any, call: CollectiveCall) -> Work | None:
+        word = gloo_word(call.dtype, call.op)
+        if word is None or call.output is None:
             return None
-        _bring(job)
-        return group.allreduce([self._seen(job.output, word[0])], self._options("Allreduce", word))
+        _bring(call)
+        return group.allreduce([self._seen(call.output, word[0])], self._options("Allreduce", word))
 
-    def _reduce(self, group: Any, job: Job) -> Work | None:
-        word = gloo_word(job.dtype, job.op)
-        if word is None or job.input is None:
+    def _reduce(self, group: Any, call: CollectiveCall) -> Work | None:
+        word = gloo_word(call.dtype, call.op)
+        if word is None or call.input is None:
             return None
-        _bring(job)
+        _bring(call)
         # Gloo leaves what it has added in the memory of every rank: elsewhere, in a copy.
-        array = job.input.copy() if job.output is None else job.output
+        array = call.input.copy() if call.output is None else call.output
         options = self._options("Reduce", word)
-        options.rootRank = job.root
+        options.rootRank = call.root
         return group.reduce([self._seen(array, word[0])], options)
 
-    def _options(self, call: str, word: tuple[str, str]) -> Any:
-        options = getattr(self._distributed, f"{call}Options")()
+    def _options(self, begin: str, word: tuple[str, str]) -> Any:
+        options = getattr(self._distributed, f"{begin}Options")()
         options.reduceOp = getattr(self._distributed.ReduceOp, word[1])
         return options
 
-    def _broadcast(self, group: Any, job: Job) -> Work | None:
-        if job.output is None:
+    def _broadcast(self, group: Any, call: CollectiveCall) -> Work | None:
+        if call.output is None:
             return None
-        _bring(job)
-        return group.broadcast(self._seen(job.output), job.root)
+        _bring(call)
+        return group.broadcast(self._seen(call.output), call.root)
 
-    def _all_gather(self, group: Any, job: Job) -> Work | None:
-        if job.counts or job.output is None or job.input is None:
+    def _all_gather(self, group: Any, call: CollectiveCall) -> Work | None:
+        if call.counts or call.output is None or call.input is None:
             return None
-        output, given = self._seen(job.output), self._seen(job.input)
+        output, given = self._seen(call.output), self._seen(call.input)
         return group._allgather_base(output, given)  # noqa: SLF001 - torch's name for it
 
-    def _gather(self, group: Any, job: Job) -> Work | None:
-        if job.counts or job.input is None:
+    def _gather(self, group: Any, call: CollectiveCall) -> Work | None:
+        if call.counts or call.input is None:
             return None
         options = self._distributed.GatherOptions()
-        options.rootRank = job.root
-        rows = [] if job.output is None else [list(self._seen(job.output).chunk(self._size))]
-        return group.gather(rows, [self._seen(job.input)], options)
+        options.rootRank = call.root
+        rows = [] if call.output is None else [list(self._seen(call.output).chunk(self._size))]
+        return group.gather(rows, [self._seen(call.input)], options)
 
-    def _scatter(self, group: Any, job: Job) -> Work | None:
-        if job.counts or job.output is None:
+    def _scatter(self, group: Any, call: CollectiveCall) -> Work | None:
+        if call.counts or call.output is None:
             return None
         options = self._distributed.ScatterOptions()
-        options.rootRank = job.root
-        rows = [] if job.input is None else [list(self._seen(job.input).chunk(self._size))]
-        return group.scatter([self._seen(job.output)], rows, options)
+        options.rootRank = call.root
+        rows = [] if call.input is None else [list(self._seen(call.input).chunk(self._size))]
+        return group.scatter([self._seen(call.output)], rows, options)
 
-    def _all_to_all(self, group: Any, job: Job) -> Work | None:
-        if job.input is None or job.output is None:
+    def _all_to_all(self, group: Any, call: CollectiveCall) -> Work | None:
+        if call.input is None or call.output is None:
             return None
         size, rank = self._size, self._rank
-        counts = list(job.counts) or [job.count] * size * size
-        out = [count * job.item for count in counts[rank::size]]
-        given = [count * job.item for count in counts[rank * size : (rank + 1) * size]]
-        return group.alltoall_base(self._seen(job.output), self._seen(job.input), out, given)
+        counts = list(call.counts) or [call.count] * size * size
+        out = [count * call.item for count in counts[rank::size]]
+        given = [count * call.item for count in counts[rank * size : (rank + 1) * size]]
+        return group.alltoall_base(self._seen(call.output), self._seen(call.input), out, given)
 
     def _seen(self, array: Array, kind: str = "uint8") -> Any:
         return as_tensor(self._torch, array.reshape(-1).view(np.dtype(kind)))
@@ -166,7 +166,7 @@ def divide(array: Array, by: int) -> None:
     real /= real.dtype.type(by)
 
 
-def _bring(job: Job) -> None:
+def _bring(call: CollectiveCall) -> None:
     """Put what the rank gives where the result will be: Gloo works in place."""
-    if job.input is not None and job.output is not None and job.input is not job.output:
-        job.output.reshape(-1)[:] = job.input.reshape(-1)
+    if call.input is not None and call.output is not None and call.input is not call.output:
+        call.output.reshape(-1)[:] = call.input.reshape(-1)

@@ -1,4 +1,4 @@
-"""One rank's end of a Gloo process group, which may lie beside the user's own."""
+"""One rank of a Gloo process group, which may lie beside the user's own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from roundelay.engines._agreement import Plan, end_plan, plan_of
-from roundelay.engines._call_queue import InOrder, Turn
-from roundelay.engines._end import End, Job, Letter
+from roundelay.engines._base import CollectiveCall, Engine, MessageRequest
+from roundelay.engines._call_queue import CallQueue, QueuedCall
+from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
 from roundelay.engines._over_messages import OverMessages
 from roundelay.engines.gloo._agreement import GlooAgreement
-from roundelay.engines.gloo._point_to_point import TorchMail
+from roundelay.engines.gloo._point_to_point import GlooPointToPoint
 from roundelay.engines.gloo.calls import GlooCalls
 from roundelay.engines.gloo.groups import (
     Held,
@@ -33,18 +33,18 @@ from roundelay.errors import (
     CollectiveTimeout,
     CommunicationError,
     InvalidArgumentError,
-    MeetingError,
+    RendezvousError,
 )
 from roundelay.reductions import Array
-from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.by_store import StoreRendezvous
 from roundelay.rendezvous.store import StoreLost, first_line
 
-__all__ = ["GlooEnd", "connected", "cut_lines"]
+__all__ = ["GlooEngine", "connected", "cut_lines"]
 
 WALK, NOBODY = 1, 3  # slots of the process group: of walked schedules, and one that is never used
 
 
-class GlooEnd(End):
+class GlooEngine(Engine):
     """A rank among processes of one or many hosts that Gloo connects.
 
     What Gloo has for a reduction and dtype, with our meaning, it does itself; the rest is walked
@@ -53,18 +53,20 @@ class GlooEnd(End):
 
     names_ranks_of_all = True
 
-    def __init__(self, meeting: Meeting, schedules: Schedules, *, timeout: float) -> None:
+    def __init__(
+        self, rendezvous: StoreRendezvous, schedules: Schedules, *, timeout: float
+    ) -> None:
         self._torch = load_torch("gloo")
-        self.rank, self.size = meeting.rank, meeting.size
-        self._meeting, self._schedules = meeting, schedules
-        self._find = schedules(meeting.size)
+        self.rank, self.size = rendezvous.rank, rendezvous.size
+        self._rendezvous, self._schedules = rendezvous, schedules
+        self._find = schedules(rendezvous.size)
         self._timeout = timeout
         self._made = 0  # groups so far, which all ranks count alike
-        self._groups: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
-        self._trouble = Trouble(meeting)
-        self._line = InOrder()
-        self._group: Held | None = connected(self._torch, meeting, timeout)
-        self._mail = TorchMail(
+        self._groups: weakref.WeakSet[GlooEngine] = weakref.WeakSet()
+        self._trouble = Trouble(rendezvous)
+        self._queue = CallQueue()
+        self._group: Held | None = connected(self._torch, rendezvous, timeout)
+        self._messages = GlooPointToPoint(
             self._torch, self._group, self.rank, self.size, self._explain, self._trouble.has_left
         )
         self._agreement = GlooAgreement(self._torch, self.size)
@@ -82,28 +84,32 @@ class GlooEnd(End):
         self._timeout = limit
         self._open()._set_default_timeout(seconds(limit))  # noqa: SLF001 - there is no other name
 
-    def run(self, job: Job, algorithm: str | None) -> None:
+    def run(self, call: CollectiveCall, algorithm: str | None) -> None:
         """Have Gloo do it, or walk a schedule over Gloo's messages."""
-        planned = self._planned(job, algorithm)
-        self._line.run(lambda: self._do(planned, algorithm), str(planned.plan))
+        described = self._described(call, algorithm)
+        self._queue.run(lambda: self._do(described, algorithm), str(described.signature))
 
-    def start(self, job: Job, algorithm: str | None) -> Turn:
-        """Run the job on a thread, after those that were started before."""
+    def start(self, call: CollectiveCall, algorithm: str | None) -> QueuedCall:
+        """Run the call on a thread, after those that were started before."""
         self._open()
-        planned = self._planned(job, algorithm)
-        return self._line.start(lambda: self._do(planned, algorithm))
+        described = self._described(call, algorithm)
+        return self._queue.start(lambda: self._do(described, algorithm))
 
-    def _planned(self, job: Job, algorithm: str | None) -> Job:
-        """Note on the job what others will see, while the user's line can be seen."""
-        return job if job.plan else replace(job, plan=plan_of(job, algorithm, (self.rank,)))
+    def _described(self, call: CollectiveCall, algorithm: str | None) -> CollectiveCall:
+        """Note on the call what others will see, while the user's line can be seen."""
+        return (
+            call
+            if call.signature
+            else replace(call, signature=signature_of(call, algorithm, (self.rank,)))
+        )
 
-    def _do(self, job: Job, algorithm: str | None) -> None:
+    def _do(self, call: CollectiveCall, algorithm: str | None) -> None:
         group = self._open()
         with self._trouble.watched(self._timeout):
-            done = self._agreement.settle(group, job, algorithm)
-            if done or (algorithm is None and self._own.run(group, job)):
+            done = self._agreement.settle(group, call, algorithm)
+            if done or (algorithm is None and self._own.run(group, call)):
                 return
-            self._walk.run(job, self._find(job, algorithm))
+            self._walk.run(call, self._find(call, algorithm))
 
     def waiting(self) -> AbstractContextManager[None]:
         """See meanwhile whether the others give signs of life."""
@@ -125,19 +131,19 @@ class GlooEnd(End):
         *,
         sends: bool,
         background: bool = True,
-    ) -> Letter:
+    ) -> MessageRequest:
         """Announce the message, or ask for one; threads take what comes."""
         self._open()
         octets = data.view(np.uint8)
         with self._trouble.watched(self._timeout):
             if sends and other is not None and tag is not None:
-                return _Letter(
+                return _MessageRequest(
                     self,
-                    self._mail.send(
+                    self._messages.send(
                         octets, dtype, other, tag, limit=self._timeout, background=background
                     ),
                 )
-            return _Letter(self, self._mail.receive(octets, other, tag))
+            return _MessageRequest(self, self._messages.receive(octets, other, tag))
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Connect these ranks once more, among themselves."""
@@ -145,13 +151,13 @@ class GlooEnd(End):
         self._made += 1
         if self.rank not in ranks:
             return None
-        made = self._at(self._meeting.within(f"group/{self._made}/{ranks[0]}", ranks))
+        made = self._at(self._rendezvous.within(f"group/{self._made}/{ranks[0]}", ranks))
         self._groups.add(made)
         return made
 
-    def _at(self, meeting: Meeting) -> Self:
-        """Return an end of the same kind at another meeting."""
-        return type(self)(meeting, self._schedules, timeout=self._timeout)
+    def _at(self, rendezvous: StoreRendezvous) -> Self:
+        """Return an engine of the same kind at another rendezvous."""
+        return type(self)(rendezvous, self._schedules, timeout=self._timeout)
 
     def fail(self, word: str, text: str) -> None:
         """Tell the others by what this rank ends."""
@@ -165,13 +171,13 @@ class GlooEnd(End):
         del how
         if not together or self._group is None or self._trouble.told is not None:
             return
-        plan = end_plan((self.rank,))
+        signature = end_signature((self.rank,))
         with contextlib.suppress(CollectiveTimeout):  # who takes longer to end does no harm
-            self._line.run(lambda: self._agree_on(plan))
+            self._queue.run(lambda: self._agree_on(signature))
 
-    def _agree_on(self, plan: Plan) -> None:
+    def _agree_on(self, signature: CallSignature) -> None:
         with self._trouble.watched(self._timeout):
-            self._agreement.agree(self._open(), plan)
+            self._agreement.agree(self._open(), signature)
 
     def close(self) -> None:
         """Say goodbye, in smaller groups too, once all that was begun is over."""
@@ -179,10 +185,10 @@ class GlooEnd(End):
             group.close()
         if self._group is None:
             return
-        self._line.run(lambda: None)
+        self._queue.run(lambda: None)
         if self._trouble.told is None:
             self._trouble.leave()
-            self._mail.close(self._timeout)
+            self._messages.close(self._timeout)
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -191,14 +197,14 @@ class GlooEnd(End):
         group, self._group = self._group, None
         if group is None:
             return
-        if self._mail.listens or self._line.busy or self._trouble.told is not None:
+        if self._messages.listens or self._queue.busy or self._trouble.told is not None:
             self._cut(group)
-        self._line.run(lambda: None)  # after all that were started
-        self._mail.hung_up()
+        self._queue.run(lambda: None)  # after all that were started
+        self._messages.hung_up()
         group.let_go()
-        if not self._meeting.ranks:  # the whole job, not a group of some
+        if not self._rendezvous.ranks:  # the whole call, not a group of some
             with contextlib.suppress(StoreLost):
-                self._meeting.store.in_hurry().rest(self.rank)
+                self._rendezvous.store.in_hurry().rest(self.rank)
 
     def _cut(self, group: Held) -> None:
         """Cut the lines to all others."""
@@ -215,13 +221,13 @@ class GlooEnd(End):
 
 
 #: A thread that still waits in C++ when the interpreter ends would take the process down with it.
-_unclosed: weakref.WeakSet[GlooEnd] = weakref.WeakSet()
+_unclosed: weakref.WeakSet[GlooEngine] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_the_rest() -> None:
-    for end in list(_unclosed):
-        end._hang_up()  # noqa: SLF001 - our own
+    for engine in list(_unclosed):
+        engine._hang_up()  # noqa: SLF001 - our own
 
 
 def cut_lines(torch: Any, group: Held, rank: int, size: int) -> None:
@@ -233,22 +239,22 @@ def cut_lines(torch: Any, group: Held, rank: int, size: int) -> None:
             late.wait(timedelta(milliseconds=1))
 
 
-def connected(torch: Any, meeting: Meeting, timeout: float) -> Held:
+def connected(torch: Any, rendezvous: StoreRendezvous, timeout: float) -> Held:
     """Return the process group once all ranks are in it."""
     kind = torch.distributed.ProcessGroupGloo
-    store = signed_store(torch.distributed, meeting.store, timeout)
+    store = signed_store(torch.distributed, rendezvous.store, timeout)
     try:
-        if meeting.address is None:  # or by GLOO_SOCKET_IFNAME
-            return Held(kind(store, meeting.rank, meeting.size, seconds(timeout)), store)
+        if rendezvous.address is None:  # or by GLOO_SOCKET_IFNAME
+            return Held(kind(store, rendezvous.rank, rendezvous.size, seconds(timeout)), store)
         options = kind._Options()  # noqa: SLF001 - torch has no other name for them
-        options._devices = [kind.create_device(hostname=meeting.address)]  # noqa: SLF001
+        options._devices = [kind.create_device(hostname=rendezvous.address)]  # noqa: SLF001
         options._timeout = seconds(timeout)  # noqa: SLF001
-        return Held(kind(store, meeting.rank, meeting.size, options), store)
+        return Held(kind(store, rendezvous.rank, rendezvous.size, options), store)
     except (RuntimeError, TimeoutError) as error:
-        raise MeetingError(
-            f"rank {meeting.rank} of {meeting.size} could not connect to the others by Gloo within "
-            f"{timeout:g} s: {first_line(error)}. See whether all of them started; if a host has "
-            f"several networks, name the one to use by GLOO_SOCKET_IFNAME."
+        raise RendezvousError(
+            f"rank {rendezvous.rank} of {rendezvous.size} could not connect to the others by Gloo "
+            f"within {timeout:g} s: {first_line(error)}. See whether all of them started; if a "
+            f"host has several networks, name the one to use by GLOO_SOCKET_IFNAME."
         ) from None
 
 
@@ -268,21 +274,21 @@ class _Work:
 class _Waited(Protocol):
     def done(self) -> bool: ...
     def wait(self, limit: float) -> None: ...
-    def found(self) -> tuple[int, int, int, str]: ...
+    def status(self) -> tuple[int, int, int, str]: ...
 
 
-class _Letter:
+class _MessageRequest:
     """A message of the user's."""
 
-    def __init__(self, end: GlooEnd, letter: _Waited) -> None:
-        self._end, self._letter = end, letter
+    def __init__(self, engine: GlooEngine, request: _Waited) -> None:
+        self._engine, self._request = engine, request
 
     def done(self) -> bool:
-        return self._letter.done()
+        return self._request.done()
 
     def wait(self) -> None:
-        with self._end._trouble.watched(self._end._timeout):  # noqa: SLF001 - its own end
-            self._letter.wait(self._end._timeout)  # noqa: SLF001
+        with self._engine._trouble.watched(self._engine._timeout):  # noqa: SLF001 - its own end
+            self._request.wait(self._engine._timeout)  # noqa: SLF001
 
-    def found(self) -> tuple[int, int, int, str]:
-        return self._letter.found()
+    def status(self) -> tuple[int, int, int, str]:
+        return self._request.status()

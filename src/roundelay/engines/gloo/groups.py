@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from roundelay.arguments import FOREVER_S
-from roundelay.engines._end import ScheduleFor
+from roundelay.engines._base import ScheduleFor
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -22,7 +22,7 @@ from roundelay.errors import (
     PeerLost,
 )
 from roundelay.reductions import Array
-from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.by_store import StoreRendezvous
 from roundelay.rendezvous.store import HURRY_S, SILENT_S, Store, StoreLost
 
 __all__ = [
@@ -115,9 +115,13 @@ class Held:
 class Trouble:
     """What went wrong in a group, told through its store so that all ranks raise the same."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._store, self._rank, self._size = meeting.store.in_hurry(), meeting.rank, meeting.size
-        self._ranks = list(meeting.ranks or range(meeting.size))
+    def __init__(self, rendezvous: StoreRendezvous) -> None:
+        self._store, self._rank, self._size = (
+            rendezvous.store.in_hurry(),
+            rendezvous.rank,
+            rendezvous.size,
+        )
+        self._ranks = list(rendezvous.ranks or range(rendezvous.size))
         self._others = [rank for rank in self._ranks if rank != self._me]
         self.told: CommunicationError | None = None
 
@@ -145,7 +149,7 @@ class Trouble:
 
     def waiting(self) -> AbstractContextManager[None]:
         """See meanwhile whether the others give signs of life."""
-        return self._store.line.waiting_for(self._others)
+        return self._store.connection.waiting_for(self._others)
 
     @contextlib.contextmanager
     def watched(self, limit: float) -> Iterator[None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._agreement import LONGEST, Plan, differing, spoken
+from roundelay.engines._call_signature import LONGEST, CallSignature, encode, mismatch
 from roundelay.engines.mpi._progress import Requests, Steps
 
 __all__ = ["MpiAgreement"]
@@ -19,18 +19,18 @@ class MpiAgreement:
         self._mpi, self._comm = mpi, comm
         self._size: int = comm.Get_size()
 
-    def steps(self, plan: Plan) -> Steps:
+    def steps(self, signature: CallSignature) -> Steps:
         """Go on if all ranks plan the same; otherwise raise, on all of them, who plans what."""
         if self._size == 1:
             return
-        number = plan.number
+        number = signature.number
         both = np.array([number, -number], np.int64)
         send, kept = [both, self._mpi.INT64_T], np.empty_like(both)
         call = self._comm.Iallreduce(send, [kept, self._mpi.INT64_T], self._mpi.MAX)
         yield [Requests([call], both, kept)]
         if kept[0] == -kept[1]:
             return
-        mine, every = spoken(plan), np.empty((self._size, LONGEST), np.uint8)
+        mine, every = encode(signature), np.empty((self._size, LONGEST), np.uint8)
         call = self._comm.Iallgather([mine, self._mpi.BYTE], [every, self._mpi.BYTE])
         yield [Requests([call], mine, every)]
-        raise differing(every)
+        raise mismatch(every)

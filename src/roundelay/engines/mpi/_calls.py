@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
 from roundelay.engines.mpi._progress import Requests, Steps
 from roundelay.reductions import Array
 
@@ -61,42 +61,47 @@ class OwnCalls:
         self._size: int = comm.Get_size()
         self._most = most  # elements that one call can count
 
-    def steps(self, job: Job) -> Steps | None:
-        """Return MPI's call for a job, None where it has none; the same on every rank."""
-        if job.collective == "barrier":
-            return self._call(job, lambda *_: [self._comm.Ibarrier()])
-        if job.collective in REDUCING:
-            kind, ops = ABLE.get(job.dtype, ("", {}))
-            if job.op not in ops:
+    def steps(self, call: CollectiveCall) -> Steps | None:
+        """Return MPI's call for a call, None where it has none; the same on every rank."""
+        if call.collective == "barrier":
+            return self._call(call, lambda *_: [self._comm.Ibarrier()])
+        if call.collective in REDUCING:
+            kind, ops = ABLE.get(call.dtype, ("", {}))
+            if call.op not in ops:
                 return None
-            op = getattr(self._mpi, ops[job.op])
+            op = getattr(self._mpi, ops[call.op])
         else:
-            kind, op = BITS.get(job.item, ""), None
+            kind, op = BITS.get(call.item, ""), None
             if not kind:
                 return None
         datatype = getattr(self._mpi, kind)
-        if job.collective in ELEMENTWISE:
-            return self._call(job, partial(self._elementwise, job, datatype, op))
-        if _total(job) > self._most:
+        if call.collective in ELEMENTWISE:
+            return self._call(call, partial(self._elementwise, call, datatype, op))
+        if _total(call) > self._most:
             return None
-        return self._call(job, partial(self._blockwise, job, datatype, op))
+        return self._call(call, partial(self._blockwise, call, datatype, op))
 
-    def _call(self, job: Job, begin: Begin) -> Steps:
-        given, output = _flat(job.input), _flat(job.output)
-        if job.collective == "exscan" and self._rank == 0 and given is not None:
+    def _call(self, call: CollectiveCall, begin: Begin) -> Steps:
+        given, output = _flat(call.input), _flat(call.output)
+        if call.collective == "exscan" and self._rank == 0 and given is not None:
             # Rank 0's stays as it is with us; MPI may do with it what it likes.
             given = output = given.copy()
-        if job.collective not in ELEMENTWISE and _same(given, output) and given is not None:
+        if call.collective not in ELEMENTWISE and _same(given, output) and given is not None:
             given = given.copy()
         # mpi4py does not keep all memory of a call alive.
         yield [Requests(begin(given, output), given, output)]
-        if job.op == "avg" and job.output is not None and job.collective in REDUCING:
+        if call.op == "avg" and call.output is not None and call.collective in REDUCING:
             # A complex number is divided as the two reals it is: one rounding each.
-            real = job.output.reshape(-1).view(job.output.real.dtype)
+            real = call.output.reshape(-1).view(call.output.real.dtype)
             np.divide(real, real.dtype.type(self._size), out=real)
 
     def _elementwise(
-        self, job: Job, datatype: Any, op: Any, given: Array | None, output: Array | None
+        self,
+        call: CollectiveCall,
+        datatype: Any,
+        op: Any,
+        given: Array | None,
+        output: Array | None,
     ) -> Iterator[Any]:
         """Begin what treats every element alike, in pieces that MPI can count."""
         calls = {
@@ -104,59 +109,69 @@ class OwnCalls:
             "scan": self._comm.Iscan,
             "exscan": self._comm.Iexscan,
         }
-        here, same = self._rank == job.root, _same(given, output)
-        for start in range(0, job.count, self._most):
+        here, same = self._rank == call.root, _same(given, output)
+        for start in range(0, call.count, self._most):
             run = slice(start, start + self._most)
             x = [None if given is None else given[run], datatype]
             out = [None if output is None else output[run], datatype]
             place = self._mpi.IN_PLACE if same else x
-            if job.collective == "broadcast":
-                yield self._comm.Ibcast(x if here else out, job.root)
-            elif job.collective == "reduce":
-                yield self._comm.Ireduce(place if here else x, out if here else None, op, job.root)
+            if call.collective == "broadcast":
+                yield self._comm.Ibcast(x if here else out, call.root)
+            elif call.collective == "reduce":
+                yield self._comm.Ireduce(place if here else x, out if here else None, op, call.root)
             else:
-                yield calls[job.collective](place, out, op)
+                yield calls[call.collective](place, out, op)
 
     def _blockwise(
-        self, job: Job, datatype: Any, op: Any, given: Array | None, output: Array | None
+        self,
+        call: CollectiveCall,
+        datatype: Any,
+        op: Any,
+        given: Array | None,
+        output: Array | None,
     ) -> list[Any]:
         """Begin what hands whole blocks around."""
-        comm, here = self._comm, self._rank == job.root
-        if not _total(job):
+        comm, here = self._comm, self._rank == call.root
+        if not _total(call):
             return []
         x, out = [given, datatype], [output, datatype]
-        if job.collective == "scatter":
-            return [comm.Iscatter(x if here else None, out, job.root)]
-        if job.counts:
-            return [self._uneven(job, given, output, datatype, op)]
-        if job.collective == "gather":
-            return [comm.Igather(x, out if here else None, job.root)]
-        if job.collective == "reduce_scatter":
+        if call.collective == "scatter":
+            return [comm.Iscatter(x if here else None, out, call.root)]
+        if call.counts:
+            return [self._uneven(call, given, output, datatype, op)]
+        if call.collective == "gather":
+            return [comm.Igather(x, out if here else None, call.root)]
+        if call.collective == "reduce_scatter":
             return [comm.Ireduce_scatter_block(x, out, op)]
-        call = comm.Iallgather if job.collective == "all_gather" else comm.Ialltoall
-        return [call(x, out)]
+        begin = comm.Iallgather if call.collective == "all_gather" else comm.Ialltoall
+        return [begin(x, out)]
 
     def _uneven(
-        self, job: Job, given: Array | None, output: Array | None, datatype: Any, op: Any
+        self,
+        call: CollectiveCall,
+        given: Array | None,
+        output: Array | None,
+        datatype: Any,
+        op: Any,
     ) -> Any:
-        comm, rank, size, counts = self._comm, self._rank, self._size, list(job.counts)
+        comm, rank, size, counts = self._comm, self._rank, self._size, list(call.counts)
         x = [given, datatype]
-        if job.collective == "all_to_all":
+        if call.collective == "all_to_all":
             goes, comes = counts[rank * size : (rank + 1) * size], counts[rank::size]
             return comm.Ialltoallv(
                 _lined_up(given, goes, datatype), _lined_up(output, comes, datatype)
             )
-        if job.collective == "reduce_scatter":
+        if call.collective == "reduce_scatter":
             return comm.Ireduce_scatter(x, [output, datatype], counts, op)
         out = _lined_up(output, counts, datatype)
-        if job.collective == "gather":
-            return comm.Igatherv(x, out if rank == job.root else None, job.root)
+        if call.collective == "gather":
+            return comm.Igatherv(x, out if rank == call.root else None, call.root)
         return comm.Iallgatherv(x, out)
 
 
-def _total(job: Job) -> int:
+def _total(call: CollectiveCall) -> int:
     """Count the elements of all blocks, or of one where all are equal."""
-    return sum(job.counts) if job.counts else job.count
+    return sum(call.counts) if call.counts else call.count
 
 
 def _lined_up(array: Array | None, counts: list[int], datatype: Any) -> list[Any]:

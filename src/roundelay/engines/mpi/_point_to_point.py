@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._end import tag_fits
+from roundelay.engines._base import tag_fits
 from roundelay.engines._native.parts import DTYPES
 from roundelay.engines.mpi._progress import Requests
 from roundelay.reductions import Array
 
-__all__ = ["HEAD_TAG", "WALK_TAG", "Mail", "Message", "Receipt", "pieces"]
+__all__ = ["HEAD_TAG", "WALK_TAG", "Message", "MpiPointToPoint", "Receipt", "pieces"]
 
 HEAD_TAG, WALK_TAG = 0, 1
 FIRST_DATA_TAG = 2
@@ -41,16 +41,16 @@ class Head:
 
 
 class Message:
-    """A message under way: sent, or expected; `found` says between whom, and what."""
+    """A message under way: sent, or expected; `status` says between whom, and what."""
 
     def __init__(self) -> None:
         self.over = False
-        self.found: tuple[int, int, int, str] | None = None
+        self.status: tuple[int, int, int, str] | None = None
         self._requests: Requests | None = None
 
-    def begun(self, requests: Requests, found: tuple[int, int, int, str]) -> None:
+    def begun(self, requests: Requests, status: tuple[int, int, int, str]) -> None:
         """Say what MPI is asked to do."""
-        self._requests, self.found = requests, found
+        self._requests, self.status = requests, status
 
     def look(self) -> bool:
         """Ask MPI whether it is over."""
@@ -70,7 +70,7 @@ class Receipt(Message):
         return self.source in (None, head.source) and tag_fits(self.tag, head.tag)
 
 
-class Mail:
+class MpiPointToPoint:
     """The messages of one rank on one MPI communicator."""
 
     def __init__(
@@ -177,8 +177,8 @@ class Mail:
                 self._comm.Irecv([piece, self._mpi.BYTE], head.source, head.number)
                 for piece in pieces(raw, self._most)
             ]
-        found = head.source, head.tag, head.nbytes, head.dtype
-        receipt.begun(Requests(begun, raw), found)
+        status = head.source, head.tag, head.nbytes, head.dtype
+        receipt.begun(Requests(begun, raw), status)
         self._coming.append(receipt)
 
 

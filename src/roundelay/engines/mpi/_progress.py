@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
-from roundelay.engines._end import Task
+from roundelay.engines._base import Request
 
-__all__ = ["Call", "Line", "Progress", "Requests", "Steps"]
+__all__ = ["PolledCall", "PolledQueue", "Progress", "Requests", "Steps"]
 
 #: Looks that only give way to others, before waiting sleeps; with more ranks than cores, too.
 QUICK_LOOKS = 50
 SHORTEST_S, LONGEST_S = 20e-6, 0.5e-3
 
 #: Yields what must be done before it goes on.
-Steps = Generator[list[Task], None, None]
+Steps = Generator[list[Request], None, None]
 
 
 class Requests:
@@ -140,16 +140,16 @@ class Progress:
             pause.take(moved=self.poll())
 
 
-class Call:
-    """One job under way: steps, each of which begins when all of the one before is done."""
+class PolledCall:
+    """One call under way: steps, each of which begins when all of the one before is done."""
 
     def __init__(self, steps: Steps, what: str) -> None:
         self.what, self.over = what, False
-        self._steps, self._open = steps, list[Task]()
+        self._steps, self._open = steps, list[Request]()
 
     def go_on(self) -> bool:
         """Take the next step if this one is done; tell whether."""
-        self._open = [task for task in self._open if not task.done()]
+        self._open = [request for request in self._open if not request.done()]
         if self._open:
             return False
         try:
@@ -159,16 +159,16 @@ class Call:
         return True
 
 
-class Line:
-    """The jobs of one end, strictly one after the other, as on all its other ranks."""
+class PolledQueue:
+    """The calls of one engine, strictly one after the other, as on all its other ranks."""
 
     def __init__(self, on_error: Callable[[Exception, str], None]) -> None:
         self.moved_at = 0.0  # by the monotonic clock
-        self._calls: deque[Call] = deque()
+        self._calls: deque[PolledCall] = deque()
         self._on_error = on_error
-        self._abandoned: list[Call] = []  # MPI may still write into their memory
+        self._abandoned: list[PolledCall] = []  # MPI may still write into their memory
 
-    def add(self, call: Call) -> None:
+    def add(self, call: PolledCall) -> None:
         """Let a call stand in line."""
         if not self._calls:
             self.moved_at = time.monotonic()
@@ -182,7 +182,7 @@ class Line:
             try:
                 if not call.go_on():
                     break
-            except Exception as error:  # noqa: BLE001 - told to all who wait on this end
+            except Exception as error:  # noqa: BLE001 - told to all who wait on this engine
                 self._on_error(error, call.what)
                 return True
             moved = True

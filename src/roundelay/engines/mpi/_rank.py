@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from roundelay.engines._end import Job, ScheduleFor
-from roundelay.engines._over_messages import Fold, Route, native_fold
-from roundelay.engines.mpi.engine import MpiEnd, mpi_communicator_end
+from roundelay.engines._base import CollectiveCall, ScheduleFor
+from roundelay.engines._over_messages import Fold, RankSchedule, native_fold
+from roundelay.engines.mpi.engine import MpiEngine, mpi_engine
 from roundelay.errors import InvalidArgumentError
 from roundelay.processes.channel import Channel
 from roundelay.processes.wire import decode, encode
@@ -57,44 +57,46 @@ read_failure = msgspec.msgpack.Decoder(Failure).decode
 
 def main(address: str) -> None:
     """Be a rank until there are no more requests."""
-    end = mpi_communicator_end(_no_jobs, TIMEOUT_S)
+    engine = mpi_engine(_no_jobs, TIMEOUT_S)
     line = socket.socket(socket.AF_UNIX)
     line.connect(address)
     channel = Channel(line.detach())
-    channel.send(str(end.rank).encode())
-    route: Route | None = None
+    channel.send(str(engine.rank).encode())
+    route: RankSchedule | None = None
     while request := channel.receive():
         try:
             asked = _read(request)
             if asked.schedule:
-                route = Route.of(from_json(asked.schedule), end.rank)
-            channel.send(DONE + encode(_answer(end, channel, route, asked)))
+                route = RankSchedule.of(from_json(asked.schedule), engine.rank)
+            channel.send(DONE + encode(_answer(engine, channel, route, asked)))
         except Exception as error:  # noqa: BLE001 - the program raises it
             told = Failure(type(error).__name__, str(error), traceback.format_exc())
             channel.send(FAILED + msgspec.msgpack.encode(told))
-    end.close()
+    engine.close()
     channel.close()
 
 
-def _answer(end: MpiEnd, channel: Channel, route: Route | None, asked: Request) -> Array | None:
+def _answer(
+    engine: MpiEngine, channel: Channel, route: RankSchedule | None, asked: Request
+) -> Array | None:
     if route is None:
         raise InvalidArgumentError("A request came without a schedule.")
     array: Array = decode(asked.given)
     value: np.dtype[Any] = array.dtype if array.dtype.names is None else array.dtype["value"]
-    fold = _asking(channel) if asked.own else native_fold(asked.op, value.name, end.size)
+    fold = _asking(channel) if asked.own else native_fold(asked.op, value.name, engine.size)
     given = array if asked.brings else None
     if route.schedule.collective.idempotent and given is None:
         # Ranks of a barrier bring nothing, and must be heard of all the same.
-        _barrier(end, route, fold)
+        _barrier(engine, route, fold)
         return np.empty(0, array.dtype)
-    due = end.walk(route, given, array.dtype, asked.counts, fold)
+    due = engine.walk(route, given, array.dtype, asked.counts, fold)
     return np.concatenate(due) if due else None
 
 
-def _barrier(end: MpiEnd, route: Route, fold: Fold) -> None:
-    blocks = route.schedule.collective.blocks(end.size)
+def _barrier(engine: MpiEngine, route: RankSchedule, fold: Fold) -> None:
+    blocks = route.schedule.collective.blocks(engine.size)
     nothing = np.zeros(blocks, np.uint8)
-    end.walk(route, nothing, nothing.dtype, [1] * blocks, fold)
+    engine.walk(route, nothing, nothing.dtype, [1] * blocks, fold)
 
 
 def _asking(channel: Channel) -> Fold:
@@ -112,8 +114,8 @@ def _asking(channel: Channel) -> Fold:
 
 
 def _no_jobs(_: int) -> ScheduleFor:
-    def refuse(job: Job, _: str | None) -> Schedule:
-        raise InvalidArgumentError(f"This rank walks schedules, but was given a {job.collective}.")
+    def refuse(call: CollectiveCall, _: str | None) -> Schedule:
+        raise InvalidArgumentError(f"This rank walks schedules, but was given a {call.collective}.")
 
     return refuse
 

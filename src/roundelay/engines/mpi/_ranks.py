@@ -16,7 +16,7 @@ from typing import IO
 
 from roundelay.engines.mpi._rank import DONE, FOLD, read_failure
 from roundelay.engines.mpi.mpirun import clean_environment, mpirun
-from roundelay.errors import MeetingError, RankFailed
+from roundelay.errors import RankFailed, RendezvousError
 from roundelay.processes.channel import Channel
 
 __all__ = ["MpiRanks"]
@@ -66,7 +66,7 @@ class MpiRanks:
         limit = time.monotonic() + START_S
         while len(met) < size:
             if self._process.poll() is not None or time.monotonic() > limit:
-                raise MeetingError(
+                raise RendezvousError(
                     f"mpirun did not bring all {size} ranks: {size - len(met)} are missing. "
                     f"{self._last_words()}"
                 )

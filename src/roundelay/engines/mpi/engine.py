@@ -1,4 +1,4 @@
-"""One rank's end of an MPI communicator: MPI's collectives, our schedules over its messages."""
+"""One rank of an MPI communicator: MPI's collectives, our schedules over its messages."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ from typing import Any, Self
 
 import numpy as np
 
-from roundelay.engines._agreement import Plan, end_plan, plan_of
-from roundelay.engines._end import End, Job, ScheduleFor, Task
-from roundelay.engines._over_messages import Fold, OverMessages, Route
+from roundelay.engines._base import CollectiveCall, Engine, Request, ScheduleFor
+from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
+from roundelay.engines._over_messages import Fold, OverMessages, RankSchedule
 from roundelay.engines.mpi._agreement import MpiAgreement
 from roundelay.engines.mpi._calls import OwnCalls
-from roundelay.engines.mpi._point_to_point import WALK_TAG, Mail, Message, Receipt, pieces
-from roundelay.engines.mpi._progress import Call, Line, Progress, Requests, Steps
+from roundelay.engines.mpi._point_to_point import (
+    WALK_TAG,
+    Message,
+    MpiPointToPoint,
+    Receipt,
+    pieces,
+)
+from roundelay.engines.mpi._progress import PolledCall, PolledQueue, Progress, Requests, Steps
 from roundelay.engines.mpi.library import in_our_words, load_mpi
 from roundelay.errors import CollectiveTimeout, CommunicationError, InvalidArgumentError
 from roundelay.reductions import Array
 
-__all__ = ["MpiEnd", "mpi_communicator_end"]
+__all__ = ["MpiEngine", "mpi_engine"]
 
 LARGE_COUNTS_SINCE = 4  # the version of the MPI standard
 MOST = (1 << 31) - 1  # elements that one call can count, before that
 LINGER_S = 5.0  # for messages that are still going out when a rank says goodbye
 
 
-def mpi_communicator_end(
+def mpi_engine(
     schedules: Callable[[int], ScheduleFor], timeout: float, *, most: int | None = None
-) -> MpiEnd:
-    """Return this process's end of all ranks that mpirun started, apart from users' own MPI calls.
+) -> MpiEngine:
+    """Return this process's engine among all that mpirun started, apart from users' MPI calls.
 
-    `schedules` gives, for a number of ranks, what finds the schedules of jobs.
+    `schedules` gives, for a number of ranks, what finds the schedules of calls.
     """
     mpi = load_mpi()
     counted = most or (MOST if mpi.Get_version()[0] < LARGE_COUNTS_SINCE else 1 << 62)
@@ -51,10 +57,10 @@ def mpi_communicator_end(
             )
 
     progress.wait(arrived.done, give_up)
-    return MpiEnd(mpi, comm, progress, schedules, timeout, counted)
+    return MpiEngine(mpi, comm, progress, schedules, timeout, counted)
 
 
-class MpiEnd(End):
+class MpiEngine(Engine):
     """A rank among those of one MPI communicator, which must be used for nothing else.
 
     Calls in the background go on by themselves, in a thread, where MPI was started with
@@ -82,24 +88,24 @@ class MpiEnd(End):
         self._agreement = MpiAgreement(mpi, comm)
         self._own = OwnCalls(mpi, comm, most)
         self._over = OverMessages(self.rank, self._post_step)
-        self._line = Line(self._on_error)
-        self._mail = Mail(mpi, comm, most, self._on_error)
-        self._error: CommunicationError | None = None  # what broke this end for good
+        self._queue = PolledQueue(self._on_error)
+        self._messages = MpiPointToPoint(mpi, comm, most, self._on_error)
+        self._error: CommunicationError | None = None  # what broke this engine for good
         self._open = True
 
-    def run(self, job: Job, algorithm: str | None) -> None:
-        """Begin the job without waiting, and keep asking for it."""
-        self._begin_job(job, algorithm, background=False).wait()
+    def run(self, call: CollectiveCall, algorithm: str | None) -> None:
+        """Begin the call without waiting, and keep asking for it."""
+        self._begin_call(call, algorithm, background=False).wait()
 
-    def start(self, job: Job, algorithm: str | None) -> _Task:
-        """Let the job stand in line; a thread sees to it."""
-        return self._begin_job(job, algorithm, background=True)
+    def start(self, call: CollectiveCall, algorithm: str | None) -> _CallRequest:
+        """Let the call stand in line; a thread sees to it."""
+        return self._begin_call(call, algorithm, background=True)
 
     def walk(
-        self, route: Route, given: Array | None, dtype: np.dtype[Any], counts: Sequence[int],
+        self, route: RankSchedule, given: Array | None, dtype: np.dtype[Any], counts: Sequence[int],
         fold: Fold,
     ) -> list[Array]:  # fmt: skip
-        """Walk a schedule that is no job's, and return the chunks of this rank's output."""
+        """Walk a schedule that is no call's, and return the chunks of this rank's output."""
         made: list[Array] = []
 
         def steps() -> Steps:
@@ -117,7 +123,7 @@ class MpiEnd(End):
         *,
         sends: bool,
         background: bool = True,
-    ) -> _Letter:
+    ) -> _MessageRequest:
         """Hand the message to MPI; one that is sent at once is copied, so that nobody waits."""
         self._check()
         name = "any rank" if other is None else f"rank {other}"
@@ -126,21 +132,21 @@ class MpiEnd(End):
             try:
                 if sends:
                     kept = data if background else data.copy()
-                    message = self._mail.send(kept, dtype, other or 0, tag or 0)
+                    message = self._messages.send(kept, dtype, other or 0, tag or 0)
                 else:
-                    message = self._mail.receive(Receipt(data, dtype, other, tag))
-                self._mail.poll()  # short ones are over at once, and need nobody's care
+                    message = self._messages.receive(Receipt(data, dtype, other, tag))
+                self._messages.poll()  # short ones are over at once, and need nobody's care
             except self._mpi.Exception as error:
                 self._on_error(error, what)
                 self._check()
-            if not self._mail.idle():
-                self._progress.add(self._mail, background=background or sends)
-        return _Letter(self, message, what, handed_over=sends and not background)
+            if not self._messages.idle():
+                self._progress.add(self._messages, background=background or sends)
+        return _MessageRequest(self, message, what, handed_over=sends and not background)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Wait until all have come, and have MPI split the communicator."""
         # Which gives up in time, as MPI's split does not.
-        come = self._agreement.steps(Plan((self.rank,), "group"))
+        come = self._agreement.steps(CallSignature((self.rank,), "group"))
         self._begin(come, "group", background=False).wait()
         inside = self.rank in ranks
         color = ranks[0] if inside else self._mpi.UNDEFINED
@@ -160,7 +166,7 @@ class MpiEnd(End):
         del how
         if not together or not self._open or self._error is not None:
             return
-        come = self._agreement.steps(end_plan((self.rank,)))
+        come = self._agreement.steps(end_signature((self.rank,)))
         with contextlib.suppress(CollectiveTimeout):  # who takes longer to end does no harm
             self._begin(come, "close", background=False).wait()
 
@@ -169,36 +175,38 @@ class MpiEnd(End):
         if not self._open:
             return
         self._open, before = False, self._error
-        self.wait(self._line.idle, "close", self.moved_at)
+        self.wait(self._queue.idle, "close", self.moved_at)
         limit = time.monotonic() + LINGER_S
         self._progress.wait(
-            lambda: not self._mail.going() or time.monotonic() > limit, lambda: None
+            lambda: not self._messages.going() or time.monotonic() > limit, lambda: None
         )
         if before is None and self._error is not None:  # of a call that nobody waited for
             self._check()
 
-    def _begin_job(self, job: Job, algorithm: str | None, *, background: bool) -> _Task:
-        own = self._own.steps(job) if algorithm is None else None
-        steps = own or self._over.steps(job, self._schedule_for(job, algorithm))
-        plan = job.plan or plan_of(job, algorithm, (self.rank,))
-        return self._begin(self._agreed(plan, steps), plan.what, background=background)
+    def _begin_call(
+        self, call: CollectiveCall, algorithm: str | None, *, background: bool
+    ) -> _CallRequest:
+        own = self._own.steps(call) if algorithm is None else None
+        steps = own or self._over.steps(call, self._schedule_for(call, algorithm))
+        signature = call.signature or signature_of(call, algorithm, (self.rank,))
+        return self._begin(self._agreed(signature, steps), signature.what, background=background)
 
-    def _agreed(self, plan: Plan, steps: Steps) -> Steps:
-        yield from self._agreement.steps(plan)
+    def _agreed(self, signature: CallSignature, steps: Steps) -> Steps:
+        yield from self._agreement.steps(signature)
         yield from steps
 
-    def _post_step(self, data: Array, other: int, *, sends: bool) -> Task:
-        call = self._comm.Isend if sends else self._comm.Irecv
+    def _post_step(self, data: Array, other: int, *, sends: bool) -> Request:
+        begin = self._comm.Isend if sends else self._comm.Irecv
         parts = pieces(data, self._most)
-        return Requests((call([part, self._mpi.BYTE], other, WALK_TAG) for part in parts), data)
+        return Requests((begin([part, self._mpi.BYTE], other, WALK_TAG) for part in parts), data)
 
-    def _begin(self, steps: Steps, what: str, *, background: bool) -> _Task:
+    def _begin(self, steps: Steps, what: str, *, background: bool) -> _CallRequest:
         self._check()
-        call = Call(steps, what)
+        queued = PolledCall(steps, what)
         with self._progress.lock:
-            self._line.add(call)
-        self._progress.add(self._line, background=background)
-        return _Task(self, call)
+            self._queue.add(queued)
+        self._progress.add(self._queue, background=background)
+        return _CallRequest(self, queued)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -210,11 +218,11 @@ class MpiEnd(End):
         self._fail(in_our_words(self._mpi, error, what))
 
     def _fail(self, error: CommunicationError) -> None:
-        """Break this end: whoever waits on it is told, and nothing more begins."""
+        """Break this engine: whoever waits on it is told, and nothing more begins."""
         with self._progress.lock:
             self._error = self._error or error
-            self._line.abandon()
-            self._mail.abandon()
+            self._queue.abandon()
+            self._messages.abandon()
 
     def look(self) -> None:
         """Let everything go on, for those who ask whether something is done."""
@@ -239,38 +247,40 @@ class MpiEnd(End):
 
     def moved_at(self) -> float:
         """Tell when a call in line last went on, by the monotonic clock."""
-        return self._line.moved_at
+        return self._queue.moved_at
 
 
-class _Task:
-    def __init__(self, end: MpiEnd, call: Call) -> None:
-        self._end, self._call = end, call
+class _CallRequest:
+    def __init__(self, engine: MpiEngine, queued: PolledCall) -> None:
+        self._engine, self._queued = engine, queued
 
     def done(self) -> bool:
-        if not self._call.over:
-            self._end.look()
-        return self._call.over
+        if not self._queued.over:
+            self._engine.look()
+        return self._queued.over
 
     def wait(self) -> None:
-        self._end.wait(lambda: self._call.over, self._call.what, self._end.moved_at)
+        self._engine.wait(lambda: self._queued.over, self._queued.what, self._engine.moved_at)
 
 
-class _Letter:
-    def __init__(self, end: MpiEnd, message: Message, what: str, *, handed_over: bool) -> None:
-        self._end, self._message, self._what = end, message, what
+class _MessageRequest:
+    def __init__(
+        self, engine: MpiEngine, message: Message, what: str, *, handed_over: bool
+    ) -> None:
+        self._engine, self._message, self._what = engine, message, what
         self._handed_over = handed_over  # a copy goes out; the sender need not care any more
 
     def done(self) -> bool:
         if not self._over():
-            self._end.look()
+            self._engine.look()
         return self._over()
 
     def wait(self) -> None:
-        self._end.wait(self._over, self._what, lambda: 0.0)
+        self._engine.wait(self._over, self._what, lambda: 0.0)
 
-    def found(self) -> tuple[int, int, int, str]:
-        found = self._message.found
-        return (self._end.rank, 0, 0, "uint8") if found is None else found
+    def status(self) -> tuple[int, int, int, str]:
+        status = self._message.status
+        return (self._engine.rank, 0, 0, "uint8") if status is None else status
 
     def _over(self) -> bool:
         return self._handed_over or self._message.over

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
 from roundelay.engines.gloo.calls import ADDED, BITS, OF_BOOLS, WORDS
 
 __all__ = ["NcclCalls"]
@@ -18,15 +18,15 @@ NARROW = ("float16", "bfloat16")
 
 @dataclass(slots=True)
 class _Task:
-    """A job in torch's words: flat tensors on the device."""
+    """A call in torch's words: flat tensors on the device."""
 
-    job: Job
+    call: CollectiveCall
     given: Any
     output: Any
 
 
 class NcclCalls:
-    """Runs jobs on a process group for devices, for one rank."""
+    """Runs calls on a process group for devices, for one rank."""
 
     def __init__(self, torch: Any, rank: int, size: int) -> None:
         self._torch, self._distributed = torch, torch.distributed
@@ -41,12 +41,12 @@ class NcclCalls:
             "all_to_all": self._all_to_all,
         }
 
-    def run(self, group: Any, job: Job, limit: timedelta) -> bool:
-        """Run a job to its end, and tell whether the library could."""
-        call = self._calls.get(job.collective)
-        if call is None or not (sum(job.counts) or job.count):
+    def run(self, group: Any, call: CollectiveCall, limit: timedelta) -> bool:
+        """Run a call to its end, and tell whether the library could."""
+        begin = self._calls.get(call.collective)
+        if begin is None or not (sum(call.counts) or call.count):
             return False
-        work = call(group, _Task(job, _flat(job.input), _flat(job.output)))
+        work = begin(group, _Task(call, _flat(call.input), _flat(call.output)))
         if work is None:
             return False
         work, finish = work if isinstance(work, tuple) else (work, None)
@@ -63,28 +63,28 @@ class NcclCalls:
             [tensor], self._options("Allreduce", op)))  # fmt: skip
 
     def _reduce(self, group: Any, task: _Task) -> Any:
-        def call(tensor: Any, op: str) -> Any:
+        def begin(tensor: Any, op: str) -> Any:
             options = self._options("Reduce", op)
-            options.rootRank = task.job.root
+            options.rootRank = task.call.root
             return group.reduce([tensor], options)
 
-        return self._reduced(task, task.given, task.output, call)
+        return self._reduced(task, task.given, task.output, begin)
 
     def _reduced(
-        self, task: _Task, given: Any, output: Any, call: Callable[[Any, str], Any]
+        self, task: _Task, given: Any, output: Any, begin: Callable[[Any, str], Any]
     ) -> Any:
         """Reduce a copy of what is given, in a dtype that the library adds, and hand it back."""
-        word = _word(task.job.dtype, task.job.op)
+        word = _word(task.call.dtype, task.call.op)
         if word is None:
             return None
         worked = self._shown(given, word[0])
         worked = worked.clone() if worked.data_ptr() == given.data_ptr() else worked
-        work = call(worked, word[1])
+        work = begin(worked, word[1])
         return work, lambda: self._hand_back(task, worked, output)
 
     def _reduce_scatter(self, group: Any, task: _Task) -> Any:
-        word = _word(task.job.dtype, task.job.op)
-        if word is None or task.job.counts:
+        word = _word(task.call.dtype, task.call.op)
+        if word is None or task.call.counts:
             return None
         given = self._shown(task.given, word[0])
         made = given.new_empty(given.numel() // self._size)
@@ -104,13 +104,13 @@ class NcclCalls:
     def _hand_back(self, task: _Task, made: Any, output: Any) -> None:
         if output is None:
             return
-        if task.job.op == "avg":
+        if task.call.op == "avg":
             made.div_(self._size)
-        same = made.dtype is output.dtype or task.job.dtype in NARROW
+        same = made.dtype is output.dtype or task.call.dtype in NARROW
         output.copy_(made if same else made.view(output.dtype))
 
-    def _options(self, call: str, op: str) -> Any:
-        options = getattr(self._distributed, f"{call}Options")()
+    def _options(self, begin: str, op: str) -> Any:
+        options = getattr(self._distributed, f"{begin}Options")()
         options.reduceOp = getattr(self._distributed.ReduceOp, op)
         return options
 
@@ -118,27 +118,27 @@ class NcclCalls:
 
     def _broadcast(self, group: Any, task: _Task) -> Any:
         tensor = task.output if task.given is None else task.given
-        return group.broadcast(self._octets(tensor), task.job.root)
+        return group.broadcast(self._octets(tensor), task.call.root)
 
     def _all_gather(self, group: Any, task: _Task) -> Any:
-        if task.job.counts:
+        if task.call.counts:
             return None
         output, given = self._octets(task.output), self._octets(task.given)
         return group._allgather_base(output, given)  # noqa: SLF001 - torch's name for it
 
     def _gather(self, group: Any, task: _Task) -> Any:
-        if task.job.counts:
+        if task.call.counts:
             return None
         options = self._distributed.GatherOptions()
-        options.rootRank = task.job.root
+        options.rootRank = task.call.root
         rows = [] if task.output is None else [list(self._octets(task.output).chunk(self._size))]
         return group.gather(rows, [self._octets(task.given)], options)
 
     def _all_to_all(self, group: Any, task: _Task) -> Any:
-        job, size, rank = task.job, self._size, self._rank
-        counts = list(job.counts) or [job.count] * size * size
-        out = [count * job.item for count in counts[rank::size]]
-        given = [count * job.item for count in counts[rank * size : (rank + 1) * size]]
+        call, size, rank = task.call, self._size, self._rank
+        counts = list(call.counts) or [call.count] * size * size
+        out = [count * call.item for count in counts[rank::size]]
+        given = [count * call.item for count in counts[rank * size : (rank + 1) * size]]
         octets = self._octets(task.output), self._octets(task.given)
         return group.alltoall_base(*octets, out, given)
 

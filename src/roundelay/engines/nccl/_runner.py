@@ -6,11 +6,11 @@ from typing import Any
 
 from roundelay.engines._over_messages import Post
 from roundelay.engines.gloo import Gloo
-from roundelay.engines.gloo.engine import GlooEnd
+from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.gloo.groups import Schedules, load_torch
-from roundelay.engines.nccl.engine import NcclEnd
+from roundelay.engines.nccl.engine import NcclEngine
 from roundelay.errors import InvalidArgumentError
-from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.by_store import StoreRendezvous
 
 __all__ = ["Nccl"]
 
@@ -45,10 +45,10 @@ class Nccl(Gloo):
             )
 
     def connect(
-        self, meeting: Meeting, schedules: Schedules, timeout: float
-    ) -> tuple[GlooEnd, Post]:
+        self, rendezvous: StoreRendezvous, schedules: Schedules, timeout: float
+    ) -> tuple[GlooEngine, Post]:
         """Return the end of a rank, and what posts the transfers of its schedules."""
         if self._library == "nccl":
-            load_torch("nccl").cuda.set_device(meeting.rank)
-        end = NcclEnd(meeting, schedules, timeout=timeout, library=self._library)
-        return end, end.device_slot
+            load_torch("nccl").cuda.set_device(rendezvous.rank)
+        engine = NcclEngine(rendezvous, schedules, timeout=timeout, library=self._library)
+        return engine, engine.device_slot

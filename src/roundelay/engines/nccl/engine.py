@@ -1,4 +1,4 @@
-"""One rank's end of an NCCL process group: tensors on GPUs, with Gloo beside for all the rest."""
+"""One rank of an NCCL process group: tensors on GPUs, with Gloo beside for all the rest."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from roundelay.engines._call_queue import Turn
+from roundelay.engines._base import CollectiveCall, MessageRequest, Request
+from roundelay.engines._call_queue import QueuedCall
 from roundelay.engines._device_arrays import DeviceArray, on_device
-from roundelay.engines._end import Job, Letter, Task
-from roundelay.engines.gloo.engine import GlooEnd, connected, cut_lines
+from roundelay.engines.gloo.engine import GlooEngine, connected, cut_lines
 from roundelay.engines.gloo.groups import Held, Schedules, seconds
 from roundelay.engines.nccl._calls import NcclCalls
 from roundelay.engines.nccl._steps import Step
-from roundelay.errors import InvalidArgumentError, MeetingError
+from roundelay.errors import InvalidArgumentError, RendezvousError
 from roundelay.reductions import Array
-from roundelay.rendezvous.meeting import Meeting
+from roundelay.rendezvous.by_store import StoreRendezvous
 
-__all__ = ["NcclEnd"]
+__all__ = ["NcclEngine"]
 
 
-class NcclEnd(GlooEnd):
+class NcclEngine(GlooEngine):
     """A rank with a GPU, among processes of one or many hosts.
 
     What NCCL has for a reduction and dtype, with our meaning, it does on the GPUs. The rest, and
@@ -38,11 +38,16 @@ class NcclEnd(GlooEnd):
     _step: Step | None  # of the schedule that is walked
 
     def __init__(
-        self, meeting: Meeting, schedules: Schedules, *, timeout: float, library: str = "nccl"
+        self,
+        rendezvous: StoreRendezvous,
+        schedules: Schedules,
+        *,
+        timeout: float,
+        library: str = "nccl",
     ) -> None:
         self._library, self._gpus, self._step = library, None, None
-        super().__init__(meeting, schedules, timeout=timeout)
-        at = meeting.within("devices")
+        super().__init__(rendezvous, schedules, timeout=timeout)
+        at = rendezvous.within("devices")
         try:
             self._gpus = _connected(self._torch, at, timeout, library)
         except BaseException:
@@ -52,41 +57,41 @@ class NcclEnd(GlooEnd):
         self._leave = weakref.finalize(self, _leave, self._gpus, library)
         self._on_gpus = NcclCalls(self._torch, self.rank, self.size)
 
-    def start(self, job: Job, algorithm: str | None) -> Turn:
-        """Run the job on a thread, after what the caller has given the GPU to do so far."""
-        if not _lies_there(job) or self._library != "nccl":
-            return super().start(job, algorithm)
+    def start(self, call: CollectiveCall, algorithm: str | None) -> QueuedCall:
+        """Run the call on a thread, after what the caller has given the GPU to do so far."""
+        if not _lies_there(call) or self._library != "nccl":
+            return super().start(call, algorithm)
         cuda = self._torch.cuda
         stream = cuda.current_stream()
-        planned = self._planned(job, algorithm)
+        described = self._described(call, algorithm)
 
         def work() -> None:
             with cuda.stream(stream):
-                self._do(planned, algorithm)
+                self._do(described, algorithm)
 
-        return self._line.start(work)
+        return self._queue.start(work)
 
-    def _do(self, job: Job, algorithm: str | None) -> None:
+    def _do(self, call: CollectiveCall, algorithm: str | None) -> None:
         # The root of a scatter alone knows where its buffer lies; so all go by the host.
-        if job.collective == "scatter" or not _lies_there(job):
-            self._by_host(job, algorithm)
+        if call.collective == "scatter" or not _lies_there(call):
+            self._by_host(call, algorithm)
             return
         self._open()
         with self._trouble.watched(self._timeout):
-            if algorithm is None and self._on_gpus.run(self._gpus, job, seconds(self._timeout)):
+            if algorithm is None and self._on_gpus.run(self._gpus, call, seconds(self._timeout)):
                 return
-        self._by_host(job, algorithm)
+        self._by_host(call, algorithm)
 
-    def _by_host(self, job: Job, algorithm: str | None) -> None:
-        given, output = job.input, job.output
-        if not _lies_there(job):
-            super()._do(job, algorithm)
+    def _by_host(self, call: CollectiveCall, algorithm: str | None) -> None:
+        given, output = call.input, call.output
+        if not _lies_there(call):
+            super()._do(call, algorithm)
             return
         brought = None if given is None else np.asarray(given).reshape(-1)
         made = None if output is None else np.empty(output.size, output.dtype)
-        if made is not None and job.collective == "exscan":
+        if made is not None and call.collective == "exscan":
             made[:] = np.asarray(output).reshape(-1)  # which stays as it is on rank 0
-        super()._do(replace(job, input=brought, output=made), algorithm)
+        super()._do(replace(call, input=brought, output=made), algorithm)
         if output is not None and made is not None:
             output[...] = made.reshape(output.shape)
 
@@ -99,30 +104,30 @@ class NcclEnd(GlooEnd):
         *,
         sends: bool,
         background: bool = True,
-    ) -> Letter:
+    ) -> MessageRequest:
         """Send a copy, or receive one and bring it to the device when it is waited for."""
         if not on_device(data):
             return super().post(data, dtype, other, tag, sends=sends, background=background)
         host = np.ascontiguousarray(np.asarray(data))
-        letter = super().post(host, dtype, other, tag, sends=sends, background=background)
-        return letter if sends else _Receipt(letter, host, data)
+        request = super().post(host, dtype, other, tag, sends=sends, background=background)
+        return request if sends else _Receipt(request, host, data)
 
-    def device_slot(self, data: Array, other: int, *, sends: bool) -> Task:
+    def device_slot(self, data: Array, other: int, *, sends: bool) -> Request:
         """Send or receive bytes in the order of a schedule, from device to device."""
         self._open()
         if self._step is None or self._step.gone:
             self._step = Step(self._torch, self._gpus, self._library, seconds(self._timeout))
         return self._step.post(data, other, sends=sends)
 
-    def _at(self, meeting: Meeting) -> Self:
-        return type(self)(meeting, self._schedules, timeout=self._timeout, library=self._library)
+    def _at(self, rendezvous: StoreRendezvous) -> Self:
+        return type(self)(rendezvous, self._schedules, timeout=self._timeout, library=self._library)
 
     def _cut(self, group: Held) -> None:
         gpus = self._gpus
         with contextlib.suppress(RuntimeError):
             if gpus is not None and self._library != "nccl":
                 cut_lines(self._torch, gpus, self.rank, self.size)
-            elif gpus is not None and (self._line.busy or self._trouble.told is not None):
+            elif gpus is not None and (self._queue.busy or self._trouble.told is not None):
                 self._leave.detach()
                 gpus.abort()
         super()._cut(group)
@@ -140,15 +145,15 @@ def _leave(gpus: Any, library: str) -> None:
             gpus.shutdown()
 
 
-def _lies_there(job: Job) -> bool:
-    return on_device(job.input) or on_device(job.output)
+def _lies_there(call: CollectiveCall) -> bool:
+    return on_device(call.input) or on_device(call.output)
 
 
-def _connected(torch: Any, meeting: Meeting, timeout: float, library: str) -> Any:
+def _connected(torch: Any, rendezvous: StoreRendezvous, timeout: float, library: str) -> Any:
     distributed = torch.distributed
     try:
         if library != "nccl":
-            return connected(torch, meeting, timeout)
+            return connected(torch, rendezvous, timeout)
         if not torch.cuda.is_available() or not distributed.is_nccl_available():
             raise InvalidArgumentError(
                 "The engine nccl needs a GPU and a torch that was built for CUDA, with NCCL; this "
@@ -157,11 +162,11 @@ def _connected(torch: Any, meeting: Meeting, timeout: float, library: str) -> An
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = seconds(timeout)  # noqa: SLF001 - torch has no other name for it
         # Its threads ask the store when they like, so it gets torch's own.
-        store = distributed.PrefixStore(meeting.store.corner, meeting.store.raw)
-        return distributed.ProcessGroupNCCL(store, meeting.rank, meeting.size, options)
+        store = distributed.PrefixStore(rendezvous.store.corner, rendezvous.store.raw)
+        return distributed.ProcessGroupNCCL(store, rendezvous.rank, rendezvous.size, options)
     except RuntimeError as error:
-        raise MeetingError(
-            f"rank {meeting.rank} of {meeting.size} could not join the others by {library}: "
+        raise RendezvousError(
+            f"rank {rendezvous.rank} of {rendezvous.size} could not join the others by {library}: "
             f"{str(error).splitlines()[0]}"
         ) from error
 
@@ -169,16 +174,16 @@ def _connected(torch: Any, meeting: Meeting, timeout: float, library: str) -> An
 class _Receipt:
     """A message for a device, which comes by the host's memory."""
 
-    def __init__(self, letter: Letter, host: Array, device: Any) -> None:
-        self._letter, self._host, self._device = letter, host, device
+    def __init__(self, request: MessageRequest, host: Array, device: Any) -> None:
+        self._request, self._host, self._device = request, host, device
 
     def done(self) -> bool:
-        return self._letter.done()
+        return self._request.done()
 
     def wait(self) -> None:
-        self._letter.wait()
+        self._request.wait()
         if isinstance(self._device, DeviceArray):
             self._device[...] = self._host
 
-    def found(self) -> tuple[int, int, int, str]:
-        return self._letter.found()
+    def status(self) -> tuple[int, int, int, str]:
+        return self._request.status()

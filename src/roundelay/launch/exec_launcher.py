@@ -12,7 +12,7 @@ from typing import NoReturn
 from roundelay.engines.mpi.mpirun import clean_environment, find_mpirun
 from roundelay.errors import MissingPackageError
 
-__all__ = ["hand_over", "mpi_environment", "mpirun_command", "torchrun_command", "with_timeout"]
+__all__ = ["exec_launcher", "mpi_environment", "mpirun_command", "torchrun_command", "with_timeout"]
 
 #: What torchrun calls the time for hosts to find one another: without, and with a backend.
 WAITS = ("timeout", "join_timeout", "read_timeout")
@@ -61,7 +61,7 @@ def mpi_environment(environ: Mapping[str, str], timeout: float | None) -> dict[s
     return with_timeout(clean_environment(environ), timeout)
 
 
-def hand_over(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+def exec_launcher(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Become another program: its signals, its output and its exit code are then ours."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roundelay.communicator.buffers import bind
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op, fold
 
 if TYPE_CHECKING:
     from roundelay.communicator._communicator import Communicator
 
-__all__ = ["OwnOps"]
+__all__ = ["CustomOps"]
 
 
-class OwnOps:
+class CustomOps:
     """The reducing calls of a communicator for an `rd.Op`."""
 
     def __init__(self, comm: Communicator) -> None:
@@ -34,9 +34,9 @@ class OwnOps:
 
     def reduce(self, x: Any, op: Op, root: int, out: Any) -> Any:
         """Fold everybody's data at the root."""
-        jobs, array = self._comm._jobs, np.ascontiguousarray(self._plain("reduce", x))
-        job = jobs.all_gather(array, None, None, None, call="gather", root=root)
-        rows = self._run(job, "reduce", op)
+        build, array = self._comm._build, np.ascontiguousarray(self._plain("reduce", x))
+        call = build.all_gather(array, None, None, None, name="gather", root=root)
+        rows = self._run(call, "reduce", op)
         return None if rows is None else self._give(x, out, fold(op.reduction, list(rows)))
 
     def scan(self, x: Any, op: Op, out: Any, *, inclusive: bool) -> Any:
@@ -55,31 +55,31 @@ class OwnOps:
                 "reduce_scatter with counts= takes built-in reductions only."
             )
         bound = bind("reduce_scatter", x)
-        comm._jobs.shared("reduce_scatter", bound, axis, None)
+        comm._build.shared("reduce_scatter", bound, axis, None)
         array = np.ascontiguousarray(self._plain("reduce_scatter", x))
         shape = (comm.size, *array.shape[1:]) if axis is None else (comm.size, -1, *array.shape[1:])
-        job = comm._jobs.all_to_all(array.reshape(shape), None, None, None)
-        job.axis = axis is not None
-        shares = self._run(job, "reduce_scatter", op)
+        call = comm._build.all_to_all(array.reshape(shape), None, None, None)
+        call.axis = axis is not None
+        shares = self._run(call, "reduce_scatter", op)
         folded = fold(op.reduction, list(shares))
         if out is None:
             return bound.wrap(folded)
         return self._give(x, out, folded)
 
-    def _all(self, call: str, x: Any, op: Op) -> Any:
-        array = np.ascontiguousarray(self._plain(call, x))
-        return self._run(self._comm._jobs.all_gather(array, None, None, None), call, op)
+    def _all(self, name: str, x: Any, op: Op) -> Any:
+        array = np.ascontiguousarray(self._plain(name, x))
+        return self._run(self._comm._build.all_gather(array, None, None, None), name, op)
 
-    def _run(self, job: Job, call: str, op: Op) -> Any:
+    def _run(self, call: CollectiveCall, name: str, op: Op) -> Any:
         """Bring the data together, as the call that it is for: ranks compare whose function."""
-        job.call, job.own = call, op.identity
-        return self._comm._now(job, None)
+        call.part_of, call.custom_op = name, op.identity
+        return self._comm._now(call, None)
 
-    def _plain(self, call: str, x: Any) -> Any:
-        bound = bind(call, x)
+    def _plain(self, name: str, x: Any) -> Any:
+        bound = bind(name, x)
         if bound.dtype == "bfloat16":
             raise InvalidArgumentError(
-                f"{call}: your own reductions take no bfloat16; use float32."
+                f"{name}: your own reductions take no bfloat16; use float32."
             )
         return bound.array
 

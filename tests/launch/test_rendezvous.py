@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roundelay import _core
-from roundelay.errors import MeetingError
+from roundelay.errors import RendezvousError
 from roundelay.rendezvous import _messages as messages
 from roundelay.rendezvous._server import Server
-from roundelay.rendezvous.directory import Place
-from roundelay.rendezvous.one_host import Job, forget, meet
+from roundelay.rendezvous.directory import RendezvousDirectory
+from roundelay.rendezvous.one_host import Job, forget, rendezvous
 
 MakeJob = Callable[[int], Job]
 Fork = Callable[..., Any]
@@ -29,7 +29,7 @@ ABSENT = 0
 
 
 def come(job: Job, rank: int, timeout: float = 20) -> str:
-    world = meet(job, rank, timeout=timeout)
+    world = rendezvous(job, rank, timeout=timeout)
     entered = all(world.life(other) != ABSENT for other in range(job.size))
     return f"{rank} {world.size} {entered} {world.token.hex()}"
 
@@ -39,7 +39,7 @@ def line_to(job: Job, wait_until: Wait) -> socket.socket:
 
     def listened() -> bool:  # a moment after there is a name
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            lines.append(Place(job.path).connect())
+            lines.append(RendezvousDirectory(job.path).connect())
         return bool(lines)
 
     wait_until(listened)
@@ -77,12 +77,12 @@ def test_meeting_leaks_no_descriptor(make_job: MakeJob, forked: Fork) -> None:
     before = descriptors()
     for _ in range(3):
         other = forked(come, make_job(2), 1)
-        meet(make_job(2), 0, timeout=20)
+        rendezvous(make_job(2), 0, timeout=20)
         other.result()
         other.close()
     for rank in range(2):
-        with pytest.raises(MeetingError):
-            meet(make_job(2), rank, timeout=0.05)
+        with pytest.raises(RendezvousError):
+            rendezvous(make_job(2), rank, timeout=0.05)
     assert descriptors() == before
 
 
@@ -95,7 +95,7 @@ def test_all_who_came_name_all_who_did_not(
     started = [forked(come, make_job(size), rank, 1.0) for rank in here]
     for each in started:
         said = each.result()
-        assert said.startswith("MeetingError: ")
+        assert said.startswith("RendezvousError: ")
         assert named in said
     assert list(make_job(size).base.iterdir()) == []
 
@@ -110,8 +110,8 @@ def test_a_rank_that_gives_up_first_names_who_is_missing_too(
 
 
 def test_without_rank_0_the_place_is_named(make_job: MakeJob) -> None:
-    with pytest.raises(MeetingError, match=f"for rank 0 at {make_job(2).path}"):
-        meet(make_job(2), 1, timeout=0.05)
+    with pytest.raises(RendezvousError, match=f"for rank 0 at {make_job(2).path}"):
+        rendezvous(make_job(2), 1, timeout=0.05)
 
 
 def test_a_second_process_of_the_same_rank_is_refused_and_the_first_is_not(
@@ -249,7 +249,7 @@ def test_the_others_hear_when_rank_0_is_ended(
     os.kill(zero.pid, number)
     expected = "" if number == signal.SIGINT else number.name
     assert expected in zero.result()
-    assert one.result().startswith("MeetingError: rank ")
+    assert one.result().startswith("RendezvousError: rank ")
     if number != signal.SIGKILL:
         assert list(job.base.iterdir()) == []
 
@@ -297,8 +297,8 @@ def test_a_place_that_somebody_else_made_is_refused(
         plant(job.path)
     except PermissionError:
         pytest.skip("only root can give directories away")
-    with pytest.raises(MeetingError, match=problem):
-        meet(job, rank, timeout=1)
+    with pytest.raises(RendezvousError, match=problem):
+        rendezvous(job, rank, timeout=1)
     forget(job)
     assert job.path.exists() or job.path.is_symlink()  # not ours to remove
 
@@ -334,7 +334,7 @@ def test_both_sides_ask_the_kernel_who_the_other_is(
     wait_until((job.path / "socket").exists)
 
     def pretend() -> str:
-        place = Place(job.path)
+        place = RendezvousDirectory(job.path)
         place._open()
         address = place._address()
         (job.path / "socket").chmod(0o777)
@@ -350,10 +350,10 @@ def test_both_sides_ask_the_kernel_who_the_other_is(
     zero.kill()
     monkeypatch.setattr(messages, "peer", lambda _: (1, 4711))
     with (
-        Server(Place(job.path), 2, time.monotonic() + 5, 5),
-        pytest.raises(MeetingError, match="user 4711"),
+        Server(RendezvousDirectory(job.path), 2, time.monotonic() + 5, 5),
+        pytest.raises(RendezvousError, match="user 4711"),
     ):
-        meet(job, 1, timeout=1)
+        rendezvous(job, 1, timeout=1)
 
 
 def test_long_paths_are_no_problem(tmp_path: Path, forked: Fork) -> None:
@@ -365,8 +365,8 @@ def test_long_paths_are_no_problem(tmp_path: Path, forked: Fork) -> None:
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MeetingError, match=r"no rendezvous in .*/nowhere: No such"):
-        meet(Job("test", 2, tmp_path / "nowhere"), 0, timeout=1)
+    with pytest.raises(RendezvousError, match=r"no rendezvous in .*/nowhere: No such"):
+        rendezvous(Job("test", 2, tmp_path / "nowhere"), 0, timeout=1)
 
 
 def test_jobs_meet_apart(tmp_path: Path, forked: Fork) -> None:

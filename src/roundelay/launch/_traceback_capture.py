@@ -22,12 +22,12 @@ NAME = re.compile(rb"^(?:[\w.]*\.)?(\w+)(?::|$)")
 
 
 class ErrorStream(Stream):
-    """The standard error of one rank; `last_words` is the traceback that it ended with."""
+    """The standard error of one rank; `traceback` is the traceback that it ended with."""
 
     def __init__(self, rank: int, screen: Screen) -> None:
         super().__init__(rank, screen)
         self._theirs = b"[rank%d]:" % rank  # what torch puts before tracebacks, as we do
-        self.last_words: list[bytes] = []
+        self.traceback: list[bytes] = []
         self._held_since: float | None = None
 
     def line(self, text: bytes) -> None:
@@ -37,13 +37,13 @@ class ErrorStream(Stream):
         if self._held_since is not None and time.monotonic() > self._held_since + ONE_BREATH_S:
             self.release()
         if self._held_since is None:
-            self.last_words = []  # the rank went on after what was printed
+            self.traceback = []  # the rank went on after what was printed
             if not text.startswith(BEGINS):
                 super().line(text)
                 return
             self._held_since = time.monotonic()
-        self.last_words.append(text)
-        if len(self.last_words) > MOST_LINES:
+        self.traceback.append(text)
+        if len(self.traceback) > MOST_LINES:
             self.release()
 
     def due(self) -> float | None:
@@ -61,7 +61,7 @@ class ErrorStream(Stream):
         """Print what is held back; it stays the last words until more comes."""
         if self._held_since is not None:
             self._held_since = None
-            for line in self.last_words:
+            for line in self.traceback:
                 super().line(line)
 
     def error_name(self) -> str:
@@ -70,7 +70,7 @@ class ErrorStream(Stream):
         Of a chain of exceptions it is the last one.
         """
         name, inside = "", False
-        for line in self.last_words:
+        for line in self.traceback:
             if line.startswith(BEGINS):
                 inside = True
             elif inside and line[:1] not in (b" ", b""):

@@ -11,10 +11,10 @@ import numpy as np
 from roundelay.arguments import index_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.memory import contiguous, require_host
-from roundelay.engines._end import INNER_TAGS, End, Letter
+from roundelay.engines._base import INNER_TAGS, Engine, MessageRequest
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 
-__all__ = ["ANY", "Mail", "Message"]
+__all__ = ["ANY", "Message", "PointToPoint"]
 
 T = TypeVar("T")
 
@@ -31,18 +31,18 @@ ANY: Final = _Any()
 class Message:
     """A send or receive under way; after `wait`, `source` and `tag` say what came."""
 
-    def __init__(self, rank: int, letter: Letter, bound: Bound, keep: Any) -> None:
-        self._rank, self._letter, self._bound, self._keep = rank, letter, bound, keep
+    def __init__(self, rank: int, request: MessageRequest, bound: Bound, keep: Any) -> None:
+        self._rank, self._request, self._bound, self._keep = rank, request, bound, keep
         self.source: int | None = None
         self.tag: int | None = None
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self._letter.done()
+        return self._request.done()
 
     def wait(self) -> Any:
         """Return the buffer once it is filled, or may be used again."""
-        self._letter.wait()
+        self._request.wait()
         return self._bound.given
 
 
@@ -50,14 +50,14 @@ class _Receipt(Message):
     def wait(self) -> Any:
         """Return the buffer once it is filled."""
         super().wait()
-        self.source, self.tag, nbytes, dtype = self._letter.found()
+        self.source, self.tag, nbytes, dtype = self._request.status()
         packed = self._keep
         if nbytes != packed.nbytes or dtype != self._bound.dtype:
-            found = nbytes // max(1, _item(dtype))
+            count = nbytes // max(1, _item(dtype))
             raise CollectiveMismatch(
                 f"recv on rank {self._rank} from rank {self.source}, tag {self.tag}: the "
                 f"buffer is {self._bound.dtype}[{packed.size}], but the message is "
-                f"{dtype}[{found}]. The message was taken and dropped."
+                f"{dtype}[{count}]. The message was taken and dropped."
             )
         if packed is not self._bound.array:
             self._bound.array[...] = packed
@@ -65,12 +65,12 @@ class _Receipt(Message):
         return self._bound.given
 
 
-class Mail(ABC):
+class PointToPoint(ABC):
     """The part of a communicator that sends and receives."""
 
     rank: int
     size: int
-    _end: End
+    _engine: Engine
 
     def send(self, x: Any, dst: int, tag: int = 0) -> None:
         """Send `x`; returns when it may be used again, which may be before it has arrived."""
@@ -119,7 +119,7 @@ class Mail(ABC):
         """Return what posts a message, once all that was asked for has been found right."""
         call = "send" if sends else "recv"
         bound = bind(call, x)
-        if not self._end.devices:
+        if not self._engine.devices:
             require_host(call, (bound.array,))
         if not sends:
             bound.require_writable(call, "buffer")
@@ -131,10 +131,10 @@ class Mail(ABC):
         kind = Message if sends else _Receipt
 
         def post() -> Message:
-            letter = self._end.post(
+            request = self._engine.post(
                 data.reshape(-1), bound.dtype, rank, number, sends=sends, background=background
             )
-            return kind(self.rank, letter, bound, data)
+            return kind(self.rank, request, bound, data)
 
         return post
 

@@ -1,4 +1,4 @@
-#include "mail.hpp"
+#include "point_to_point.hpp"
 
 #include <pthread.h>
 #include <sched.h>
@@ -59,73 +59,73 @@ void Mailbox::open_ring(int dst) {
         at.store(world_->allocate(world_->header().mail_bytes), std::memory_order_release);
 }
 
-void Mailbox::post(const std::shared_ptr<Letter>& letter) {
+void Mailbox::post(const std::shared_ptr<MessageRequest>& request) {
     kill_point();
-    if (letter->sends) open_ring(letter->other);
+    if (request->sends) open_ring(request->other);
     const std::lock_guard guard(mutex_);
-    if (letter->sends) {
-        outgoing_[std::size_t(letter->other)].push_back(letter);
+    if (request->sends) {
+        outgoing_[std::size_t(request->other)].push_back(request);
         return;
     }
     // What came first is taken first, whether it is whole yet or not.
     for (auto at = waiting_.begin(); at != waiting_.end(); ++at) {
         Parcel& parcel = **at;
-        if (matches(*letter, parcel)) {
-            parcel.letter = letter;
+        if (matches(*request, parcel)) {
+            parcel.request = request;
             hand_over(parcel);
             waiting_.erase(at);
             return;
         }
     }
     for (auto& parcel : arriving_) {
-        if (parcel != nullptr && parcel->letter == nullptr && matches(*letter, *parcel)) {
-            parcel->letter = letter;
+        if (parcel != nullptr && parcel->request == nullptr && matches(*request, *parcel)) {
+            parcel->request = request;
             return;
         }
     }
-    wanted_.push_back(letter);
+    wanted_.push_back(request);
 }
 
-bool Mailbox::matches(const Letter& letter, const Parcel& parcel) const {
-    return (letter.other == any_rank || letter.other == parcel.src) &&
-           letter.envelope.group == parcel.envelope.group &&
-           (letter.envelope.tag == parcel.envelope.tag ||
-            (letter.envelope.tag == any_tag && parcel.envelope.tag < inner_tags));
+bool Mailbox::matches(const MessageRequest& request, const Parcel& parcel) const {
+    return (request.other == any_rank || request.other == parcel.src) &&
+           request.envelope.group == parcel.envelope.group &&
+           (request.envelope.tag == parcel.envelope.tag ||
+            (request.envelope.tag == any_tag && parcel.envelope.tag < inner_tags));
 }
 
 void Mailbox::hand_over(Parcel& parcel) {
-    Letter& letter = *parcel.letter;
-    letter.other = parcel.src;
-    letter.found = parcel.envelope;
+    MessageRequest& request = *parcel.request;
+    request.other = parcel.src;
+    request.found = parcel.envelope;
     // A message of another size or dtype is not squeezed in: the receiver is told.
-    if (letter.envelope.bytes == parcel.envelope.bytes &&
-        letter.envelope.dtype == parcel.envelope.dtype && !parcel.held.empty())
-        std::memcpy(letter.data, parcel.held.data(), parcel.held.size());
-    letter.done.store(true, std::memory_order_release);
+    if (request.envelope.bytes == parcel.envelope.bytes &&
+        request.envelope.dtype == parcel.envelope.dtype && !parcel.held.empty())
+        std::memcpy(request.data, parcel.held.data(), parcel.held.size());
+    request.done.store(true, std::memory_order_release);
 }
 
-bool Mailbox::push(Letter& letter) {
-    Ring& out = *ring(rank_, letter.other);
+bool Mailbox::push(MessageRequest& request) {
+    Ring& out = *ring(rank_, request.other);
     const std::uint64_t written = out.written.load(std::memory_order_relaxed);
     std::size_t room = capacity_ - std::size_t(written - out.read.load(std::memory_order_acquire));
     std::uint64_t at = written;
-    if (!letter.opened) {
+    if (!request.opened) {
         if (room < sizeof(Envelope)) return false;
-        copy_in(out.bytes, capacity_, at, &letter.envelope, sizeof(Envelope));
+        copy_in(out.bytes, capacity_, at, &request.envelope, sizeof(Envelope));
         at += sizeof(Envelope);
         room -= sizeof(Envelope);
-        letter.opened = true;
+        request.opened = true;
     }
-    const std::size_t bytes = std::min(room, std::size_t(letter.envelope.bytes) - letter.moved);
-    copy_in(out.bytes, capacity_, at, letter.data + letter.moved, bytes);
-    letter.moved += bytes;
+    const std::size_t bytes = std::min(room, std::size_t(request.envelope.bytes) - request.moved);
+    copy_in(out.bytes, capacity_, at, request.data + request.moved, bytes);
+    request.moved += bytes;
     at += bytes;
     if (at == written) return false;
     kill_point();  // written, and not yet to be seen
     out.written.store(at, std::memory_order_release);
     kill_point();  // to be seen, and nobody told
-    world_->rank(letter.other).bell.ring();
-    if (letter.moved == letter.envelope.bytes) letter.done.store(true, std::memory_order_release);
+    world_->rank(request.other).bell.ring();
+    if (request.moved == request.envelope.bytes) request.done.store(true, std::memory_order_release);
     return true;
 }
 
@@ -148,25 +148,25 @@ bool Mailbox::pull(int src) {
             kill_point();  // opened, and nothing of it taken
             for (auto wish = wanted_.begin(); wish != wanted_.end(); ++wish) {
                 if (matches(**wish, *slot)) {
-                    slot->letter = *wish;
+                    slot->request = *wish;
                     wanted_.erase(wish);
                     break;
                 }
             }
         }
         Parcel& parcel = *slot;
-        const bool fits = parcel.letter != nullptr && parcel.held.empty() &&
-                          parcel.letter->envelope.bytes == parcel.envelope.bytes &&
-                          parcel.letter->envelope.dtype == parcel.envelope.dtype;
+        const bool fits = parcel.request != nullptr && parcel.held.empty() &&
+                          parcel.request->envelope.bytes == parcel.envelope.bytes &&
+                          parcel.request->envelope.dtype == parcel.envelope.dtype;
         if (!fits) parcel.held.resize(parcel.envelope.bytes);
-        std::byte* to = fits ? parcel.letter->data : parcel.held.data();
+        std::byte* to = fits ? parcel.request->data : parcel.held.data();
         const std::size_t bytes = std::min(ready, std::size_t(parcel.envelope.bytes) - parcel.moved);
         copy_out(in.bytes, capacity_, at, to + parcel.moved, bytes);
         parcel.moved += bytes;
         at += bytes;
         ready -= bytes;
         if (!parcel.whole()) break;
-        if (parcel.letter != nullptr)
+        if (parcel.request != nullptr)
             hand_over(parcel);
         else
             waiting_.push_back(std::move(slot));
@@ -183,20 +183,20 @@ bool Mailbox::pull(int src) {
 bool Mailbox::pump() {
     const std::lock_guard guard(mutex_);
     bool moved = false;
-    for (auto& letters : outgoing_) {
-        while (!letters.empty() && push(*letters.front())) {
+    for (auto& requests : outgoing_) {
+        while (!requests.empty() && push(*requests.front())) {
             moved = true;
-            if (!letters.front()->done) break;
-            letters.pop_front();
+            if (!requests.front()->done) break;
+            requests.pop_front();
         }
     }
     for (int src = 0; src < world_->size(); ++src) moved = pull(src) || moved;
     return moved;
 }
 
-// The rank without which this letter will never be done; for any rank, the last of all others.
-int Mailbox::gone(const Letter& letter, const Group& group) const {
-    if (letter.other != any_rank) return group.gone(letter.other) ? letter.other.load() : -1;
+// The rank without which this request will never be done; for any rank, the last of all others.
+int Mailbox::gone(const MessageRequest& request, const Group& group) const {
+    if (request.other != any_rank) return group.gone(request.other) ? request.other.load() : -1;
     int found = -1;
     for (int rank = 0; rank < world_->size(); ++rank) {
         if (rank == rank_ || !group.holds(rank)) continue;
@@ -206,9 +206,9 @@ int Mailbox::gone(const Letter& letter, const Group& group) const {
     return found;
 }
 
-bool Mailbox::settled(Letter& letter, const Group& group) {
-    return letter.done || world_->troubled() ||
-           (gone(letter, group) >= 0 && (!pump() || letter.done));
+bool Mailbox::settled(MessageRequest& request, const Group& group) {
+    return request.done || world_->troubled() ||
+           (gone(request, group) >= 0 && (!pump() || request.done));
 }
 
 void Mailbox::fail(Trouble kind, int culprit, const Group& group, const char* text) {
@@ -226,14 +226,14 @@ std::vector<Mailbox::Left> Mailbox::left_over() {
     return found;
 }
 
-void Mailbox::wait(Letter& letter, const Group& group, std::int64_t timeout_ns, Waiter& waiter) {
+void Mailbox::wait(MessageRequest& request, const Group& group, std::int64_t timeout_ns, Waiter& waiter) {
     RankInfo& mine = world_->rank(rank_);
     std::int64_t start = 0;
     std::optional<Waiting> shown;
-    for (int idle = 0; !letter.done.load(std::memory_order_acquire); ++idle) {
+    for (int idle = 0; !request.done.load(std::memory_order_acquire); ++idle) {
         const std::uint32_t seen = mine.bell.value.load();
         if (pump()) idle = 0;
-        if (letter.done.load(std::memory_order_acquire)) return;
+        if (request.done.load(std::memory_order_acquire)) return;
         if (world_->troubled()) throw Broken{};
         if (idle < 64) {
             cpu_pause();
@@ -244,18 +244,18 @@ void Mailbox::wait(Letter& letter, const Group& group, std::int64_t timeout_ns, 
             waiter.blocks();
             shown.emplace(*world_, rank_,
                           Wait{.since = start, .group = group.at(), .call = 0,
-                               .tag = letter.envelope.tag, .other = letter.other,
-                               .site = letter.site, .kind = letter.sends ? Waits::send : Waits::recv});
+                               .tag = request.envelope.tag, .other = request.other,
+                               .site = request.site, .kind = request.sends ? Waits::send : Waits::recv});
         }
         if (idle < 128) {
             sched_yield();
             continue;
         }
         kill_point();
-        const bool closing = !letter.sends && group.told(rank_, Stage::quiet);
-        if (closing && cancel_if_nobody(letter, group)) return;
-        const int missing = closing ? -1 : gone(letter, group);
-        if (missing >= 0 && !pump() && !letter.done) {
+        const bool closing = !request.sends && group.told(rank_, Stage::quiet);
+        if (closing && cancel_if_nobody(request, group)) return;
+        const int missing = closing ? -1 : gone(request, group);
+        if (missing >= 0 && !pump() && !request.done) {
             // Who closed did not mean to be needed any more; a script may have been ended.
             const bool left = world_->rank(missing).life.load() == Life::left;
             if (group.ended(missing) && !left) fail(Trouble::mismatch, missing, group, "");
@@ -263,65 +263,65 @@ void Mailbox::wait(Letter& letter, const Group& group, std::int64_t timeout_ns, 
         }
         mine.bell.sleep(seen, nap_ns);
         const std::int64_t waited = now_ns() - start;
-        const bool on = waiter.goes_on(letter.other, waited);
+        const bool on = waiter.goes_on(request.other, waited);
         if (world_->foreign()) throw Broken{};  // forked by a signal handler: it is no rank
         if (!on) fail(Trouble::interrupted, rank_, group, "");
-        if (waited > timeout_ns && !letter.done) {
-            if (closing && cancel(letter, Fate::late)) return;
+        if (waited > timeout_ns && !request.done) {
+            if (closing && cancel(request, Fate::late)) return;
             // From any rank: nobody in particular is late.
-            const int culprit = letter.other == any_rank ? rank_ : letter.other.load();
+            const int culprit = request.other == any_rank ? rank_ : request.other.load();
             fail(Trouble::timeout, culprit, group, "");
         }
     }
 }
 
-std::shared_ptr<Letter> Mailbox::under_way(bool sends, std::uint64_t number) {
-    const auto of_it = [&](const std::shared_ptr<Letter>& letter) {
-        return letter != nullptr && (number == every || letter->envelope.group == number);
+std::shared_ptr<MessageRequest> Mailbox::under_way(bool sends, std::uint64_t number) {
+    const auto of_it = [&](const std::shared_ptr<MessageRequest>& request) {
+        return request != nullptr && (number == every || request->envelope.group == number);
     };
     const std::lock_guard guard(mutex_);
     if (sends) {
-        for (const auto& letters : outgoing_)
-            for (const auto& letter : letters)
-                if (of_it(letter)) return letter;
+        for (const auto& requests : outgoing_)
+            for (const auto& request : requests)
+                if (of_it(request)) return request;
         return nullptr;
     }
-    for (const auto& letter : wanted_)
-        if (of_it(letter)) return letter;
+    for (const auto& request : wanted_)
+        if (of_it(request)) return request;
     for (const auto& parcel : arriving_)
-        if (parcel != nullptr && of_it(parcel->letter)) return parcel->letter;
+        if (parcel != nullptr && of_it(parcel->request)) return parcel->request;
     return nullptr;
 }
 
 void Mailbox::drain(Group& group, std::uint64_t number, std::int64_t timeout_ns, Waiter& waiter) {
-    while (const auto letter = under_way(true, number)) wait(*letter, group, timeout_ns, waiter);
+    while (const auto request = under_way(true, number)) wait(*request, group, timeout_ns, waiter);
     group.tell(Stage::quiet);
-    while (const auto letter = under_way(false, number)) wait(*letter, group, timeout_ns, waiter);
+    while (const auto request = under_way(false, number)) wait(*request, group, timeout_ns, waiter);
 }
 
 // A receipt that no message has come for; false if one has.
-bool Mailbox::cancel(Letter& letter, Fate fate) {
+bool Mailbox::cancel(MessageRequest& request, Fate fate) {
     const std::lock_guard guard(mutex_);
-    const auto same = [&](const auto& wish) { return wish.get() == &letter; };
+    const auto same = [&](const auto& wish) { return wish.get() == &request; };
     const auto found = std::ranges::find_if(wanted_, same);
     if (found == wanted_.end()) return false;
     const auto kept = *found;
     wanted_.erase(found);
-    cancelled_.push_back({false, letter.other, letter.envelope, letter.site});
-    letter.fate = fate;
-    letter.done = true;
+    cancelled_.push_back({false, request.other, request.envelope, request.site});
+    request.fate = fate;
+    request.done = true;
     world_->rank(rank_).bell.ring();  // another thread may wait for it
     return true;
 }
 
 // Who is quiet has nothing more to send: what did come lies in the rings by now.
-bool Mailbox::cancel_if_nobody(Letter& letter, const Group& group) {
+bool Mailbox::cancel_if_nobody(MessageRequest& request, const Group& group) {
     const auto quiet = [&](int rank) {
         return world_->rank(rank).life.load() == Life::left || group.told(rank, Stage::quiet);
     };
     for (int rank = 0; rank < world_->size(); ++rank)
-        if ((letter.other == any_rank || letter.other == rank) && !quiet(rank)) return false;
-    return !pump() && cancel(letter, Fate::nobody);
+        if ((request.other == any_rank || request.other == rank) && !quiet(rank)) return false;
+    return !pump() && cancel(request, Fate::nobody);
 }
 
 void Mailbox::forget(bool waits) {
@@ -342,20 +342,20 @@ void Mailbox::forget(bool waits) {
 
 // Under the mutex: nothing moves any more.
 void Mailbox::give_up() {
-    const auto end = [](const std::shared_ptr<Letter>& letter) {
-        if (letter == nullptr || letter->done) return;
-        letter->fate = Fate::broken;
-        letter->done = true;
+    const auto end = [](const std::shared_ptr<MessageRequest>& request) {
+        if (request == nullptr || request->done) return;
+        request->fate = Fate::broken;
+        request->done = true;
     };
-    for (auto& letters : outgoing_) {
-        std::ranges::for_each(letters, end);
-        letters.clear();
+    for (auto& requests : outgoing_) {
+        std::ranges::for_each(requests, end);
+        requests.clear();
     }
     std::ranges::for_each(wanted_, end);
     wanted_.clear();
     for (auto& parcel : arriving_) {
         if (parcel == nullptr) continue;
-        end(parcel->letter);
+        end(parcel->request);
         parcel = nullptr;
     }
 }

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from roundelay.rendezvous.store import Store
 
-__all__ = ["Meeting"]
+__all__ = ["StoreRendezvous"]
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class StoreRendezvous:
     """Where the processes of a group find one another, and which of them this one is."""
 
     store: Store
@@ -20,10 +20,10 @@ class Meeting:
     address: str | None = None  # of this host, as others reach it; None lets torch choose
     ranks: Sequence[int] = ()  # of the group, as the whole job numbers them; none if this is all
 
-    def within(self, name: str, ranks: Sequence[int] | None = None) -> Meeting:
+    def within(self, name: str, ranks: Sequence[int] | None = None) -> StoreRendezvous:
         """Return the meeting of a group of some of these ranks, or of all once more."""
         store = self.store.within(name)
         if ranks is None:
             return replace(self, store=store)
         whole = tuple(self.ranks[rank] if self.ranks else rank for rank in ranks)
-        return Meeting(store, list(ranks).index(self.rank), len(ranks), self.address, whole)
+        return StoreRendezvous(store, list(ranks).index(self.rank), len(ranks), self.address, whole)

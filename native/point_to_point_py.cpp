@@ -8,7 +8,7 @@
 #include "inside_py.hpp"
 #include "kept_py.hpp"
 #include "lock_py.hpp"
-#include "mail.hpp"
+#include "point_to_point.hpp"
 #include "view_py.hpp"
 #include "waiter_py.hpp"
 
@@ -31,38 +31,38 @@ class PyMailbox {
         new std::shared_ptr<Mailbox>(std::move(box_));
     }
 
-    std::shared_ptr<Letter> post(bool sends, int other, std::uint64_t group, std::int64_t tag,
+    std::shared_ptr<MessageRequest> post(bool sends, int other, std::uint64_t group, std::int64_t tag,
                                  View& view, int dtype, bool background, nb::handle of) {
         if (box_->world().troubled() || box_->world().foreign()) throw Broken{};
-        auto letter = std::make_shared<Letter>();
-        letter->sends = sends;
-        letter->other = other;
-        letter->envelope = {group, tag, view.bytes(), std::uint64_t(dtype)};
-        letter->data = view.data;
-        kept_.keep(letter, nb::find(view));
+        auto request = std::make_shared<MessageRequest>();
+        request->sends = sends;
+        request->other = other;
+        request->envelope = {group, tag, view.bytes(), std::uint64_t(dtype)};
+        request->data = view.data;
+        kept_.keep(request, nb::find(view));
         if (sends && !box_->has_ring(other)) {
             const Unlocked unlocked;  // another rank may have the arena, and keep it for long
             box_->open_ring(other);
         }
-        box_->post(letter);
+        box_->post(request);
         box_->pump();
-        if (!letter->done && !of.is_none()) letter->site = site_of(of);
-        if (background && !letter->done) box_->run_in_background();
-        return letter;
+        if (!request->done && !of.is_none()) request->site = site_of(of);
+        if (background && !request->done) box_->run_in_background();
+        return request;
     }
 
-    bool settled(Letter& letter, nb::handle group) {
+    bool settled(MessageRequest& request, nb::handle group) {
         if (box_->world().foreign()) throw Broken{};
-        return box_->settled(letter, group_of(group));
+        return box_->settled(request, group_of(group));
     }
 
-    void wait(Letter& letter, nb::handle group, double seconds, nb::handle on_slow) {
+    void wait(MessageRequest& request, nb::handle group, double seconds, nb::handle on_slow) {
         if (box_->world().foreign()) throw Broken{};
-        if (!letter.done) {
+        if (!request.done) {
             const Inside inside(box_->world(), nullptr, 0, -1, 0, 0,
-                                letter.sends ? "send" : "recv");
+                                request.sends ? "send" : "recv");
             with_waiter(on_slow, [&](PyWaiter& waiter) {
-                box_->wait(letter, group_of(group), nanoseconds(seconds), waiter);
+                box_->wait(request, group_of(group), nanoseconds(seconds), waiter);
             });
         }
         kept_.sweep();
@@ -98,16 +98,16 @@ class PyMailbox {
 
 }  // namespace
 
-void register_mail(nb::module_& module) {
+void register_point_to_point(nb::module_& module) {
     module.attr("ANY_TAG") = any_tag;
     module.def("set_kill_point", &set_kill_point, nb::arg("points"), nb::arg("by") = SIGKILL);
 
-    nb::class_<Letter>(module, "Letter")
-        .def_prop_ro("done", [](const Letter& letter) { return letter.done.load(); })
-        .def_prop_ro("fate", [](const Letter& letter) { return int(letter.fate.load()); })
-        .def_prop_ro("found", [](const Letter& letter) {
-            return nb::make_tuple(letter.other.load(), letter.found.tag, letter.found.bytes,
-                                  letter.found.dtype);
+    nb::class_<MessageRequest>(module, "MessageRequest")
+        .def_prop_ro("done", [](const MessageRequest& request) { return request.done.load(); })
+        .def_prop_ro("fate", [](const MessageRequest& request) { return int(request.fate.load()); })
+        .def_prop_ro("status", [](const MessageRequest& request) {
+            return nb::make_tuple(request.other.load(), request.found.tag, request.found.bytes,
+                                  request.found.dtype);
         });
 
     nb::class_<PyMailbox>(module, "Mailbox")

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from roundelay.errors import MeetingError
+from roundelay.errors import RendezvousError
 
-__all__ = ["ANSWER_S", "HURRY_S", "PULSE_S", "Line", "Sign", "StoreLost", "first_line"]
+__all__ = ["ANSWER_S", "HURRY_S", "PULSE_S", "Sign", "StoreConnection", "StoreLost", "first_line"]
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Sign:
     lives: bool = False  # there was another one a moment before this one
 
 
-class StoreLost(MeetingError):  # noqa: N818 - as PeerLost is
+class StoreLost(RendezvousError):  # noqa: N818 - as PeerLost is
     """The store does not answer."""
 
 
@@ -135,7 +135,7 @@ class _Asking:
                 self.seen[rank] = Sign(text, now, now, lives=lives)
 
 
-class Line:
+class StoreConnection:
     """Asks the store; while one question goes without an answer for too long, all fail at once."""
 
     def __init__(self, where: str) -> None:

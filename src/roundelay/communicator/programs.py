@@ -19,7 +19,7 @@ from roundelay.algorithms import algorithms
 from roundelay.arguments import shown
 from roundelay.collectives import collectives
 from roundelay.communicator.buffers import CODES, view
-from roundelay.engines._end import Job, ScheduleFor
+from roundelay.engines._base import CollectiveCall, ScheduleFor
 from roundelay.engines._native.call_words import word_of
 from roundelay.engines._native.encode import encoded, idle
 from roundelay.errors import InvalidArgumentError, UnknownNameError
@@ -27,7 +27,7 @@ from roundelay.reductions import REDUCTIONS
 from roundelay.schedule import Reach, Schedule, compile_schedule
 from roundelay.tuning import DEFAULT, Tuning, rounds_once
 
-__all__ = ["COLLECTIVES", "OPS", "Plans", "schedule_for"]
+__all__ = ["COLLECTIVES", "OPS", "ProgramCache", "schedule_for"]
 
 COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
 ALGORITHMS = {name: number for number, name in enumerate(algorithms.names())}
@@ -59,51 +59,51 @@ ALONE_UP_TO = 4 * 1024 * 1024
 ALONE_RANKS = 8
 PATIENCE_S = 30.0  # for a rank that compiles for all; then others do it for themselves
 
-Rung = tuple[int, _core.Plan | None, _core.Plan | None, int, bool]
+SizeClass = tuple[int, _core.Program | None, _core.Program | None, int, bool]
 
 
-class Plans:
-    """Chooses the algorithm of a job and gives the native core what it needs to run it."""
+class ProgramCache:
+    """Chooses the algorithm of a call and gives the native core what it needs to run it."""
 
     def __init__(self, rank: int, size: int, tuning: Tuning, shelf: _core.Shelf) -> None:
         self.rank, self.size, self.tuning = rank, size, tuning
         self._shelf = shelf
-        self._known: dict[tuple[str, int, Reach], _core.Plan] = {}
+        self._known: dict[tuple[str, int, Reach], _core.Program] = {}
 
     @property
     def made(self) -> int:
         """Count the programs that are there."""
         return len(self._known)
 
-    def arguments(self, job: Job, algorithm: str | None) -> tuple[Any, ...]:
+    def arguments(self, call: CollectiveCall, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
-        name = chosen(self.tuning, job, algorithm, self.size)
-        reaches = AGREE_FROM <= job.nbytes <= self._reach_up_to(job.collective)
+        name = chosen(self.tuning, call, algorithm, self.size)
+        reaches = AGREE_FROM <= call.nbytes <= self._reach_up_to(call.collective)
         return (
-            self.plan(name, job.root),
-            self.reaching(job.collective, name, job.root) if reaches else None,
-            None if job.input is None else view(job.input),
-            None if job.output is None else view(job.output),
-            COLLECTIVES[job.collective],
+            self.program(name, call.root),
+            self.in_arena(call.collective, name, call.root) if reaches else None,
+            None if call.input is None else view(call.input),
+            None if call.output is None else view(call.output),
+            COLLECTIVES[call.collective],
             ALGORITHMS[name],
-            word_of(job),
-            CODES[job.dtype],
-            OPS[job.op],
-            job.item,
-            job.count,
-            list(job.counts),
+            word_of(call),
+            CODES[call.dtype],
+            OPS[call.op],
+            call.item,
+            call.count,
+            list(call.counts),
         )
 
-    def plan(self, name: str, root: int, reach: Reach = PRIVATE) -> _core.Plan:
+    def program(self, name: str, root: int, reach: Reach = PRIVATE) -> _core.Program:
         """Return the program of an algorithm, compiled once."""
         key = (name, root, reach)
         found = self._known.get(key)
         if found is None:
             # Of two threads that make it at once, one keeps it: the native core must not lose it.
-            found = self._known.setdefault(key, _core.Plan(self._program(name, root, reach)))
+            found = self._known.setdefault(key, _core.Program(self._compiled(name, root, reach)))
         return found
 
-    def _program(self, name: str, root: int, reach: Reach) -> bytes:
+    def _compiled(self, name: str, root: int, reach: Reach) -> bytes:
         if self.size <= ALONE_RANKS:
             return kept(name, self.size, root, reach)[self.rank]
         text = f"{name} {self.size} {root} {reach}"
@@ -126,29 +126,29 @@ class Plans:
             self._shelf.drop(key)  # if it could not be made, another rank may try
         return parts[self.rank]
 
-    def reaching(self, collective: str, name: str, root: int) -> _core.Plan | None:
+    def in_arena(self, collective: str, name: str, root: int) -> _core.Program | None:
         """Return the program for buffers in the arena, where there is one."""
         reach = self._reach(collective)
-        return None if reach is None else self.plan(name, root, reach)
+        return None if reach is None else self.program(name, root, reach)
 
     def _reach(self, collective: str) -> Reach | None:
         return IN_ARENA.get(collective) if self.size > 1 else None
 
-    def ladder(self, collective: str, root: int) -> list[Rung]:
+    def size_classes(self, collective: str, root: int) -> list[SizeClass]:
         """Return the programs of plain calls by size; those that were asked for need no Python."""
-        found: list[Rung] = []
+        found: list[SizeClass] = []
         reach, limit = self._reach(collective), self._reach_up_to(collective)
         for choice in self.tuning.table[collective]:
             once = rounds_once(choice.algorithm, self.size)
-            plan = self._known.get((choice.algorithm, root, PRIVATE))
+            program = self._known.get((choice.algorithm, root, PRIVATE))
             most, number = int(min(choice.up_to, EVER)), ALGORITHMS[choice.algorithm]
-            found.append((min(most, AGREE_FROM - 1), plan, None, number, once))
+            found.append((min(most, AGREE_FROM - 1), program, None, number, once))
             if most >= AGREE_FROM:
-                reaching = self._known.get((choice.algorithm, root, reach)) if reach else None
-                both = plan if reaching or not reach else None
-                found.append((min(most, limit), both, reaching, number, once))
+                in_arena = self._known.get((choice.algorithm, root, reach)) if reach else None
+                both = program if in_arena or not reach else None
+                found.append((min(most, limit), both, in_arena, number, once))
             if most > limit:
-                found.append((most, plan, None, number, once))
+                found.append((most, program, None, number, once))
         return found
 
     def _reach_up_to(self, collective: str) -> int:
@@ -180,24 +180,24 @@ def kept(name: str, size: int, root: int, reach: Reach) -> list[bytes]:
     return compiled(name, size, root, reach)
 
 
-def chosen(tuning: Tuning, job: Job, algorithm: str | None, size: int) -> str:
-    """Return the full name of the algorithm for a job: the one asked for, or the best."""
+def chosen(tuning: Tuning, call: CollectiveCall, algorithm: str | None, size: int) -> str:
+    """Return the full name of the algorithm for a call: the one asked for, or the best."""
     if algorithm is not None:
-        return _forced(job.collective, algorithm)
-    name = tuning.choose(job.collective, job.nbytes)
-    if (job.dtype in HALVES or job.op == "avg") and not rounds_once(name, size):
-        return DEFAULT.choose(job.collective, job.nbytes)
+        return _forced(call.collective, algorithm)
+    name = tuning.choose(call.collective, call.nbytes)
+    if (call.dtype in HALVES or call.op == "avg") and not rounds_once(name, size):
+        return DEFAULT.choose(call.collective, call.nbytes)
     return name
 
 
 def schedule_for(size: int, tuning: Tuning) -> ScheduleFor:
-    """Return what finds the schedule of a job, for engines that walk schedules themselves."""
+    """Return what finds the schedule of a call, for engines that walk schedules themselves."""
     known: dict[tuple[str, int], Schedule] = {}
 
-    def find(job: Job, algorithm: str | None) -> Schedule:
-        key = chosen(tuning, job, algorithm, size), job.root
+    def find(call: CollectiveCall, algorithm: str | None) -> Schedule:
+        key = chosen(tuning, call, algorithm, size), call.root
         if key not in known:
-            known[key] = algorithms.load(key[0]).schedule(size, job.root)
+            known[key] = algorithms.load(key[0]).schedule(size, call.root)
         return known[key]
 
     return find

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from roundelay.torch._work import let_futures_complete
 
-__all__ = ["Member", "say_at_the_end"]
+__all__ = ["Member", "shut_down_at_exit"]
 
 
 class Member(Protocol):
@@ -56,7 +56,7 @@ class _End:
 _end: list[_End] = []  # a process ends once
 
 
-def say_at_the_end(group: Member) -> None:
+def shut_down_at_exit(group: Member) -> None:
     """Have the other ranks of a group told how this process ends."""
     if not _end:
         _end.append(_End())

@@ -1,7 +1,7 @@
 """What each collective call means in memory: which buffer goes in, which comes out, in what shape.
 
-A job is made on every rank from what its caller passed and knows nothing of when it runs, so that a
-call at once and a call in the background are the same job.
+A `CollectiveCall` is built on every rank from what its caller passed. It knows nothing of when it
+runs, so that at once and in the background are the same call.
 """
 
 from __future__ import annotations
@@ -16,81 +16,81 @@ import numpy as np
 from roundelay.arguments import index_of, indices_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.memory import contiguous, is_block, new, overlap, same
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.reductions import REDUCTIONS, Array, Located, paired, reduction
 
-__all__ = ["Jobs"]
+__all__ = ["CallBuilder"]
 
 LOCATING = ("maxloc", "minloc")
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
-    """Makes the jobs of one rank."""
+class CallBuilder:
+    """Builds the calls of one rank."""
 
     rank: int
     size: int
 
-    def all_reduce(self, x: Any, op: str, out: Any, *, call: str = "all_reduce") -> Job:
+    def all_reduce(self, x: Any, op: str, out: Any, *, name: str = "all_reduce") -> CollectiveCall:
         """Reduce in place, or into `out`; scan and exscan have the same shape."""
         if op in LOCATING:
-            return self._located(call, x, op, out)
-        source = bind(call, x)
-        _check_op(call, op, source)
-        target = _target(call, source, out, source.array.shape)
-        data, deliver = _writable(call, target)
+            return self._located(name, x, op, out)
+        source = bind(name, x)
+        _check_op(name, op, source)
+        target = _target(name, source, out, source.array.shape)
+        data, deliver = _writable(name, target)
         given = data if out is None else contiguous(source.array)
-        return _job(call, source, source.array.size, deliver, given, data, op=op)
+        return _make(name, source, source.array.size, deliver, given, data, op=op)
 
-    def _located(self, call: str, x: Any, op: str, out: Any, root: int = 0) -> Job:
+    def _located(self, name: str, x: Any, op: str, out: Any, root: int = 0) -> CollectiveCall:
         given = x if isinstance(x, Located) else Located(x, np.array(self.rank))
-        source = bind(call, given.values)
+        source = bind(name, given.values)
         REDUCTIONS[op].check(source.dtype)
         if out is not None:
             raise InvalidArgumentError(
-                f"{call} with op={op!r} returns values and locations, and takes no out=."
+                f"{name} with op={op!r} returns values and locations, and takes no out=."
             )
-        packed = paired(call, np.asarray(source.array), given.locations)  # of a device: by the host
+        packed = paired(name, np.asarray(source.array), given.locations)  # of a device: by the host
         result = np.empty_like(packed)
 
         def finish() -> Located:
             made = source.wrap(np.ascontiguousarray(result["value"]))
             return Located(made, np.ascontiguousarray(result["location"]))
 
-        job = _job(call, source, packed.size, finish, packed, result, op=op, root=root)
-        job.item, job.nbytes = packed.dtype.itemsize, packed.nbytes
-        return job
+        call = _make(name, source, packed.size, finish, packed, result, op=op, root=root)
+        call.item, call.nbytes = packed.dtype.itemsize, packed.nbytes
+        return call
 
-    def reduce(self, x: Any, op: str, root: int, out: Any) -> Job:
+    def reduce(self, x: Any, op: str, root: int, out: Any) -> CollectiveCall:
         """Reduce to the root, in place there or into `out`; nothing changes elsewhere."""
         root = self.check_root("reduce", root)
         if op in LOCATING:
-            job = self._located("reduce", x, op, out, root)
+            call = self._located("reduce", x, op, out, root)
             if self.rank != root:
-                job.finish = _nothing
-            return job
+                call.finish = _nothing
+            return call
         source = bind("reduce", x)
         _check_op("reduce", op, source)
         numel = source.array.size
         if self.rank != root:
             given = contiguous(source.array)
-            return _job("reduce", source, numel, _nothing, given, None, op=op, root=root)
+            return _make("reduce", source, numel, _nothing, given, None, op=op, root=root)
         target = _target("reduce", source, out, source.array.shape)
         data, deliver = _writable("reduce", target)
         given = data if out is None else contiguous(source.array)
-        return _job("reduce", source, numel, deliver, given, data, op=op, root=root)
+        return _make("reduce", source, numel, deliver, given, data, op=op, root=root)
 
-    def broadcast(self, x: Any, root: int) -> Job:
+    def broadcast(self, x: Any, root: int) -> CollectiveCall:
         """Fill everybody's buffer with the root's."""
         root = self.check_root("broadcast", root)
         source = bind("broadcast", x)
         numel = source.array.size
         if self.rank == root:
             data = contiguous(source.array)
-            return _job("broadcast", source, numel, lambda: x, data, data, root=root)
+            return _make("broadcast", source, numel, lambda: x, data, data, root=root)
         data, deliver = _writable("broadcast", source)
-        return _job("broadcast", source, numel, deliver, None, data, root=root)
+        return _make("broadcast", source, numel, deliver, None, data, root=root)
 
     def all_gather(
         self,
@@ -99,45 +99,47 @@ class Jobs:
         axis: int | None,
         counts: Sequence[int] | None,
         *,
-        call: str = "all_gather",
+        name: str = "all_gather",
         root: int | None = None,
-    ) -> Job:
+    ) -> CollectiveCall:
         """Stack, or with axis=0 concatenate, what all ranks bring; at the root only for gather."""
         if root is not None:
-            root = self.check_root(call, root)
-        source = bind(call, x)
+            root = self.check_root(name, root)
+        source = bind(name, x)
         given = contiguous(source.array)
-        shape, blocks = self._gathered(call, source, axis, counts)
-        job = _job(call, source, given.size, _nothing, given, None, root=root or 0)
-        job.axis = axis is not None
-        job.counts, job.count = blocks, sum(blocks) if blocks else given.size
-        job.nbytes = job.item * (job.count if blocks else given.size * self.size)
+        shape, blocks = self._gathered(name, source, axis, counts)
+        call = _make(name, source, given.size, _nothing, given, None, root=root or 0)
+        call.axis = axis is not None
+        call.counts, call.count = blocks, sum(blocks) if blocks else given.size
+        call.nbytes = call.item * (call.count if blocks else given.size * self.size)
         if root is None or root == self.rank:
             block = None if blocks else self.rank
-            target = _target(call, source, out, shape, fresh=True, block=block)
-            job.output, job.finish = _writable(call, target)
-            job.input = _apart(given, job.output)
-        return job
+            target = _target(name, source, out, shape, fresh=True, block=block)
+            call.output, call.finish = _writable(name, target)
+            call.input = _apart(given, call.output)
+        return call
 
     def _gathered(
-        self, call: str, source: Bound, axis: int | None, counts: Sequence[int] | None
+        self, name: str, source: Bound, axis: int | None, counts: Sequence[int] | None
     ) -> tuple[tuple[int, ...], list[int]]:
         shape = source.array.shape
-        axis = _check_axis(call, axis, counts, shape)
+        axis = _check_axis(name, axis, counts, shape)
         if axis is None:
             return (self.size, *shape), []
         if counts is None:
             return (self.size * shape[0], *shape[1:]), []
-        counts = self.check_counts(call, counts)
+        counts = self.check_counts(name, counts)
         if shape[0] != counts[self.rank]:
             raise InvalidArgumentError(
-                f"{call}: rank {self.rank} brings {shape[0]} rows, but counts[{self.rank}] is "
+                f"{name}: rank {self.rank} brings {shape[0]} rows, but counts[{self.rank}] is "
                 f"{counts[self.rank]}."
             )
         row = math.prod(shape[1:])
         return (sum(counts), *shape[1:]), [count * row for count in counts]
 
-    def scatter(self, x: Any, root: int, shape: tuple[int, ...], like_x: Bound, out: Any) -> Job:
+    def scatter(
+        self, x: Any, root: int, shape: tuple[int, ...], like_x: Bound, out: Any
+    ) -> CollectiveCall:
         """Hand out the rows of the root's buffer; `shape` is what every rank gets."""
         target = _target("scatter", like_x, out, shape, fresh=True)
         data, deliver = _writable("scatter", target)
@@ -151,39 +153,39 @@ class Jobs:
                     f"{source.dtype}{list(source.array.shape)}."
                 )
             given = contiguous(source.array)
-        job = _job("scatter", like_x, data.size, deliver, given, data, root=root)
-        job.nbytes = data.nbytes * self.size
-        return job
+        call = _make("scatter", like_x, data.size, deliver, given, data, root=root)
+        call.nbytes = data.nbytes * self.size
+        return call
 
     def reduce_scatter(
         self, x: Any, op: str, out: Any, axis: int | None, counts: Sequence[int] | None
-    ) -> Job:
+    ) -> CollectiveCall:
         """Reduce, and keep row r, or with axis=0 the r-th share of the rows."""
-        call = "reduce_scatter"
+        name = "reduce_scatter"
         if op in LOCATING:
-            raise UnsupportedReductionError(f"{call} takes arrays; use all_reduce for {op}.")
-        source = bind(call, x)
-        _check_op(call, op, source)
-        shape, blocks = self.shared(call, source, axis, counts)
+            raise UnsupportedReductionError(f"{name} takes arrays; use all_reduce for {op}.")
+        source = bind(name, x)
+        _check_op(name, op, source)
+        shape, blocks = self.shared(name, source, axis, counts)
         block = None if blocks else self.rank
-        target = _target(call, source, out, shape, fresh=True, block=block)
-        data, deliver = _writable(call, target)
+        target = _target(name, source, out, shape, fresh=True, block=block)
+        data, deliver = _writable(name, target)
         given = _apart(contiguous(source.array), data)
-        job = _job(call, source, given.size // self.size, deliver, given, data, op=op)
-        job.axis, job.counts, job.nbytes = axis is not None, blocks, given.nbytes
-        return job
+        call = _make(name, source, given.size // self.size, deliver, given, data, op=op)
+        call.axis, call.counts, call.nbytes = axis is not None, blocks, given.nbytes
+        return call
 
     def shared(
-        self, call: str, source: Bound, axis: int | None, counts: Sequence[int] | None
+        self, name: str, source: Bound, axis: int | None, counts: Sequence[int] | None
     ) -> tuple[tuple[int, ...], list[int]]:
         """Return the shape and block lengths of the share that each rank gets."""
         shape = source.array.shape
-        axis = _check_axis(call, axis, counts, shape)
+        axis = _check_axis(name, axis, counts, shape)
         if counts is not None:
-            counts = self.check_counts(call, counts)
+            counts = self.check_counts(name, counts)
             if not shape or sum(counts) != shape[0]:
                 raise InvalidArgumentError(
-                    f"{call}: counts {list(counts)} do not add up to the {shape[:1]} rows of x."
+                    f"{name}: counts {list(counts)} do not add up to the {shape[:1]} rows of x."
                 )
             row = math.prod(shape[1:])
             return (counts[self.rank], *shape[1:]), [count * row for count in counts]
@@ -196,61 +198,61 @@ class Jobs:
             "a first dimension equal to the number of ranks" if axis is None else "rows that divide"
         )
         raise InvalidArgumentError(
-            f"{call} on {rank_count(self.size)} needs {way}, but x has shape {shape}. Pass axis=0 "
+            f"{name} on {rank_count(self.size)} needs {way}, but x has shape {shape}. Pass axis=0 "
             f"with rows that divide by {self.size}, or axis=0 with counts=."
         )
 
     def all_to_all(
         self, x: Any, out: Any, axis: int | None, matrix: Sequence[Sequence[int]] | None
-    ) -> Job:
+    ) -> CollectiveCall:
         """Send row d to rank d; with a matrix of counts, so many rows of mine to each."""
-        call = "all_to_all"
-        source = bind(call, x)
+        name = "all_to_all"
+        source = bind(name, x)
         given = contiguous(source.array)
         shape = source.array.shape
         blocks: list[int] = []
         if matrix is None:
-            self.shared(call, source, axis, None)
+            self.shared(name, source, axis, None)
         else:
             row = math.prod(shape[1:])
             shape = (sum(line[self.rank] for line in matrix), *shape[1:])
             blocks = [count * row for line in matrix for count in line]
-        target = _target(call, source, out, shape, fresh=True)
-        data, deliver = _writable(call, target)
+        target = _target(name, source, out, shape, fresh=True)
+        data, deliver = _writable(name, target)
         given = _apart(given, data)
-        job = _job(call, source, given.size // self.size, deliver, given, data)
-        job.axis, job.counts, job.nbytes = axis is not None, blocks, job.item * given.size
+        call = _make(name, source, given.size // self.size, deliver, given, data)
+        call.axis, call.counts, call.nbytes = axis is not None, blocks, call.item * given.size
         if blocks:  # told by all ranks alike, unlike what this one brings
-            job.count, job.nbytes = sum(blocks), job.item * sum(blocks)
-        return job
+            call.count, call.nbytes = sum(blocks), call.item * sum(blocks)
+        return call
 
-    def barrier(self) -> Job:
+    def barrier(self) -> CollectiveCall:
         """Bring nothing, take nothing."""
         nothing = np.empty(0, np.uint8)
-        return Job("barrier", "uint8", 1, 0, 0, _nothing, nothing, nothing, op="max")
+        return CollectiveCall("barrier", "uint8", 1, 0, 0, _nothing, nothing, nothing, op="max")
 
-    def check_root(self, call: str, root: object) -> int:
+    def check_root(self, name: str, root: object) -> int:
         """Return the root; refuse one that is not one of the ranks."""
         number = index_of(root)
         if number is None or not 0 <= number < self.size:
             raise InvalidArgumentError(
-                f"{call} on {rank_count(self.size)} has no root {shown(root)}; roots go from 0 to "
+                f"{name} on {rank_count(self.size)} has no root {shown(root)}; roots go from 0 to "
                 f"{self.size - 1}."
             )
         return number
 
-    def check_counts(self, call: str, counts: object) -> list[int]:
+    def check_counts(self, name: str, counts: object) -> list[int]:
         """Return the counts; refuse what is not one whole number per rank."""
         numbers = indices_of(counts)
         if numbers is None or len(numbers) != self.size or min(numbers) < 0:
             raise InvalidArgumentError(
-                f"{call} needs counts= of {self.size} whole numbers from 0, not {shown(counts)}."
+                f"{name} needs counts= of {self.size} whole numbers from 0, not {shown(counts)}."
             )
         return numbers
 
 
-def _job(
-    call: str,
+def _make(
+    name: str,
     source: Bound,
     count: int,
     finish: Callable[[], Any],
@@ -259,10 +261,10 @@ def _job(
     *,
     op: str = "sum",
     root: int = 0,
-) -> Job:
+) -> CollectiveCall:
     item = source.array.dtype.itemsize
-    return Job(
-        call, source.dtype, item, count, count * item, finish, given, output, op=op, root=root
+    return CollectiveCall(
+        name, source.dtype, item, count, count * item, finish, given, output, op=op, root=root
     )
 
 
@@ -270,31 +272,31 @@ def _nothing() -> None:
     """Return nothing: this rank gets no result."""
 
 
-def _check_op(call: str, op: str, source: Bound) -> None:
+def _check_op(name: str, op: str, source: Bound) -> None:
     made = reduction(op)
     made.check(source.dtype)
-    if op == "avg" and call in ("scan", "exscan"):
+    if op == "avg" and name in ("scan", "exscan"):
         raise UnsupportedReductionError(
-            f"{call} has no avg: every rank's result has another number of contributions. "
+            f"{name} has no avg: every rank's result has another number of contributions. "
             f"Use sum, and divide by the rank's own count."
         )
 
 
 def _check_axis(
-    call: str, axis: int | None, counts: Sequence[int] | None, shape: tuple[int, ...]
+    name: str, axis: int | None, counts: Sequence[int] | None, shape: tuple[int, ...]
 ) -> int | None:
     """Return the axis, which is None or 0; refuse what does not go with it."""
     if axis is not None and index_of(axis) != 0:
-        raise InvalidArgumentError(f"{call} takes axis=None (stack) or axis=0, not {shown(axis)}.")
+        raise InvalidArgumentError(f"{name} takes axis=None (stack) or axis=0, not {shown(axis)}.")
     if counts is not None and axis is None:
-        raise InvalidArgumentError(f"{call} with counts= concatenates: pass axis=0 with it.")
+        raise InvalidArgumentError(f"{name} with counts= concatenates: pass axis=0 with it.")
     if axis is not None and not shape:
-        raise InvalidArgumentError(f"{call} with axis=0 needs at least one dimension.")
+        raise InvalidArgumentError(f"{name} with axis=0 needs at least one dimension.")
     return None if axis is None else 0
 
 
 def _target(
-    call: str,
+    name: str,
     source: Bound,
     out: Any,
     shape: tuple[int, ...],
@@ -309,12 +311,12 @@ def _target(
     if out is None:
         if not fresh:
             return source
-        array = new(call, source.array, shape)
+        array = new(name, source.array, shape)
         return Bound(array, source.dtype, source.wrap, None, lambda: None)
-    target = bind(call, out)
+    target = bind(name, out)
     if target.dtype != source.dtype or target.array.shape != shape:
         raise InvalidArgumentError(
-            f"{call} gives {source.dtype}{list(shape)}, but out= is "
+            f"{name} gives {source.dtype}{list(shape)}, but out= is "
             f"{target.dtype}{list(target.array.shape)}."
         )
     one, two = source.array, target.array
@@ -322,7 +324,7 @@ def _target(
         same(one, two)
         or (block is not None and (is_block(one, two, block) or is_block(two, one, block)))
     ):
-        raise InvalidArgumentError(f"{call}: out= overlaps x in part. Pass separate memory.")
+        raise InvalidArgumentError(f"{name}: out= overlaps x in part. Pass separate memory.")
     return target
 
 
@@ -331,9 +333,9 @@ def _apart(given: Array, result: Array) -> Array:
     return given.copy() if overlap(given, result) else given
 
 
-def _writable(call: str, target: Bound) -> tuple[Array, Callable[[], Any]]:
+def _writable(name: str, target: Bound) -> tuple[Array, Callable[[], Any]]:
     """Return contiguous memory for the result, and what brings it to the caller."""
-    target.require_writable(call, "result")
+    target.require_writable(name, "result")
     array = target.array
     if array.flags.c_contiguous:
 

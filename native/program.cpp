@@ -1,4 +1,4 @@
-#include "plan.hpp"
+#include "program.hpp"
 
 #include <algorithm>
 #include <stdexcept>
@@ -50,39 +50,39 @@ std::vector<std::vector<Run>> read_blocks(Reader& reader, int size) {
 
 }  // namespace
 
-std::unique_ptr<Plan> Plan::decode(std::span<const std::uint32_t> words) {
+std::unique_ptr<Program> Program::decode(std::span<const std::uint32_t> words) {
     Reader reader(words);
-    auto plan = std::make_unique<Plan>();
-    plan->rank = int(reader.next());
-    plan->posts = reader.next();
-    plan->slots = reader.next();
-    plan->blocks = reader.next();
-    plan->parts = std::max<std::uint32_t>(reader.next(), 1);
-    plan->reaches_in = reader.flag();
-    plan->reaches_out = reader.flag();
-    plan->in_place = reader.flag();
-    plan->name = reader.next();
-    plan->in_here = reader.next();
-    plan->out_here = reader.next();
-    plan->most = reader.next();
-    plan->posts_last.resize(reader.many(1));
-    plan->size = int(plan->posts_last.size());
-    for (std::size_t other = 0; other < plan->posts_last.size(); ++other)
-        plan->posts_last[other] = reader.flag();
-    plan->lines.resize(reader.many(9));
-    for (Line& line : plan->lines) {
-        line.kind = Kind(reader.next());
-        line.complete = reader.flag();
-        line.dsts = std::uint16_t(reader.next());
-        line.srcs = std::uint16_t(reader.next());
-        line.rank = std::uint16_t(reader.next());
-        line.post = reader.next();
-        line.first = reader.next();
-        line.block = reader.next();
-        line.part = reader.next();
+    auto program = std::make_unique<Program>();
+    program->rank = int(reader.next());
+    program->posts = reader.next();
+    program->slots = reader.next();
+    program->blocks = reader.next();
+    program->parts = std::max<std::uint32_t>(reader.next(), 1);
+    program->reaches_in = reader.flag();
+    program->reaches_out = reader.flag();
+    program->in_place = reader.flag();
+    program->name = reader.next();
+    program->in_here = reader.next();
+    program->out_here = reader.next();
+    program->most = reader.next();
+    program->posts_last.resize(reader.many(1));
+    program->size = int(program->posts_last.size());
+    for (std::size_t other = 0; other < program->posts_last.size(); ++other)
+        program->posts_last[other] = reader.flag();
+    program->instructions.resize(reader.many(9));
+    for (Instruction& instruction : program->instructions) {
+        instruction.kind = Kind(reader.next());
+        instruction.complete = reader.flag();
+        instruction.dsts = std::uint16_t(reader.next());
+        instruction.srcs = std::uint16_t(reader.next());
+        instruction.rank = std::uint16_t(reader.next());
+        instruction.post = reader.next();
+        instruction.first = reader.next();
+        instruction.block = reader.next();
+        instruction.part = reader.next();
     }
-    plan->operands.resize(reader.many(6));
-    for (Operand& operand : plan->operands) {
+    program->operands.resize(reader.many(6));
+    for (Operand& operand : program->operands) {
         operand.space = Space(reader.next());
         operand.rank = std::uint16_t(reader.next());
         operand.at = reader.next();
@@ -90,13 +90,13 @@ std::unique_ptr<Plan> Plan::decode(std::span<const std::uint32_t> words) {
         operand.block = reader.next();
         operand.part = reader.next();
     }
-    plan->in_blocks = read_blocks(reader, plan->size);
-    plan->out_blocks = read_blocks(reader, plan->size);
+    program->in_blocks = read_blocks(reader, program->size);
+    program->out_blocks = read_blocks(reader, program->size);
     if (!reader.empty()) Reader::fail();
-    return plan;
+    return program;
 }
 
-const Geometry& Plan::even(std::size_t count) {
+const Geometry& Program::even(std::size_t count) {
     for (const Kept& kept : kept_)
         if (kept.count == count) return kept.geometry;
     if (kept_.size() >= 64) kept_.clear();
@@ -107,7 +107,7 @@ const Geometry& Plan::even(std::size_t count) {
     return kept_.back().geometry;
 }
 
-Geometry Plan::uneven(std::span<const std::size_t> counts) const {
+Geometry Program::uneven(std::span<const std::size_t> counts) const {
     // Where each block begins in the buffers.
     const auto starts = [&](const std::vector<std::vector<Run>>& buffers) {
         std::vector<std::vector<std::size_t>> found;
@@ -132,7 +132,7 @@ Geometry Plan::uneven(std::span<const std::size_t> counts) const {
 }
 
 template <class Count, class Start>
-Geometry Plan::lay_out(Count count_of, Start start_of) const {
+Geometry Program::lay_out(Count count_of, Start start_of) const {
     Geometry made;
     for (const Operand& operand : operands) {
         if (operand.space == Space::slot)
@@ -141,38 +141,38 @@ Geometry Plan::lay_out(Count count_of, Start start_of) const {
             made.operands.push_back(start_of(operand) +
                                     cut(count_of(operand.block), parts, operand.part));
     }
-    for (const Line& line : lines)
+    for (const Instruction& instruction : instructions)
         made.lengths.push_back(
-            line.kind == Kind::apply ? length(count_of(line.block), parts, line.part) : 0);
+            instruction.kind == Kind::apply ? length(count_of(instruction.block), parts, instruction.part) : 0);
     look_ahead(made);
     return made;
 }
 
-// The lines that read this rank's input, and those that fold others' slots, pair up in order: the
+// The instructions that read this rank's input, and those that fold others' slots, pair up in order: the
 // first is needed first in the next slice, and the second is what waits for other cores.
-void Plan::look_ahead(Geometry& made) const {
-    made.ahead.resize(lines.size());
+void Program::look_ahead(Geometry& made) const {
+    made.ahead.resize(instructions.size());
     std::size_t remote = 0;
-    for (std::size_t local = 0; local < lines.size(); ++local) {
-        if (lines[local].kind != Kind::apply) continue;
-        const auto source = [&](const Line& line, auto wanted) {
-            const std::size_t begin = line.first + line.dsts, end = begin + line.srcs;
+    for (std::size_t local = 0; local < instructions.size(); ++local) {
+        if (instructions[local].kind != Kind::apply) continue;
+        const auto source = [&](const Instruction& instruction, auto wanted) {
+            const std::size_t begin = instruction.first + instruction.dsts, end = begin + instruction.srcs;
             std::size_t at = begin;
             while (at < end && !wanted(operands[at])) ++at;
             return at < end ? at : Geometry::Ahead::none;
         };
-        const std::size_t operand = source(lines[local], [&](const Operand& one) {
+        const std::size_t operand = source(instructions[local], [&](const Operand& one) {
             return one.space == Space::in && one.rank == rank;
         });
         if (operand == Geometry::Ahead::none) continue;
         const auto reads_others = [&](const Operand& one) {
             return one.space == Space::slot && one.rank != rank;
         };
-        while (remote < lines.size() &&
-               (lines[remote].kind != Kind::apply || lines[remote].srcs == 1 ||
-                source(lines[remote], reads_others) == Geometry::Ahead::none))
+        while (remote < instructions.size() &&
+               (instructions[remote].kind != Kind::apply || instructions[remote].srcs == 1 ||
+                source(instructions[remote], reads_others) == Geometry::Ahead::none))
             ++remote;
-        if (remote == lines.size()) return;
+        if (remote == instructions.size()) return;
         made.ahead[remote++] = {operand, made.lengths[local]};
     }
 }

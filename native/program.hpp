@@ -28,7 +28,7 @@ struct Operand {
     std::uint32_t part;
 };
 
-struct Line {
+struct Instruction {
     Kind kind;
     bool complete;           // apply: the fold that brings in the last contribution
     std::uint16_t dsts;      // apply: how many destinations, then how many sources
@@ -43,9 +43,9 @@ struct Line {
 // Where everything lies for one set of counts, in elements.
 struct Geometry {
     std::vector<std::size_t> operands;  // offset of each in its buffer
-    std::vector<std::size_t> lengths;   // of each line that applies
+    std::vector<std::size_t> lengths;   // of each instruction that applies
     std::size_t longest = 0;            // chunk of any rank
-    // For each line that folds others' slots: the operand of this rank's input whose next slice it
+    // For each instruction that folds others' slots: the operand of this rank's input whose next slice it
     // fetches ahead, and how many elements that has; or none.
     struct Ahead {
         static constexpr std::size_t none = ~std::size_t{0};
@@ -59,10 +59,10 @@ struct Run {
     std::uint32_t first, step, count;
 };
 
-class Plan {
+class Program {
    public:
-    // From the words of engines/_native/encode.py; throws std::runtime_error where they are no plan.
-    static std::unique_ptr<Plan> decode(std::span<const std::uint32_t> words);
+    // From the words of engines/_native/encode.py; throws std::runtime_error where they are no program.
+    static std::unique_ptr<Program> decode(std::span<const std::uint32_t> words);
 
     int rank = 0;
     int size = 1;
@@ -76,7 +76,7 @@ class Plan {
     std::vector<bool> posts_last;  // by rank: its program ends with a post, after all its reads
     std::uint32_t name = 0;    // hash of collective, algorithm and root
     std::uint32_t in_here = 0, out_here = 0, most = 0;  // blocks of this rank's, and of any buffer
-    std::vector<Line> lines;
+    std::vector<Instruction> instructions;
     std::vector<Operand> operands;
     // The blocks of each rank in whose buffers operands lie; needed for offsets with uneven counts.
     std::vector<std::vector<Run>> in_blocks, out_blocks;

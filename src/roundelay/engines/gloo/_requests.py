@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
-from roundelay.engines._end import tag_fits
+from roundelay.engines._base import tag_fits
 from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.reductions import Array
 
@@ -34,8 +34,8 @@ class _Waits(Protocol):
 class Receipt:
     """A message that somebody waits for."""
 
-    def __init__(self, mail: _Waits, data: Array, src: int | None, tag: int | None) -> None:
-        self._mail, self.data, self.src, self._tag = mail, data, src, tag
+    def __init__(self, messages: _Waits, data: Array, src: int | None, tag: int | None) -> None:
+        self._messages, self.data, self.src, self._tag = messages, data, src, tag
         self._arrived: Arrived | None = None
         self._settled = False
         self.error: RuntimeError | CommunicationError | None = None
@@ -56,9 +56,9 @@ class Receipt:
 
     def wait(self, limit: float) -> None:
         """Return when the message is there."""
-        self._mail.wait_for(self, limit)
+        self._messages.wait_for(self, limit)
 
-    def found(self) -> tuple[int, int, int, str]:
+    def status(self) -> tuple[int, int, int, str]:
         """Say who sent what has come."""
         if self._arrived is None:
             return -1, -1, 0, "uint8"
@@ -107,6 +107,6 @@ class Sent:
         if self._error is not None:
             raise self._error
 
-    def found(self) -> tuple[int, int, int, str]:
+    def status(self) -> tuple[int, int, int, str]:
         """Say nothing: this was sent, not received."""
         return -1, -1, 0, "uint8"

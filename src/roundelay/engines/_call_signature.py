@@ -1,7 +1,7 @@
 """What a rank is about to do, as other ranks see it: by a number that is compared, and in words.
 
 Libraries take it for granted that all ranks make the same call. When they do not, they hang, give
-wrong numbers or crash. So the engines that stand on one have all ranks compare their plans first.
+wrong numbers or crash. So in engines that stand on one, all ranks first compare their signatures.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.engines._end import Job
+from roundelay.engines._base import CollectiveCall
 from roundelay.errors import CollectiveMismatch, ranks_text
 from roundelay.reductions import Array
 
-__all__ = ["Plan", "differing", "end_plan", "plan_of", "spoken"]
+__all__ = ["CallSignature", "encode", "end_signature", "mismatch", "signature_of"]
 
 LONGEST = 512  # bytes of a description that others see
 
@@ -26,17 +26,17 @@ _core.set_package(f"{Path(__file__).parent.parent}/")  # whose lines no error sh
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CallSignature:
     """What ranks are about to do: in words, by what makes it different, and where they say so."""
 
-    ranks: tuple[int, ...]  # that are known to plan this, as the user numbers them
+    ranks: tuple[int, ...]  # that are known to make it, as the user numbers them
     what: str
     details: str = ""
     site: str = ""
 
     @property
     def number(self) -> int:
-        """Tell plans apart."""
+        """Tell signatures apart."""
         said = f"{self.what} {self.details}".encode()
         return int.from_bytes(blake2b(said, digest_size=7).digest(), "little")
 
@@ -44,41 +44,43 @@ class Plan:
         return f"{self.what}{f' at {self.site}' if self.site else ''}"
 
 
-def plan_of(job: Job, algorithm: str | None, ranks: tuple[int, ...]) -> Plan:
-    """Return what a job of these ranks is to others."""
+def signature_of(
+    call: CollectiveCall, algorithm: str | None, ranks: tuple[int, ...]
+) -> CallSignature:
+    """Return what a call of these ranks is to others."""
     site = _user_site()
-    if job.collective == "barrier":
-        return Plan(ranks, job.call or "barrier", algorithm or "", site)
-    kind = collectives.load(job.collective)
-    count = sum(job.counts) if job.counts else job.count
-    op = f" op={job.op}" if kind.reduces else f" op={job.own}" if job.own else ""
-    root = f" root={job.root}" if kind.rooted else ""
-    label = f" label={job.label}" if job.label else ""
+    if call.collective == "barrier":
+        return CallSignature(ranks, call.part_of or "barrier", algorithm or "", site)
+    kind = collectives.load(call.collective)
+    count = sum(call.counts) if call.counts else call.count
+    op = f" op={call.op}" if kind.reduces else f" op={call.custom_op}" if call.custom_op else ""
+    root = f" root={call.root}" if kind.rooted else ""
+    label = f" label={call.label}" if call.label else ""
     forced = f" algorithm={algorithm}" if algorithm else ""
-    axis = " axis=0" if job.axis else ""
-    part = f"{job.call}, by " if job.call not in ("", job.collective) else ""
-    what = f"{part}{job.collective} {job.dtype}[{count}]{op}{root}{axis}{label}{forced}"
-    return Plan(ranks, what, " ".join(map(str, job.counts)), site)
+    axis = " axis=0" if call.axis else ""
+    part = f"{call.part_of}, by " if call.part_of not in ("", call.collective) else ""
+    what = f"{part}{call.collective} {call.dtype}[{count}]{op}{root}{axis}{label}{forced}"
+    return CallSignature(ranks, what, " ".join(map(str, call.counts)), site)
 
 
-def end_plan(ranks: tuple[int, ...]) -> Plan:
+def end_signature(ranks: tuple[int, ...]) -> CallSignature:
     """Return what the end of all calls is to others."""
-    return Plan(ranks, "closed the communicator", "", _user_site())
+    return CallSignature(ranks, "closed the communicator", "", _user_site())
 
 
-def spoken(plan: Plan) -> Array:
-    """Return who plans what as bytes of a length that all ranks know."""
+def encode(signature: CallSignature) -> Array:
+    """Return who calls what as bytes of a length that all ranks know."""
     mine = np.zeros(LONGEST, np.uint8)
-    said = f"{','.join(map(str, plan.ranks))} {plan}".encode()[:LONGEST]
+    said = f"{','.join(map(str, signature.ranks))} {signature}".encode()[:LONGEST]
     mine[: len(said)] = np.frombuffer(said, np.uint8)
     return mine
 
 
-def differing(heard: Array) -> CollectiveMismatch:
+def mismatch(heard: Array) -> CollectiveMismatch:
     """Return the error that lists who called what; one line for all ranks that did the same.
 
-    >>> plans = [Plan((0,), "barrier"), Plan((1, 3), "scan int8[3]"), Plan((2,), "barrier")]
-    >>> print(differing(np.stack([spoken(plan) for plan in plans])))
+    >>> calls = [((0,), "barrier"), ((1, 3), "scan int8[3]"), ((2,), "barrier")]
+    >>> print(mismatch(np.stack([encode(CallSignature(*call)) for call in calls])))
     The ranks made different calls:
       ranks 0, 2: barrier
       ranks 1, 3: scan int8[3]

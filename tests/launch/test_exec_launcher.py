@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from roundelay.cli.run import command
 from roundelay.engines.mpi.mpirun import find_mpirun
 from roundelay.errors import InvalidArgumentError
-from roundelay.launch import handing_over
+from roundelay.launch import exec_launcher
 
 SCRIPT = """
 import os, sys
@@ -98,7 +98,7 @@ def test_wrong_use_is_named(options: list[str], message: str, script: str) -> No
 
 def test_all_of_torchruns_options_go_through() -> None:
     options = {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_endpoint": "node0:1", "rdzv_id": "x"}
-    made = handing_over.torchrun_command(4, options, ["-m", "pkg"])
+    made = exec_launcher.torchrun_command(4, options, ["-m", "pkg"])
     assert made[1:] == [
         "-m", "roundelay.launch._torchrun", "--nproc-per-node", "4", "--nnodes", "1:2",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:1", "--rdzv-id", "x", "-m", "pkg",
@@ -106,9 +106,9 @@ def test_all_of_torchruns_options_go_through() -> None:
 
 
 def test_without_torch_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handing_over, "find_spec", lambda _: None)
+    monkeypatch.setattr(exec_launcher, "find_spec", lambda _: None)
     with pytest.raises(InvalidArgumentError, match=r"pip install 'roundelay\[torch\]'"):
-        handing_over.torchrun_command(2, {"nnodes": "2"}, ["x.py"])
+        exec_launcher.torchrun_command(2, {"nnodes": "2"}, ["x.py"])
 
 
 JOINED = """
@@ -119,10 +119,10 @@ join.host_identity = lambda: f"host {{rank // 2}}"  # said to be elsewhere: MPI 
 spec = importlib.util.spec_from_file_location("surface", {surface!r})
 surface = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(surface)
-end = join.join_by_mpi(timeout=60)
-comm = Communicator(end)
+engine = join.join_by_mpi(timeout=60)
+comm = Communicator(engine)
 found = surface.failures(comm)
-print(type(end).__name__, found)
+print(type(engine).__name__, found)
 comm.close()
 """
 
@@ -136,4 +136,4 @@ def test_hosts_are_joined_by_mpi_where_that_started_the_ranks(tmp_path: Path) ->
     assert importlib.util.spec_from_file_location("surface", surface) is not None
     (tmp_path / "script.py").write_text(JOINED.format(surface=str(surface)))
     code, printed, errors = run("--mpi", "-n", "3", str(tmp_path / "script.py"))
-    assert (code, printed) == (0, ["HierarchicalEnd []"] * 3), errors
+    assert (code, printed) == (0, ["HierarchicalEngine []"] * 3), errors

@@ -21,22 +21,22 @@ from torch._C import _distributed_c10d as torch_store
 from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.communicator.join import await_all, join
-from roundelay.communicator.native import NativeEnd
+from roundelay.communicator.native import NativeEngine
 from roundelay.processes.world import make_world
 from roundelay.rendezvous.hosts import host_identity
-from roundelay.rendezvous.one_host import Job, meet
+from roundelay.rendezvous.one_host import Job, rendezvous
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, open_store
 from roundelay.tuning import host_tuning
 
-__all__ = ["Met", "meet_by_store"]
+__all__ = ["Connected", "rendezvous_by_store"]
 
-MEETING = "meeting"
+RENDEZVOUS = "meeting"
 REACHED = "reach init_process_group or new_group"
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class Connected:
     """A communicator, and how to tell its other ranks that this one fails."""
 
     comm: Communicator
@@ -53,7 +53,9 @@ class _Told(msgspec.Struct, frozen=True):
 _read = msgspec.json.Decoder(_Told).decode
 
 
-def meet_by_store(given: torch_store.Store, rank: int, size: int, *, timeout: float) -> Met:
+def rendezvous_by_store(
+    given: torch_store.Store, rank: int, size: int, *, timeout: float
+) -> Connected:
     """Return the communicator of the ranks that share this store. All of them call it."""
     if size == 1:
         world = make_world(1)
@@ -68,24 +70,24 @@ def meet_by_store(given: torch_store.Store, rank: int, size: int, *, timeout: fl
         return _on_several_hosts(store, rank, size, timeout)
     if rank == 0:
         told = _Told(secrets.token_hex(16), tempfile.gettempdir())
-        store.set(MEETING, msgspec.json.encode(told))
-    told = _read(await_all(store, [MEETING], rank, size, timeout, came=REACHED)[0])
+        store.set(RENDEZVOUS, msgspec.json.encode(told))
+    told = _read(await_all(store, [RENDEZVOUS], rank, size, timeout, came=REACHED)[0])
     job = Job(f"torch\n{told.token}", size, Path(told.folder))
-    world = meet(job, rank, timeout=timeout)
+    world = rendezvous(job, rank, timeout=timeout)
     if rank == 0:  # so that a group of the same name, made later, finds nothing of this one
-        _forget(store, [*keys, MEETING])
+        _forget(store, [*keys, RENDEZVOUS])
     return _on_one_host(world, rank, timeout)
 
 
-def _on_one_host(world: _core.World, rank: int, timeout: float) -> Met:
-    end = NativeEnd(world, rank, tuning=host_tuning(world.size), timeout=timeout)
-    return Met(Communicator(end), lambda word, text: world.fail(word, rank, text))
+def _on_one_host(world: _core.World, rank: int, timeout: float) -> Connected:
+    engine = NativeEngine(world, rank, tuning=host_tuning(world.size), timeout=timeout)
+    return Connected(Communicator(engine), lambda word, text: world.fail(word, rank, text))
 
 
-def _on_several_hosts(store: Store, rank: int, size: int, timeout: float) -> Met:
+def _on_several_hosts(store: Store, rank: int, size: int, timeout: float) -> Connected:
     """Join hosts: shared memory inside each, Gloo between; who fails is missed there."""
-    end = join(store.within("hosts"), rank, size, timeout=timeout)
-    return Met(Communicator(end), lambda _word, _text: end.close())
+    engine = join(store.within("hosts"), rank, size, timeout=timeout)
+    return Connected(Communicator(engine), lambda _word, _text: engine.close())
 
 
 def _forget(store: Store, keys: list[str]) -> None:

@@ -26,12 +26,12 @@ struct Envelope {
     std::uint64_t dtype;
 };
 
-// Why a letter is done though it has not come: its group was closed, and whoever could have sent it had
-// left, or did not in time; or the world broke, and nobody carries letters any more.
+// Why a request is done though it has not come: its group was closed, and whoever could have sent it had
+// left, or did not in time; or the world broke, and nobody carries requests any more.
 enum class Fate : std::uint32_t { open, nobody, late, broken };
 
 // One send or receive under way. Ranks are world ranks.
-struct Letter {
+struct MessageRequest {
     bool sends = false;
     std::atomic<int> other{any_rank};  // dst, or src; filled in for a receive from any
     Envelope envelope{};
@@ -44,7 +44,7 @@ struct Letter {
     std::atomic<std::uint32_t> site{0};  // the user's line, if it had to wait
 };
 
-// Its thread holds on to it: forgotten by everybody, it ends with the last letter.
+// Its thread holds on to it: forgotten by everybody, it ends with the last request.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
    public:
     static constexpr std::uint64_t every = ~std::uint64_t{0};  // group
@@ -54,14 +54,14 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     // The ring of messages to a rank, made by the first: that may have to wait for others.
     bool has_ring(int dst) { return ring(rank_, dst) != nullptr; }
     void open_ring(int dst);
-    void post(const std::shared_ptr<Letter>& letter);
+    void post(const std::shared_ptr<MessageRequest>& request);
     // Move what can be moved; true if anything did.
     bool pump();
-    // Until the letter is done; throws Broken. The group tells who of it has left.
-    void wait(Letter& letter, const Group& group, std::int64_t timeout_ns, Waiter& waiter);
-    // Whether waiting for the letter would end at once.
-    bool settled(Letter& letter, const Group& group);
-    // The group closes: until no letter of it is under way (`number` is that of its mail, or all).
+    // Until the request is done; throws Broken. The group tells who of it has left.
+    void wait(MessageRequest& request, const Group& group, std::int64_t timeout_ns, Waiter& waiter);
+    // Whether waiting for the request would end at once.
+    bool settled(MessageRequest& request, const Group& group);
+    // The group closes: until no request of it is under way (`number` is that of its mail, or all).
     // Sends are waited for, then receipts, and those that nobody will ever send are cancelled.
     void drain(Group& group, std::uint64_t number, std::int64_t timeout_ns, Waiter& waiter);
     // Messages that came and nobody received, and receives for which nothing came.
@@ -75,7 +75,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     // Nobody will post any more: the thread ends with what is under way, which is waited for or not. What
     // no thread carries is given up, so that its buffers are free.
     void forget(bool waits);
-    // From now on letters move without anybody waiting for them.
+    // From now on requests move without anybody waiting for them.
     void run_in_background();
     int rank() const { return rank_; }
     World& world() { return *world_; }
@@ -90,21 +90,21 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
         int src;
         Envelope envelope;
         std::vector<std::byte> held;
-        std::shared_ptr<Letter> letter;  // once somebody wants it
+        std::shared_ptr<MessageRequest> request;  // once somebody wants it
         std::size_t moved = 0;
         bool whole() const { return moved == envelope.bytes; }
     };
     // Made by the first message from one to the other; null before.
     Ring* ring(int src, int dst);
     std::atomic<std::uint64_t>& ring_at(int src, int dst);
-    bool push(Letter& letter);
+    bool push(MessageRequest& request);
     bool pull(int src);
-    bool matches(const Letter& letter, const Parcel& parcel) const;
+    bool matches(const MessageRequest& request, const Parcel& parcel) const;
     void hand_over(Parcel& parcel);
-    int gone(const Letter& letter, const Group& group) const;
-    std::shared_ptr<Letter> under_way(bool sends, std::uint64_t number);
-    bool cancel(Letter& letter, Fate fate);
-    bool cancel_if_nobody(Letter& letter, const Group& group);
+    int gone(const MessageRequest& request, const Group& group) const;
+    std::shared_ptr<MessageRequest> under_way(bool sends, std::uint64_t number);
+    bool cancel(MessageRequest& request, Fate fate);
+    bool cancel_if_nobody(MessageRequest& request, const Group& group);
     void give_up();
     [[noreturn]] void fail(Trouble kind, int culprit, const Group& group, const char* text);
 
@@ -113,8 +113,8 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     std::size_t capacity_;
     std::mutex opening_;
     std::mutex mutex_;
-    std::vector<std::list<std::shared_ptr<Letter>>> outgoing_;  // by dst
-    std::list<std::shared_ptr<Letter>> wanted_;
+    std::vector<std::list<std::shared_ptr<MessageRequest>>> outgoing_;  // by dst
+    std::list<std::shared_ptr<MessageRequest>> wanted_;
     std::vector<std::unique_ptr<Parcel>> arriving_;  // by src
     std::list<std::unique_ptr<Parcel>> waiting_;     // whole, and nobody wants them yet
     std::vector<Left> cancelled_;                    // receives, when a group was closed
