@@ -904,16 +904,59 @@ def test_in_bf16_the_masters_come_back(way: str) -> None:
     assert rd.run(be_rank, 2, "threads") == [(True, {torch.float64})] * 2
 
 
+def freeze(at: Place, *layers: str) -> None:
+    """Train all layers but these."""
+    for name, layer in at.model.named_children():
+        layer.requires_grad_(requires_grad=name not in layers)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("way", WAYS)
-def test_freezing_in_between_is_refused_by_name(way: str) -> None:
+def test_freezing_in_between_is_one_device(way: str, size: int) -> None:
+    """Also layers with a unit of their own, all but one, and ones with gradients still there."""
+
+    def program(at: Place) -> None:
+        for step, layers in enumerate([(), ("extra",), ("first", "extra"), ("last",), ()]):
+            freeze(at, *layers)
+            trained_steps(at, range(step, step + 1))
+        at.loss(5).backward()
+        freeze(at, "first")  # which has a gradient, and moves once more
+        at.optimizer.step()
+        at.optimizer.step()
+        at.optimizer.zero_grad()
+        trained_steps(at, range(6, 7))
+
+    assert_one_device(way, size, program)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_freezes_alone_is_named(way: str, size: int) -> None:
     def program(at: Place) -> None:
         trained_steps(at, range(1))
-        at.model.extra.requires_grad_(requires_grad=False)
+        freeze(at, *(["extra"] if at.rank == size - 1 else []))
+        with pytest.raises(CollectiveMismatch, match=rf"extra.weight is frozen on rank {size - 1}"):
+            trained_steps(at, range(1, 2))
+        at.optimizer.zero_grad()
+        freeze(at, "extra")
         trained_steps(at, range(1, 2))
 
-    for told in told_by(way, 2, program):
-        assert "extra" in told
-        assert "rd.unprepare" in told
+    found = on_ranks(way, size, program)
+    assert all((one[key] == found[0][key]).all() for one in found for key in one)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_what_was_frozen_at_prepare_is_refused_by_name(way: str) -> None:
+    def be_rank(comm: Any) -> str:
+        mine = make()
+        mine.extra.requires_grad_(requires_grad=False)
+        mine, own = rd.prepare(mine, adam(mine), strategy=WAYS[way], comm=comm)
+        mine.extra.requires_grad_(requires_grad=True)
+        with pytest.raises(InvalidArgumentError, match=r"extra\.weight.*rd\.unprepare") as error:
+            trained_steps(Place(mine, own, comm), range(1))
+        return str(error.value)
+
+    rd.run(be_rank, 2, "threads")
 
 
 @pytest.mark.parametrize("way", ["ddp", "zero1", "zero2", "zero3", "ps"])
@@ -936,3 +979,34 @@ def test_checkpointing_that_runs_backward_inside_backward(way: str) -> None:
 
     assert_one_device(way, 2, program)
     assert all("use_reentrant" in told for told in told_by(way, 2, weighed))
+
+
+@pytest.mark.parametrize("last", ["inside", "outside"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_layer_in_several_passes_inside_a_pass_is_one_device(way: str, last: str) -> None:
+    """Also in fewer of them than before, and while gradients add up."""
+
+    def inside(layer: Any, x: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+
+    def backward(at: Place, step: int, times: int) -> None:
+        x = rows_of(step).tensor_split(at.size)[at.rank].requires_grad_()
+        x = inside(at.model.first, x)
+        for _ in range(times):
+            x = inside(at.model.extra, torch.tanh(x))
+        x = inside(at.model.last, x) if last == "inside" else at.model.last(x)
+        x.square().mean().backward()
+
+    def program(at: Place) -> None:
+        for step, times in enumerate([3, 2, 0, 1, 2]):
+            if last == "outside":
+                with at.adding():
+                    backward(at, step + 50, times)
+            backward(at, step, times)
+            at.optimizer.step()
+            at.optimizer.zero_grad()
+
+    if way == "ps-server" and last == "inside":  # every pass by itself, which it refuses
+        assert all("rd.accumulate" in told for told in told_by(way, 2, program))
+    else:
+        assert_one_device(way, 2, program)

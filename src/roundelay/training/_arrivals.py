@@ -50,6 +50,12 @@ class Arrivals:
         self._tensors = [one.tensor for one in sharing.setup.parameters]
         self._come: set[int] = set()  # parameters whose gradients this pass has brought
         self._sends = False  # whether it brings them to the other ranks
+        self._task = 0  # its number among autograd's passes; passes inside it have others
+        #: Parameters that may come again before it is over; those that have done so before, once
+        #: a pass had others inside, as reentrant checkpoints make them.
+        self._held: list[int] = []
+        self._twice: set[int] = set()
+        self._known = False
         #: The first parameter of the last pass, and the gradient that it had then.
         self._first: tuple[int, Callable[[], Any]] = -1, _nothing
         #: Told at the end of every backward pass that brought gradients together.
@@ -90,9 +96,27 @@ class Arrivals:
                 self._sharing.begin_backward()
         if self._sends:
             if index in self._come:
-                name = self._sharing.setup.parameters[index].name
-                raise InvalidArgumentError(TWICE.format(name=name))
+                self._came_again(index)
+                return
             self._come.add(index)
+            inside = torch._C._current_graph_task_id() != self._task  # noqa: SLF001 - torch has no other name
+            if inside and (not self._known or index in self._twice):
+                self._held.append(index)
+            else:
+                self._sharing.arrived(index)
+
+    def _came_again(self, index: int) -> None:
+        """Let a parameter's gradients add up until the end, if it was held for that."""
+        if index not in self._held:
+            name = self._sharing.setup.parameters[index].name
+            raise InvalidArgumentError(TWICE.format(name=name))
+        self._twice.add(index)
+
+    def _let_go(self) -> None:
+        """Have the strategy hear of what was held."""
+        held, self._held = self._held, []
+        self._known = self._known or bool(held)
+        for index in held:
             self._sharing.arrived(index)
 
     def _begin(self, index: int) -> None:
@@ -110,6 +134,8 @@ class Arrivals:
         adds = step.accumulating
         self._sends = sharing.every_pass or not adds
         self._come.clear()
+        self._held.clear()
+        self._task = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no other name
         running = _Pass(self, index, adds=adds, communicates=self._sends)
         # Called by autograd when this backward pass is over, and let go if it ends by an error.
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - torch's own DDP's way
@@ -133,6 +159,8 @@ class Arrivals:
         self._first = over.first, _nothing if grad is None else weakref.ref(grad)
 
     def _end(self, over: _Pass) -> None:
+        if self._held:
+            self._together(self._let_go)
         if over.adds:
             if over.communicates:
                 self._together(self._sharing.passed)
@@ -158,7 +186,12 @@ class Arrivals:
             tell()
 
     def see_edits(self) -> None:
-        """Notice what the user has written into the parameters, to tell it with the gradients."""
+        """Notice what the user has written or frozen, to tell it with the gradients."""
+        self._step.frozen = {
+            index: self._sharing.setup.parameters[index].name
+            for index, one in enumerate(self._tensors)
+            if not one.requires_grad
+        }
         if self._edits is not None:
             self._step.written.update(self._edits.found(self._step.written))
 

@@ -179,6 +179,7 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
         raise CollectiveMismatch(TORN.format(ranks=", ".join(map(str, broken))))
     if len({number for _, number in every}) == 1:
         _refuse_rates(comm.all_gather_object(step.rates()))
+        _refuse_frozen(comm.all_gather_object(step.frozen))
         _refuse_edits(step, comm.all_gather_object(step.written))
         _refuse_deeds(comm.all_gather_object((step.calls, step.deeds)))
         raise CollectiveMismatch(
@@ -215,6 +216,17 @@ def _refuse_deeds(every: list[tuple[int, list[str]]]) -> None:
             f"Since the last backward pass the ranks did different things to their gradients, so "
             f"that their weights are no longer the same:\n{text}\nDo the same on every rank."
         )
+
+
+def _refuse_frozen(every: list[dict[int, str]]) -> None:
+    for rank, theirs in enumerate(every):
+        for index in sorted(every[0].keys() ^ theirs.keys()):
+            name, here = (every[0] | theirs)[index], 0 if index in every[0] else rank
+            raise CollectiveMismatch(
+                f"The ranks train different parameters: {name} is frozen on rank {here} and not on "
+                f"rank {rank - here}. Freeze and unfreeze the same on every rank, and call "
+                f"zero_grad() before going on."
+            )
 
 
 def _refuse_edits(step: Step, every: list[dict[str, int]]) -> None:

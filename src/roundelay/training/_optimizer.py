@@ -58,7 +58,7 @@ class Prepared:
         if now.holds:
             return None  # more micro-batches of this batch are to come
         now.check_whole()
-        run.check_still_the_same(self.place)
+        run.check_still_the_same()
         sharing, only = run.sharing, self._only
         own: Any = super().step  # type: ignore[misc]
         if not sharing.sees_whole and hasattr(own, "hooked"):

@@ -167,24 +167,17 @@ class Run:
                 "batch. Have the loader give whole batches, without micro_batch=."
             )
 
-    def check_still_the_same(self, place: int | None = None) -> None:
-        """Refuse a model whose trained parameters are others than they were.
-
-        While an optimizer steps, those of others may be frozen.
-        """
+    def check_still_the_same(self) -> None:
+        """Refuse a model that trains other parameters than it did; frozen ones are not used."""
         trained, model = self._trained, self.setup.model
-        if all(one.requires_grad == (id(one) in trained) for one in _parameters(model)):
+        if not any(one.requires_grad and id(one) not in trained for one in _parameters(model)):
             return
-        only = None if place is None else self.setup.only(place)
-        others = {id(one.tensor) for index, one in enumerate(self.setup.parameters)
-                  if only is not None and index not in only}  # fmt: skip
         for name, one in model.named_parameters():
-            if one.requires_grad != (id(one) in trained) and id(one) not in others:
-                word = "trained" if one.requires_grad else "frozen"
+            if one.requires_grad and id(one) not in trained:
                 raise InvalidArgumentError(
-                    f"The parameter {name} was {word} after prepare, so the ranks would no longer "
-                    f"agree. Freeze and replace parameters before prepare, or between rd.unprepare "
-                    f"and another prepare."
+                    f"The parameter {name} was not trained at prepare, and no rank brings its "
+                    f"gradients together. Unfreeze and replace parameters before prepare, or "
+                    f"between rd.unprepare and another prepare."
                 )
 
 

@@ -63,6 +63,8 @@ class Step:
     skipped: int = 0  # and those that it did not, as gradients had overflowed
     #: Parameters that the user has written into since the ranks last agreed on them, and what.
     written: dict[str, int] = field(default_factory=dict)
+    #: Parameters that are frozen though they were trained at `prepare`, by their numbers.
+    frozen: dict[int, str] = field(default_factory=dict)
     #: What was done to gradients since then, which all ranks must do alike.
     deeds: list[str] = field(default_factory=list)
     calls: int = 0  # of step(), those of other optimizers than the first with more weight
@@ -175,9 +177,10 @@ class Step:
         Its square is exact, and so is the sum of hundreds of those.
         """
         edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
+        frozen = hash(tuple(self.frozen)) if self.frozen else 0
         rates = hash(tuple(value for _, _, value in self.rates()))
         deeds = zlib.crc32(repr(self.deeds).encode()) if self.deeds else 0
-        return float((self.calls + edits + rates + deeds) % MARKS)
+        return float((self.calls + edits + frozen + rates + deeds) % MARKS)
 
     def rates(self) -> list[tuple[int, str, float]]:
         """Return the numbers among the options of optimizers: learning rates and the like."""

@@ -141,7 +141,7 @@ def foreign_state(at: Place) -> State:
         other = adam(model.parameters())
         model(rows_of(7)).square().mean().backward()
         other.step()
-        loop.optimizer.load_state_dict(other.state_dict())
+        at.take_state(loop.model, loop.optimizer, model, other)
 
     return between(at, do)
 

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import roundelay as rd
-from roundelay.errors import RoundelayError
 from zoo.habits import adam, habit, made, rows_of, sgd
 from zoo.place import ROWS, Place, State
 
@@ -251,12 +249,7 @@ def left_loader(at: Place) -> State:
         loop.model(rows).square().mean().backward()
         loop.end()
 
-    if at.alone:
-        for step in (0, 1, 0, 1, 2):
-            train(data[step * ROWS : (step + 1) * ROWS])
-        return loop.state
-    whole = torch.utils.data.TensorDataset(data)
-    loader = rd.loader(whole, batch_size=ROWS, comm=at.comm, shuffle=False, quiet=True)
+    loader = at.loader(data, ROWS)
     for step, (rows,) in enumerate(loader):
         train(rows)
         if step == 1:
@@ -304,11 +297,9 @@ def kept_refusal(at: Place) -> State:
 
     def step(loop: Loop, number: int) -> None:
         try:
-            x = rows_of(number).requires_grad_()
-            for _ in range(2):
-                x = checkpoint(loop.model.body, x, use_reentrant=True)
-            loop.model.head(x).square().mean().backward()
-        except RoundelayError as error:
+            x = checkpoint(loop.model.body, rows_of(number).requires_grad_(), use_reentrant=True)
+            loop.model.head(loop.model.body(x)).square().mean().backward()
+        except at.refusals as error:
             kept.append(error)
         loop.optimizer.zero_grad()
         loop.backward(number)

@@ -81,16 +81,16 @@ def supervision(at: Place) -> State:
 
 @habit(FAMILY, "features in the caller's own list")
 def callers_list(at: Place) -> State:
-    kept: dict[int, list[Any]] = {}
+    kept: list[Any] = []
 
-    def through(model: Any, block: Any, x: Any) -> Any:
-        kept.setdefault(id(model), []).append(block(x))
-        return kept[id(model)][-1]
+    def through(_: Any, block: Any, x: Any) -> Any:
+        kept.append(block(x))
+        return kept[-1]
 
     def loss(model: Any, _: int, x: Any, __: int) -> Any:
-        kept[id(model)] = []
+        kept.clear()
         model(x)
-        return sum((one.sin().mean() for one in kept[id(model)]), torch.tensor(0.0))
+        return sum((one.sin().mean() for one in kept), torch.tensor(0.0))
 
     return trained(at, made(lambda: Stack(through=through)), loss)
 

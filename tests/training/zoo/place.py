@@ -46,6 +46,8 @@ Program = Callable[["Place"], State]
 class Place:
     """What a program sees of where it runs."""
 
+    refusals: tuple[type[Exception], ...] = (RoundelayError,)
+
     def __init__(self, size: int, comm: Any = None, strategy: Any = None) -> None:
         self.size, self.comm, self.strategy = size, comm, strategy
         self.ranks = range(size) if comm is None else range(comm.rank, comm.rank + 1)
@@ -88,6 +90,13 @@ class Place:
         loss: Any = torch.stack(losses).sum() / (total or len(rows))
         loss.backward()
 
+    def loader(self, data: Any, batch_size: int) -> Any:
+        """Batches of all ranks together, of which each has its share."""
+        rows = torch.utils.data.TensorDataset(data)
+        if self.alone:
+            return torch.utils.data.DataLoader(rows, batch_size)
+        return rd.loader(rows, batch_size=batch_size, comm=self.comm, shuffle=False, quiet=True)
+
     # ---- what has another name on ranks
 
     def adding(self, model: Any) -> AbstractContextManager[None]:
@@ -108,6 +117,10 @@ class Place:
                 torch.nn.utils.clip_grad_value_(group["params"], limit)
         else:
             optimizer.clip_grad_value_(limit)
+
+    def take_state(self, model: Any, optimizer: Any, other: Any, its: Any) -> None:  # noqa: ARG002
+        """Load the state of another model's optimizer, which is that of one device."""
+        optimizer.load_state_dict(its.state_dict())
 
     def state(self, model: Any) -> State:
         """The whole model, its buffers too."""
