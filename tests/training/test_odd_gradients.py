@@ -61,6 +61,14 @@ def sgd(model: Any) -> Any:
     return (torch.optim.SGD(model.parameters(), lr=0.1),)
 
 
+def heavy(model: Any) -> Any:
+    return (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),)
+
+
+def adagrad(model: Any) -> Any:
+    return (torch.optim.Adagrad(model.parameters(), lr=0.1),)
+
+
 def lazy(model: Any) -> Any:
     """Rows that no rank has used must not move, whose means would."""
     rows = [model.embed.weight, model.bag.weight]
@@ -99,10 +107,17 @@ def assert_clips(model: Any, listed: Any, x: Any) -> None:
         assert abs(float(listed[0].clip_grad_norm_(1.0)) - norm) <= 1e-9 * norm
 
 
+DENSE = [(Rows, sgd, False), (Rows, heavy, False), (Rows, sgd, True), (Rows, adagrad, False)]
+PASSES: dict[str, Any] = {"ddp": CASES, **dict.fromkeys(["zero1", "zero2", "zero3", "ps"], DENSE)}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's own Adagrad
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ddp_does_what_one_device_does(size: int) -> None:
+@pytest.mark.parametrize("name", PASSES)
+def test_ranks_do_what_one_device_does(name: str, size: int) -> None:
+    """Where gradients can't stay sparse, those that may be are made dense."""
     starts = []
-    for kind, optimizers, tied in CASES:
+    for kind, optimizers, tied in PASSES[name]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
             start = kind(tied=tied).double()
@@ -121,14 +136,15 @@ def test_ddp_does_what_one_device_does(size: int) -> None:
 
         for start, optimizers, wanted in starts:
             model = copy.deepcopy(start)
-            model, listed = rd.prepare(model, optimizers(model), strategy="ddp", comm=comm)
+            model, listed = rd.prepare(model, optimizers(model), strategy=name, comm=comm)
             for x in batches():
                 twice(even, model, listed, x)
             assert rd.ledger(model).steps == 4
             for key, one in rd.full_state_dict(model).items():
                 far = float((one - wanted[key]).abs().max())
                 assert far <= 1e-12 * (1 + float(wanted[key].abs().max())), key
-            assert_clips(model, listed, share(batches()[0]))
+            if name == "ddp":
+                assert_clips(model, listed, share(batches()[0]))
 
     rd.run(be_rank, size, "threads")
 
@@ -148,16 +164,16 @@ def test_numbers_that_are_not_finite_are_named() -> None:
 
 @pytest.mark.parametrize("name", [*known_strategies()])
 def test_others_refuse_them_by_name(name: str) -> None:
-    starts: list[tuple[Any, str]] = [(Rows, "embed.weight"), (Waves, "turn")]
+    starts: list[tuple[Any, Any, str]] = [(Rows, lazy, "embed.weight"), (Waves, sgd, "turn")]
 
     def be_rank(comm: Any) -> None:
-        for kind, parameter in starts:
+        for kind, optimizers, parameter in starts:
             model = kind().double()
             if name == "ddp":
-                rd.prepare(model, sgd(model), strategy=name, comm=comm)
+                rd.prepare(model, optimizers(model), strategy=name, comm=comm)
                 continue
             with pytest.raises(InvalidArgumentError, match=f"{parameter} is (sparse|complex)"):
-                rd.prepare(model, sgd(model), strategy=name, comm=comm)
+                rd.prepare(model, optimizers(model), strategy=name, comm=comm)
         model = nn.Linear(3, 2)
         model, (own,) = rd.prepare(model, sgd(model), strategy=name, comm=comm)
         taken = torch.gather(model.weight, 0, torch.zeros(1, 3, dtype=torch.int64),
@@ -167,3 +183,25 @@ def test_others_refuse_them_by_name(name: str) -> None:
         own.zero_grad()
 
     rd.run(be_rank, 1, "threads")
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3", "ps"])
+def test_in_mixed_precision_sparse_gradients_are_dense(name: str) -> None:
+    def be_rank(comm: Any) -> Any:
+        model = copy.deepcopy(start)
+        model, (own,) = rd.prepare(model, sgd(model), strategy=name, comm=comm, precision="bf16")
+        for x in batches():
+            model(x).square().mean().backward()
+            own.step()
+            own.zero_grad()
+        return rd.full_state_dict(model)["embed.weight"]
+
+    starts = {}
+    for sparse in (True, False):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            start = Rows()
+        start.embed.sparse = start.bag.sparse = sparse
+        starts[sparse] = rd.run(be_rank, 2, "threads")
+    for found, wanted in zip(starts[True], starts[False], strict=True):
+        assert torch.equal(found, wanted)

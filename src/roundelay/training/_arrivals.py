@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from roundelay.errors import InvalidArgumentError, NotFiniteError, RoundelayError
 from roundelay.training._edits import Edits
+from roundelay.training._sparse import sparse_parameters
 from roundelay.training._strategy import Sharing
 
 __all__ = ["Arrivals"]
@@ -48,6 +49,9 @@ class Arrivals:
         self._step = sharing.setup.step
         self._running: Callable[[], _Pass | None] = _nothing  # weak: autograd lets go of it
         self._tensors = [one.tensor for one in sharing.setup.parameters]
+        self._dense = set(sparse_parameters(sharing.setup)) - set(
+            sharing.sparse
+        )  # as they are sent
         self._come: set[int] = set()  # parameters whose gradients this pass has brought
         self._sends = False  # whether it brings them to the other ranks
         self._task = 0  # its number among autograd's passes; passes inside it have others
@@ -87,8 +91,10 @@ class Arrivals:
             scaler.check_scaled()
         grad = self._tensors[index].grad
         if grad is not None and grad.is_sparse and index not in self._sharing.sparse:
-            name = self._sharing.setup.parameters[index].name
-            raise InvalidArgumentError(SPARSE.format(name=name))
+            if index not in self._dense:
+                name = self._sharing.setup.parameters[index].name
+                raise InvalidArgumentError(SPARSE.format(name=name))
+            self._tensors[index].grad = grad.to_dense()
         # No frame that may raise holds the pass: an error would, and autograd not let go of it.
         if self._running() is None:
             self._begin(index)

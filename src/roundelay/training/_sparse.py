@@ -12,6 +12,9 @@ from roundelay.training._strategy import Strategy
 
 __all__ = ["add_up_rows", "refuse_odd", "sparse_parameters"]
 
+#: What comes to the same on a sparse gradient and on a dense one, where rows of zeros are none.
+SAME = (torch.optim.SGD, torch.optim.Adagrad)
+
 
 def sparse_parameters(setup: Setup) -> list[int]:
     """Return the numbers of the parameters whose modules say that their gradients are sparse."""
@@ -25,16 +28,18 @@ def sparse_parameters(setup: Setup) -> list[int]:
 
 
 def refuse_odd(strategy: Strategy, setup: Setup) -> None:
-    """Refuse parameters that are complex, or have sparse gradients, where a strategy takes none."""
-    sparse = sparse_parameters(setup)
+    """Refuse complex parameters, and gradients that must stay sparse, where a strategy has none."""
     word = type(strategy).__name__
-    if sparse and (not strategy.takes_odd or setup.precision.mixed):
-        name = setup.parameters[sparse[0]].name
+    if not strategy.takes_odd or setup.precision.mixed:
         how = "in mixed precision" if strategy.takes_odd else f"under {word}"
-        raise InvalidArgumentError(
-            f"The gradient of {name} is sparse, which {how} is not possible. Build its module "
-            f"with sparse=False, or use strategy='ddp' in fp32."
-        )
+        for one in (setup.parameters[at] for at in sparse_parameters(setup)):
+            own = type(setup.optimizer.all[one.owner])
+            if own not in SAME:
+                raise InvalidArgumentError(
+                    f"The gradient of {one.name} is sparse, which {how} is made dense, and "
+                    f"{own.__name__} may do otherwise then. Step on it with SGD or Adagrad, build "
+                    f"its module with sparse=False, or use strategy='ddp' in fp32."
+                )
     unreal = [one.name for one in setup.parameters if one.tensor.is_complex()]
     if unreal and not strategy.takes_odd:
         raise InvalidArgumentError(

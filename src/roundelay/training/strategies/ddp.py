@@ -99,7 +99,7 @@ class _Averaging(WholeGradients):
         # A scaled loss may overflow: its step is skipped then, and nothing is wrong.
         self._intake = Intake(check=options.check_finite and setup.scaler is None)
         self._tensors = [one.tensor for one in setup.parameters]
-        self.sparse = sparse_parameters(setup)
+        self.sparse = [] if setup.precision.mixed else sparse_parameters(setup)
         if self.sparse and options.hook is not None:
             raise InvalidArgumentError(
                 f"The gradient of {setup.parameters[self.sparse[0]].name} is sparse and in no "
