@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import habits
+import peers
 import speed
 import steps
 
@@ -93,4 +94,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     "gpu": steps.gpu,
     "may_do": habits.may_do,
     "fuzz": habits.fuzz,
+    "peers": peers.peers,
 }

@@ -36,7 +36,7 @@ def load_from_docs(*names: str) -> list[ModuleType]:
         sys.path.pop(0)
 
 
-generate, speed = load_from_docs("generate", "speed")
+generate, speed, peers = load_from_docs("generate", "speed", "peers")
 WRITTEN: list[Path] = generate.written()
 GENERATED: list[str] = sorted(generate.generated())
 PAGES = sorted({*WRITTEN, *(ROOT / name for name in GENERATED if name.endswith(".md"))})
@@ -124,6 +124,17 @@ def test_speed_is_read_from_what_was_measured(tmp_path: Path) -> None:
     assert "| 1 MiB | 1234 | - | - | - | - | - | 41 % | 81 % |" in table
     assert "2 cores (avx2), Python 3.11.7, mpi: Some MPI 5" in table
     assert table.splitlines()[2] in speed.all_reduce(tmp_path)
+
+
+def test_beside_its_peers_ours_is_right_as_often_and_never_silently_wrong() -> None:
+    rows = peers.rows()
+    assert list(rows) == list(peers.STRATEGIES)
+    for programs in rows.values():
+        theirs, ours = zip(*programs.values(), strict=True)
+        assert len(programs) >= 90
+        assert set(theirs) <= set(peers.OUTCOMES)
+        assert set(ours) <= {"right", "refused"}
+        assert ours.count("right") >= theirs.count("right")
 
 
 @every_page
