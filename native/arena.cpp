@@ -76,7 +76,7 @@ std::uint64_t World::allocate(std::size_t bytes) {
     if (!guard.held()) {
         const bool known = guard.holder() != 0 && guard.holder() != no_rank;
         const int late = known ? int(guard.holder()) - 1 : int(speaker_);
-        if (!troubled()) fail(Trouble::timeout, late, speaker_, 0, 0, "");
+        if (!troubled()) fail(Trouble::timeout, late, speaker_, 0, 0, in_seconds(patience_ns));
         throw Broken{};
     }
     kill_point();

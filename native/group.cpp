@@ -66,7 +66,7 @@ void Group::tell(Stage stage) {
 }
 
 bool Group::gone(int world_rank) const {
-    return world_->rank(world_rank).life.load() == Life::left || told(world_rank, Stage::left) ||
+    return world_->rank(world_rank).life.load() == Life::left || world_->dead(world_rank) || told(world_rank, Stage::left) ||
            ended(world_rank);
 }
 
@@ -338,6 +338,7 @@ void Group::end_together(Ending how, std::uint32_t site, Waiter& waiter) {
         while (other != rank_ && theirs.ended.value.load(std::memory_order_acquire) == 0) {
             kill_point();
             if (world_->troubled()) throw Broken{};
+            if (world_->dead(world_rank(other))) break;
             const Record made = theirs.record(calls_);
             if (made.call == calls_ && made.collective != ending) differ(other, calls_);
             if (now_ns() - start > timeout_ns_) break;
@@ -418,6 +419,10 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
         if (world_->troubled()) throw Broken{};
         const Record theirs = areas_[rank].record(calls_);
         if (theirs.call == calls_ && theirs.hash != call.record.hash) differ(rank, calls_);
+        if (world_->dead(world_rank(rank)) && !arrived()) {
+            world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_, "");
+            throw Broken{};
+        }
         if (ended(world_rank(rank)) && !arrived())
             differ(rank, std::min(calls_, areas_[rank].latest().call));
         if (theirs.call < calls_ && gone(world_rank(rank)) && !arrived()) {
@@ -434,7 +439,8 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
             throw Broken{};
         }
         if (waited > timeout_ns_ && !arrived()) {
-            world_->fail(Trouble::timeout, world_rank(rank), world_rank(rank_), at_, calls_, "");
+            world_->fail(Trouble::timeout, world_rank(rank), world_rank(rank_), at_, calls_,
+                         in_seconds(timeout_ns_));
             throw Broken{};
         }
     }

@@ -211,7 +211,7 @@ bool Mailbox::settled(MessageRequest& request, const Group& group) {
            (gone(request, group) >= 0 && (!pump() || request.done));
 }
 
-void Mailbox::fail(Trouble kind, int culprit, const Group& group, const char* text) {
+void Mailbox::fail(Trouble kind, int culprit, const Group& group, const std::string& text) {
     world_->fail(kind, culprit, rank_, group.at(), 0, text);
     throw Broken{};
 }
@@ -226,7 +226,8 @@ std::vector<Mailbox::Left> Mailbox::left_over() {
     return found;
 }
 
-void Mailbox::wait(MessageRequest& request, const Group& group, std::int64_t timeout_ns, Waiter& waiter) {
+void Mailbox::wait(MessageRequest& request, const Group& group, std::int64_t timeout_ns, Waiter& waiter,
+                   std::int64_t losses) {
     RankInfo& mine = world_->rank(rank_);
     std::int64_t start = 0;
     std::optional<Waiting> shown;
@@ -235,6 +236,10 @@ void Mailbox::wait(MessageRequest& request, const Group& group, std::int64_t tim
         if (pump()) idle = 0;
         if (request.done.load(std::memory_order_acquire)) return;
         if (world_->troubled()) throw Broken{};
+        if (losses != deaf && losses != world_->header().losses.load()) {
+            part_with_dead();
+            return;
+        }
         if (idle < 64) {
             cpu_pause();
             continue;
@@ -252,10 +257,15 @@ void Mailbox::wait(MessageRequest& request, const Group& group, std::int64_t tim
             continue;
         }
         kill_point();
+        if (world_->header().losses.load() != 0) part_with_dead();
         const bool closing = !request.sends && group.told(rank_, Stage::quiet);
         if (closing && cancel_if_nobody(request, group)) return;
         const int missing = closing ? -1 : gone(request, group);
-        if (missing >= 0 && !pump() && !request.done) {
+        // Who hears of losses knows by itself whether anybody is left, on its own rank perhaps.
+        const bool known = losses != deaf && missing >= 0 && missing != request.other &&
+                           world_->dead(missing);
+        if (missing >= 0 && !known && !pump() && !request.done) {
+            if (missing == request.other && world_->dead(missing)) return lose(request);
             // Who closed did not mean to be needed any more; a script may have been ended.
             const bool left = world_->rank(missing).life.load() == Life::left;
             if (group.ended(missing) && !left) fail(Trouble::mismatch, missing, group, "");
@@ -270,7 +280,7 @@ void Mailbox::wait(MessageRequest& request, const Group& group, std::int64_t tim
             if (closing && cancel(request, Fate::late)) return;
             // From any rank: nobody in particular is late.
             const int culprit = request.other == any_rank ? rank_ : request.other.load();
-            fail(Trouble::timeout, culprit, group, "");
+            fail(Trouble::timeout, culprit, group, in_seconds(timeout_ns));
         }
     }
 }
@@ -314,10 +324,41 @@ bool Mailbox::cancel(MessageRequest& request, Fate fate) {
     return true;
 }
 
+// Its other rank is dead, and the job goes on: nobody will ever take or bring it.
+void Mailbox::lose(MessageRequest& request) {
+    const std::lock_guard guard(mutex_);
+    const auto same = [&](const auto& one) { return one.get() == &request; };
+    for (auto& requests : outgoing_) std::erase_if(requests, same);
+    std::erase_if(wanted_, same);
+    for (auto& parcel : arriving_)
+        if (parcel != nullptr && same(parcel->request)) parcel = nullptr;
+    if (request.done) return;
+    request.fate = Fate::lost;
+    request.done = true;
+    world_->rank(rank_).bell.ring();  // another thread may wait for it
+}
+
+// Half a message of a rank that is dead: what waits for any rank's goes on waiting for another.
+void Mailbox::part_with_dead() {
+    for (int src = 0; src < world_->size(); ++src) {
+        if (!world_->dead(src)) continue;
+        pump();  // what it had written comes first
+        std::unique_ptr<Parcel> half;
+        {
+            const std::lock_guard guard(mutex_);
+            const auto& slot = arriving_[std::size_t(src)];
+            if (slot == nullptr || slot->request == nullptr || slot->request->other != any_rank) continue;
+            half = std::move(arriving_[std::size_t(src)]);
+        }
+        post(half->request);
+    }
+}
+
 // Who is quiet has nothing more to send: what did come lies in the rings by now.
 bool Mailbox::cancel_if_nobody(MessageRequest& request, const Group& group) {
     const auto quiet = [&](int rank) {
-        return world_->rank(rank).life.load() == Life::left || group.told(rank, Stage::quiet);
+        return world_->rank(rank).life.load() == Life::left || world_->dead(rank) ||
+               group.told(rank, Stage::quiet);
     };
     for (int rank = 0; rank < world_->size(); ++rank)
         if ((request.other == any_rank || request.other == rank) && !quiet(rank)) return false;

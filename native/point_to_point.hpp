@@ -27,8 +27,9 @@ struct Envelope {
 };
 
 // Why a request is done though it has not come: its group was closed, and whoever could have sent it had
-// left, or did not in time; or the world broke, and nobody carries requests any more.
-enum class Fate : std::uint32_t { open, nobody, late, broken };
+// left, or did not in time; or the world broke, and nobody carries requests any more; or the other rank
+// was lost, without which the job goes on.
+enum class Fate : std::uint32_t { open, nobody, late, broken, lost };
 
 // One send or receive under way. Ranks are world ranks.
 struct MessageRequest {
@@ -57,8 +58,11 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     void post(const std::shared_ptr<MessageRequest>& request);
     // Move what can be moved; true if anything did.
     bool pump();
-    // Until the request is done; throws Broken. The group tells who of it has left.
-    void wait(MessageRequest& request, const Group& group, std::int64_t timeout_ns, Waiter& waiter);
+    // Until the request is done; throws Broken. The group tells who of it has left. Who knows of so many
+    // losses, and would hear of more, waits no longer than until there are.
+    static constexpr std::int64_t deaf = -1;
+    void wait(MessageRequest& request, const Group& group, std::int64_t timeout_ns, Waiter& waiter,
+              std::int64_t losses = deaf);
     // Whether waiting for the request would end at once.
     bool settled(MessageRequest& request, const Group& group);
     // The group closes: until no request of it is under way (`number` is that of its mail, or all).
@@ -104,9 +108,11 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     int gone(const MessageRequest& request, const Group& group) const;
     std::shared_ptr<MessageRequest> under_way(bool sends, std::uint64_t number);
     bool cancel(MessageRequest& request, Fate fate);
+    void lose(MessageRequest& request);
+    void part_with_dead();
     bool cancel_if_nobody(MessageRequest& request, const Group& group);
     void give_up();
-    [[noreturn]] void fail(Trouble kind, int culprit, const Group& group, const char* text);
+    [[noreturn]] void fail(Trouble kind, int culprit, const Group& group, const std::string& text);
 
     std::shared_ptr<World> world_;
     int rank_;

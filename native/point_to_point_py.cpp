@@ -56,13 +56,14 @@ class PyMailbox {
         return box_->settled(request, group_of(group));
     }
 
-    void wait(MessageRequest& request, nb::handle group, double seconds, nb::handle on_slow) {
+    void wait(MessageRequest& request, nb::handle group, double seconds, nb::handle on_slow,
+              std::int64_t losses) {
         if (box_->world().foreign()) throw Broken{};
         if (!request.done) {
             const Inside inside(box_->world(), nullptr, 0, -1, 0, 0,
                                 request.sends ? "send" : "recv");
             with_waiter(on_slow, [&](PyWaiter& waiter) {
-                box_->wait(request, group_of(group), nanoseconds(seconds), waiter);
+                box_->wait(request, group_of(group), nanoseconds(seconds), waiter, losses);
             });
         }
         kept_.sweep();
@@ -117,7 +118,8 @@ void register_point_to_point(nb::module_& module) {
              nb::arg("of").none() = nb::none())
         .def("left_over", &PyMailbox::left_over)
         .def("settled", &PyMailbox::settled)
-        .def("wait", &PyMailbox::wait)
+        .def("wait", &PyMailbox::wait, nb::arg("request"), nb::arg("group"), nb::arg("seconds"),
+             nb::arg("on_slow"), nb::arg("losses") = Mailbox::deaf)
         .def("drain", &PyMailbox::drain, nb::arg("group"), nb::arg("number").none(),
              nb::arg("seconds"), nb::arg("on_slow"))
         .def("forget", &PyMailbox::forget);

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -241,7 +242,7 @@ void World::run_watch() {
             // A rank that ends before it has begun is as lost as any other. Everybody who sees it
             // says so: who saw it first may be lost too.
             const int gone = int(index);
-            if (rank(gone).life.load() == Life::left) continue;
+            if (rank(gone).life.load() == Life::left || lose(gone, "")) continue;
             rank(gone).life.store(Life::dead);
             if (lost < 0) lost = gone;
         }
@@ -281,7 +282,8 @@ bool World::tell(Trouble kind, int culprit, int finder, std::uint64_t group, std
     header_->group = group;
     header_->call = call;
     // Judged now and by one: a rank that goes on later is no witness of its own stop.
-    const std::string told = kind == Trouble::timeout && stopped(culprit) ? "stopped" : text;
+    const std::string told =
+        kind == Trouble::timeout && stopped(culprit) ? "stopped " + text : text;
     const std::size_t length = std::min(told.size(), header_->text.size() - 1);
     std::memcpy(header_->text.data(), told.data(), length);
     header_->text[length] = 0;
@@ -294,13 +296,35 @@ void World::ring_all() {
     for (int other = 0; other < size(); ++other) rank(other).bell.ring();
 }
 
+bool World::lose(int rank, const std::string& why) {
+    RankInfo& info = this->rank(rank);
+    // Who dies with the arena's lock leaves nobody knows what.
+    const bool holds = header_->lock.load() == std::uint32_t(rank) + 1;
+    if (info.loss.load() == Loss::ends || holds || troubled()) return false;
+    if (!why.empty()) {
+        const std::size_t length = std::min(why.size(), info.why.size() - 1);
+        std::memcpy(info.why.data(), why.data(), length);
+        info.why[length] = 0;
+    }
+    if (info.life.exchange(Life::dead) != Life::dead) ++header_->losses;
+    ring_all();
+    return true;
+}
+
 void World::fail(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
                  const std::string& text) {
+    if (kind == Trouble::failed && lose(culprit, text)) return;
     // Who comes second returns when the first has told, so that the reason is there for both. If that
     // one dies, a watcher sees it within a moment; only one that is stopped right there is given up.
     const std::int64_t limit = now_ns() + told_within_ns;
     while (!tell(kind, culprit, finder, group, call, text) && now_ns() < limit) sched_yield();
     ring_all();
+}
+
+std::string in_seconds(std::int64_t ns) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%g", double(ns) / 1e9);
+    return text.data();
 }
 
 Waiting::Waiting(World& world, int rank, Wait wait) : world_(world), rank_(world.rank(rank)) {

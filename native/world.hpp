@@ -22,6 +22,8 @@ namespace roundelay {
 enum class Trouble : std::uint32_t { none, mismatch, lost, timeout, failed, interrupted };
 // Who has ended has made its last call and waits for the others to end too; then it has left.
 enum class Life : std::uint32_t { absent, alive, left, dead, ended };
+// What the loss of a rank does to the job: ends it; lets it go on, but fail in the end; or nothing.
+enum class Loss : std::uint32_t { ends, fails, passes };
 
 // The kernel has no more memory to give; the message says how much was asked for.
 struct OutOfMemory : std::runtime_error {
@@ -86,6 +88,9 @@ struct alignas(64) RankInfo {
     std::atomic<std::int64_t> heartbeat;  // when it last beat; a stopped process's no longer does
     std::array<std::atomic<bool>, wait_count> waits_taken;
     std::array<Shown<Wait>, wait_count> waits;
+    std::atomic<Loss> loss;
+    std::atomic<std::uint64_t> step;  // of training that it is in, counted from 1; 0: of none
+    std::array<char, 256> why;        // it was lost though it lived on; complete once it is dead
 };
 
 constexpr std::uint32_t no_rank = ~std::uint32_t{0};
@@ -112,6 +117,7 @@ struct alignas(64) Header {
     std::array<char, 512> text;
 
     std::atomic<std::uint64_t> serial;  // numbers groups, so that mail finds its own
+    std::atomic<std::uint32_t> losses;  // of ranks without which the job goes on
     std::atomic<std::uint32_t> lock;    // of the arena: which world rank holds it, from 1
     std::uint64_t top;
     std::uint64_t first_free;
@@ -175,6 +181,7 @@ class World : public std::enable_shared_from_this<World> {
     // Tell everybody; only the first call counts.
     void fail(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
               const std::string& text);
+    bool dead(int rank) { return this->rank(rank).life.load() == Life::dead; }
     bool troubled() const {
         return header_->trouble.load(std::memory_order_acquire) != Trouble::none;
     }
@@ -186,6 +193,8 @@ class World : public std::enable_shared_from_this<World> {
     // Write what went wrong, unless somebody has; false while somebody else is about to.
     bool tell(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
               const std::string& text);
+    // A rank is lost without which the job goes on: only calls that need it fail. False if it ends.
+    bool lose(int rank, const std::string& why);
     void ring_all();
     void take_back();
     bool stopped(int rank);
@@ -238,6 +247,9 @@ class Waiting {
     RankInfo& rank_;
     std::size_t place_ = 0;
 };
+
+// How a timeout is told: in seconds.
+std::string in_seconds(std::int64_t ns);
 
 // Have the kernel set pages aside now, so that no write to them fails later. The kernel would rather
 // kill a process than refuse, so what it has is looked at first.

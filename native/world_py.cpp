@@ -10,6 +10,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <system_error>
 
 #include "group.hpp"
@@ -23,12 +24,17 @@ namespace roundelay {
 
 namespace {
 
+// What a rank has said, cut where its room ended: perhaps in the middle of a character.
+nb::object as_str(const char* text) {
+    return nb::steal(PyUnicode_DecodeUTF8(text, Py_ssize_t(std::strlen(text)), "replace"));
+}
+
 nb::object trouble_of(World& world) {
     if (!world.troubled()) return nb::none();
     const Header& header = world.header();
     static const char* const kinds[] = {"none", "mismatch", "lost", "timeout", "failed", "interrupted"};
     return nb::make_tuple(kinds[int(header.trouble.load())], header.culprit, header.finder,
-                          header.group, header.call, header.text.data());
+                          header.group, header.call, as_str(header.text.data()));
 }
 
 nb::tuple told(World& world, int world_rank, const Record& record) {
@@ -141,6 +147,13 @@ void register_world(nb::module_& module) {
                  const auto what = kind == "interrupted" ? Trouble::interrupted : Trouble::failed;
                  world.fail(what, culprit, culprit, 0, 0, text);
              })
+        .def("spare", [](World& world, int rank, int loss) { world.rank(rank).loss = Loss(loss); })
+        .def("spared", [](World& world, int rank) { return int(world.rank(rank).loss.load()); })
+        .def_prop_ro("losses", [](World& world) { return world.header().losses.load(); })
+        .def("why", [](World& world, int rank) { return as_str(world.rank(rank).why.data()); })
+        .def("set_step",
+             [](World& world, int rank, std::uint64_t step) { world.rank(rank).step = step; })
+        .def("step", [](World& world, int rank) { return world.rank(rank).step.load(); })
         .def("life", [](World& world, int rank) { return int(world.rank(rank).life.load()); })
         .def("pid", [](World& world, int rank) { return world.rank(rank).pid.load(); })
         .def("heartbeat", [](World& world, int rank) { return world.rank(rank).heartbeat.load(); })

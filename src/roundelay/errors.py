@@ -207,13 +207,24 @@ class RankFailed(RoundelayError):  # noqa: N818 - says what happened
     rank 2 raised ValueError: no such layer
     >>> print(RankFailed(2, ended="was killed by SIGKILL"))
     rank 2 was killed by SIGKILL
+    >>> print(RankFailed(2, "ValueError", "bad row", step=17))  # in training
+    rank 2 in step 17 raised ValueError: bad row
     """
 
     def __init__(
-        self, rank: int, kind: str = "", message: str = "", *, traceback: str = "", ended: str = ""
+        self,
+        rank: int,
+        kind: str = "",
+        message: str = "",
+        *,
+        traceback: str = "",
+        ended: str = "",
+        step: int | None = None,
     ) -> None:
         self.rank, self.kind, self.message, self.traceback = rank, kind, message, traceback
-        super().__init__(f"rank {rank} {ended or f'raised {kind}: {message}'}")
+        self.step = step
+        who = f"rank {rank}" if step is None else f"rank {rank} in step {step}"
+        super().__init__(f"{who} {ended or f'raised {kind}: {message}'}")
         if traceback:
             self.add_note(f"On rank {rank}:\n{traceback.rstrip()}")
 

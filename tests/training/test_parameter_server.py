@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -22,14 +23,15 @@ torch = pytest.importorskip("torch")
 import roundelay as rd  # noqa: E402 - only with torch
 from roundelay.errors import (  # noqa: E402
     CollectiveMismatch,
+    CollectiveTimeout,
     InvalidArgumentError,
     NotFiniteError,
     PeerLost,
     RankFailed,
     UnknownNameError,
 )
+from roundelay.training._ps_clock import staleness_bound  # noqa: E402
 from roundelay.training._ps_layout import divide  # noqa: E402
-from roundelay.training._ps_server import staleness_bound  # noqa: E402
 
 PS = rd.ParameterServer
 State = dict[str, Any]
@@ -231,7 +233,81 @@ def test_torchs_own_clipping_is_refused_where_no_worker_has_the_gradient(awkward
 
     assert rd.run(be_rank, 2, "threads", args=("worker",)) == ["the same"] * 2
     for told in rd.run(be_rank, 2, "threads", args=("server",)):
+        assert re.match(r"The gradient of \S+ is on the parameter server", told)
         assert "optimizer.clip_grad_norm_" in told
+
+
+def test_the_state_of_an_optimizer_on_servers_is_not_silently_empty() -> None:
+    """Neither read nor written where it is not; what all workers do together is."""
+    uses: dict[str, Callable[[Any, Any], Any]] = {
+        "clear": lambda _, own: own.state.clear(),
+        "read": lambda model, own: own.state[model.weight],
+        "get": lambda model, own: own.state.get(model.weight),
+        "in": lambda model, own: model.weight in own.state,
+        "set": lambda model, own: own.state.update({model.weight: {}}),
+        "pop": lambda model, own: own.state.pop(model.weight),
+        "loop": lambda _, own: list(own.state.values()),
+        "length": lambda _, own: len(own.state),
+        "replace": lambda _, own: setattr(own, "state", {}),
+    }
+
+    def be_rank(comm: Any, strategy: Any) -> list[Any]:
+        model = Plane()
+        own = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+        backward(model)
+        own.step()
+        told = []
+        for use in uses.values():
+            with pytest.raises(InvalidArgumentError, match=r"optimizer\.state_dict\(\)") as error:
+                use(model, own)
+            told.append("of weight" in str(error.value))
+        state = own.state_dict()
+        state["state"].clear()
+        own.load_state_dict(state)
+        own.zero_grad()
+        before = model.weight.detach().clone()
+        backward(model)
+        own.step()
+        return [told, (before - model.weight.detach()).tolist()]
+
+    named = [name in ("read", "get", "in", "set", "pop") for name in uses]
+    assert rd.run(be_rank, 2, "threads", args=(PS(update="server"),)) == [[named, [1.0] * 3]] * 2
+    assert rd.run(be_rank, 1, "threads", args=("ps-async",)) == [[named, [1.0] * 3]]
+    kept = rd.run(worker_state, 2, "threads")
+    assert kept == [1, 1]
+
+
+def worker_state(comm: Any) -> int:
+    model = Plane()
+    own = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    model, own = rd.prepare(model, own, strategy="ps", comm=comm)
+    backward(model)
+    own.step()
+    return len(own.state)
+
+
+def test_a_timeout_tells_the_time_that_was_waited_for() -> None:
+    """Whoever explains it: a server's own group has another limit."""
+
+    def be_rank(comm: Any) -> str:
+        model = Plane()
+        own = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, own = rd.prepare(model, own, strategy=PS(update="server"), comm=comm)
+        served = own.run.sharing.line.server
+        if comm.rank == 1:
+            done.wait(60)
+            return ""
+        with pytest.raises(CollectiveTimeout) as error:
+            backward(model)
+        done.set()
+        with pytest.raises(CollectiveTimeout) as through:
+            served._mails.asks.barrier()
+        return str(error.value) + str(through.value)
+
+    done = threading.Event()
+    told = rd.run(be_rank, 2, "threads", timeout=0.3)[0]
+    assert re.findall(r"waited (\S+) s for", told) == ["0.3"] * 2
 
 
 @pytest.mark.parametrize("strategy", [PS(), PS(update="server"), PS(mode="ssp")], ids=repr)
@@ -587,8 +663,8 @@ def test_a_gradient_that_is_not_finite_ends_it_for_all(mode: str) -> None:
         (PS(), 0),
         (PS(update="server", servers=2), 1),
         (PS(dedicated=True), 0),
-        (PS(mode="async"), 1),
-        (PS(mode="ssp", staleness=1), 1),
+        (PS(mode="async"), 0),
+        (PS(mode="ssp", staleness=1, servers=[2]), 2),
     ],
     ids=repr,
 )
@@ -611,15 +687,18 @@ def test_a_rank_that_dies_is_named_at_once(strategy: Any, victim: int) -> None:
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
+@pytest.mark.parametrize(("mode", "server"), [("sync", 0), ("async", 1), ("ssp", 1)])
 @pytest.mark.parametrize("error", [ValueError("bad row"), SystemExit(3)], ids=repr)
-def test_a_worker_that_raises_is_named_on_every_rank(mode: str, error: BaseException) -> None:
+def test_a_rank_that_raises_and_is_needed_is_named_on_every_rank(
+    mode: str, server: int, error: BaseException
+) -> None:
     told: dict[int, str] = {}
 
     def be_rank(comm: Any) -> None:
         model = Plane()
+        strategy = PS(mode=mode, servers=[server])
         model, optimizer = rd.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=1.0), strategy=PS(mode=mode), comm=comm
+            model, torch.optim.SGD(model.parameters(), lr=1.0), strategy=strategy, comm=comm
         )
         try:
             for step in range(10**6):
@@ -632,11 +711,12 @@ def test_a_worker_that_raises_is_named_on_every_rank(mode: str, error: BaseExcep
             told[comm.rank] = str(lost)
             raise
 
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error)) as raised:
         rd.run(be_rank, 3, "threads")
-    text = f"Rank 1 failed: {type(error).__name__}: {error}"
+    assert raised.value.__notes__ == ["Raised on rank 1 of 3, in step 3."]
+    text = f"Rank 1 failed in step 3: {type(error).__name__}: {error}"
     assert told == {0: text, 2: text}
-    with pytest.raises(RankFailed, match=f"rank 1 raised {type(error).__name__}: {error}"):
+    with pytest.raises(RankFailed, match=f"rank 1 in step 3 raised {type(error).__name__}"):
         rd.run(be_rank, 3)
 
 

@@ -198,5 +198,6 @@ def _report(ending: Ending) -> None:
     if not summary:
         return
     click.echo(click.style(f"roundelay: {summary}", fg="red", bold=True), err=True)
-    if ending.signal is None and ending.first is not None and ending.first.traceback:
-        click.echo(ending.first.traceback + b"\n", err=True, nl=False)
+    for end in [ending.first] if ending.first is not None else ending.lost:
+        if ending.signal is None and end.traceback:
+            click.echo(end.traceback + b"\n", err=True, nl=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from roundelay.arguments import index_of, indices_of, shown, whole
+from roundelay.communicator.losses import Losses
 from roundelay.engines._base import Engine
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NoRoomError
 
@@ -19,7 +20,7 @@ MOST = (1 << 62) - 1
 MOST_DIMENSIONS = 32  # numpy before 2.0 has no more
 
 
-class Groups(ABC):
+class Groups(Losses):
     """The part of a communicator that makes others, and arrays in the arena."""
 
     rank: int
@@ -79,8 +80,9 @@ class Groups(ABC):
 
     def _make(self, ranks: list[int]) -> Self | None:
         engine = self._engine.group(ranks)
-        if engine is None:
-            return None
+        return None if engine is None else self._made(engine)
+
+    def _made(self, engine: Engine) -> Self:
         made = type(self)(engine)
         made._parent = self
         return made

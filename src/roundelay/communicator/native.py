@@ -7,36 +7,44 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.communicator.buffers import CODES, DTYPES, view
+from roundelay.communicator.buffers import CODES, view
 from roundelay.communicator.call_builder import CallBuilder
 from roundelay.communicator.doings import left_over
 from roundelay.communicator.lazily import Lazily
+from roundelay.communicator.native_calls import NativeCallRequest, NativeMessageRequest
 from roundelay.communicator.pool import Pool
 from roundelay.communicator.programs import COLLECTIVES, ProgramCache
 from roundelay.communicator.trouble import (
-    cancelled,
     explain,
     own_doing,
     refuse_nested,
+    told_lost,
     warn_slow,
 )
-from roundelay.engines._base import ENDINGS, CollectiveCall, Engine, no_fast_path
+from roundelay.engines._base import ENDINGS, INNER_TAGS, CollectiveCall, Engine, no_fast_path
 from roundelay.engines._native.call_words import AXIS
-from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError, rank_count
+from roundelay.errors import (
+    CommunicationError,
+    InvalidArgumentError,
+    NoRoomError,
+    PeerLost,
+    rank_count,
+)
+from roundelay.processes.death import DEAD, LOSSES
 from roundelay.processes.limits import limit_hit
 from roundelay.reductions import Array
 from roundelay.tuning import Tuning, default_for
 
 __all__ = ["NativeEngine"]
 
-BROKEN = 3  # the native core's number for a letter that nobody carries any more
 CLOSED = "This communicator is closed."
+REGROUP = INNER_TAGS + (1 << 61)  # a tag that no other message has
 PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
 
 # Source lines in errors are the caller's, never ours.
@@ -144,12 +152,12 @@ class NativeEngine(Engine):
         size_classes = self._programs.size_classes(collective, root)
         self._open().register(COLLECTIVES[collective], word, reduces, *blocks, size_classes)
 
-    def start(self, call: CollectiveCall, algorithm: str | None) -> _CallRequest:
+    def start(self, call: CollectiveCall, algorithm: str | None) -> NativeCallRequest:
         """Have the native progress thread walk the program."""
         native = self._open()
         try:
             arguments = self._programs.arguments(call, algorithm)
-            return _CallRequest(self, native.start(*arguments), arguments)
+            return NativeCallRequest(self, native.start(*arguments), arguments)
         except _core.Broken:
             raise explain(self) from None
         except _core.Closed:
@@ -166,10 +174,12 @@ class NativeEngine(Engine):
         *,
         sends: bool,
         background: bool = True,
-    ) -> _MessageRequest:
+    ) -> NativeMessageRequest:
         """Put the message into the shared mailboxes; in the background a native thread goes on."""
         native = self._open()
         if sends and other is not None:
+            if self.losses and (told := self.lost().get(other)):
+                raise PeerLost(told)
             self._mailed[other] += data.nbytes
         rank = -1 if other is None else self.ranks[other]
         number = _core.ANY_TAG if tag is None else tag
@@ -183,7 +193,7 @@ class NativeEngine(Engine):
             raise explain(self) from None
         except OSError as error:
             raise limit_hit("send" if sends else "recv", error) or error from None
-        return _MessageRequest(self, request)
+        return NativeMessageRequest(self, request)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Let the first rank of every new group find room for it, and tell the others where."""
@@ -195,7 +205,23 @@ class NativeEngine(Engine):
         every = self._told_by_all(told)
         if self.rank not in ranks:
             return None
-        place, serial = map(int, every[ranks[0]])
+        return self._grouped(ranks, *map(int, every[ranks[0]]))
+
+    def regroup(self, ranks: Sequence[int]) -> Self | None:
+        """Let the first of them find room, and tell the others where by a message to each."""
+        told = np.zeros(2, np.uint64)
+        if ranks[0] == self.rank:
+            place = self._room(_core.Group.bytes_for(len(ranks)), len(ranks))
+            told[:] = place, self.world.next_serial() if place else _core.available_memory()
+            for other in ranks[1:]:
+                self.post(told, "uint64", other, REGROUP, sends=True).wait()
+        else:
+            self.post(told, "uint64", ranks[0], REGROUP, sends=False).wait()
+        return self._grouped(ranks, *map(int, told))
+
+    def _grouped(self, ranks: Sequence[int], place: int, serial: int) -> Self:
+        """Be in a group that lies at `place`; at 0 lies none, as so little memory was left."""
+        nbytes = _core.Group.bytes_for(len(ranks))
         if place == 0:
             raise NoRoomError(nbytes, serial, f"a group of {rank_count(len(ranks))}")
         made = type(self)(
@@ -261,6 +287,31 @@ class NativeEngine(Engine):
         except _core.Broken:
             raise explain(self) from None
 
+    def spare(self, loss: str) -> None:
+        """Write it into the shared world, for who sees this rank go, and for its parent."""
+        self.world.spare(self.ranks[self.rank], LOSSES.index(loss))
+        if self._root.on_spare is not None:
+            self._root.on_spare(loss)
+
+    @property
+    def losses(self) -> int:  # type: ignore[override] # where none are known, an attribute
+        """How many ranks were lost without which the job goes on."""
+        return self.world.losses
+
+    def lost(self) -> dict[int, str]:
+        """Look who is dead though nothing has gone wrong."""
+        return {rank: told_lost(self.world, other) for rank, other in enumerate(self.ranks)
+                if self.losses and self.world.life(other) == DEAD}  # fmt: skip
+
+    def at_step(self, number: int) -> None:
+        """Write it into the shared world."""
+        self.world.set_step(self.ranks[self.rank], number + 1)
+
+    def wait_unless_lost(self, request: Any, known: int) -> bool:  # Any: one of its own
+        """Wait in the native core, which is woken by a loss."""
+        done: bool = request.wait_for_it(known)
+        return done
+
     def fail(self, word: str, text: str) -> None:
         """Write it into the shared world, where all ranks see it at once."""
         self._root.heard = True
@@ -287,7 +338,9 @@ class NativeEngine(Engine):
         # What has gone wrong in the background is raised here, unless somebody has heard of it.
         if broken and not self._root.heard and not own_doing(self):
             raise explain(self)
-        if not broken and together and (requests := self._mailbox.left_over()):
+        requests = self._mailbox.left_over() if together and not broken else []
+        lost = self._root.lost()
+        if requests := [request for request in requests if request[1] not in lost]:
             sys.stderr.write(left_over(self.ranks[self.rank], requests) + "\n")
 
     def close(self) -> None:
@@ -330,57 +383,6 @@ class NativeEngine(Engine):
             return
         rank = self.ranks.index(world_rank) if world_rank in self.ranks else -1
         warn_slow(self, rank, seconds)
-
-
-class _CallRequest:
-    """A call on the progress thread, and the buffers that it needs."""
-
-    def __init__(self, engine: NativeEngine, request: _core.CallRequest, buffers: object) -> None:
-        self._engine, self._request, self._buffers = engine, request, buffers
-
-    def done(self) -> bool:
-        try:
-            return self._request.done
-        except _core.Broken:
-            raise explain(self._engine) from None
-
-    def wait(self) -> None:
-        try:
-            self._request.wait(self._engine.slow)
-        except _core.Broken:
-            raise explain(self._engine) from None
-        self._buffers = None
-
-    def times(self) -> tuple[float, float]:
-        return self._request.times
-
-
-class _MessageRequest:
-    def __init__(self, engine: NativeEngine, request: _core.MessageRequest) -> None:
-        self._engine, self._request = engine, request
-
-    def done(self) -> bool:
-        engine = self._engine
-        try:
-            return engine.native is None or engine._mailbox.settled(self._request, engine.native)
-        except _core.Broken:
-            raise explain(engine) from None
-
-    def wait(self) -> None:
-        engine, request = self._engine, self._request
-        try:
-            if engine.native is not None:
-                engine._mailbox.wait(request, engine.native, engine.timeout, engine.slow_mail)
-        except _core.Broken:
-            raise explain(engine) from None
-        if not request.done or request.fate == BROKEN:  # closed, and not in peace
-            raise explain(engine)
-        if request.fate:
-            raise cancelled(engine, request)
-
-    def status(self) -> tuple[int, int, int, str]:
-        source, tag, nbytes, dtype = self._request.status
-        return self._engine.ranks.index(source), tag, nbytes, DTYPES[dtype]
 
 
 def _tell_slow(engine: weakref.ref[NativeEngine], rank: int, seconds: float) -> None:

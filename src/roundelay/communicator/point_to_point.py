@@ -32,17 +32,17 @@ class Message:
     """A send or receive under way; after `wait`, `source` and `tag` say what came."""
 
     def __init__(self, rank: int, request: MessageRequest, bound: Bound, keep: Any) -> None:
-        self._rank, self._request, self._bound, self._keep = rank, request, bound, keep
+        self._rank, self.request, self._bound, self._keep = rank, request, bound, keep
         self.source: int | None = None
         self.tag: int | None = None
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self._request.done()
+        return self.request.done()
 
     def wait(self) -> Any:
         """Return the buffer once it is filled, or may be used again."""
-        self._request.wait()
+        self.request.wait()
         return self._bound.given
 
 
@@ -50,7 +50,7 @@ class _Receipt(Message):
     def wait(self) -> Any:
         """Return the buffer once it is filled."""
         super().wait()
-        self.source, self.tag, nbytes, dtype = self._request.status()
+        self.source, self.tag, nbytes, dtype = self.request.status()
         packed = self._keep
         if nbytes != packed.nbytes or dtype != self._bound.dtype:
             count = nbytes // max(1, _item(dtype))

@@ -17,11 +17,12 @@ from roundelay.errors import (
     PeerLost,
     ranks_text,
 )
+from roundelay.processes.death import step_of
 
 if TYPE_CHECKING:
     from roundelay.communicator.native import NativeEngine
 
-__all__ = ["cancelled", "explain", "own_doing", "refuse_nested", "warn_slow"]
+__all__ = ["cancelled", "explain", "own_doing", "refuse_nested", "told_lost", "warn_slow"]
 
 
 PATIENCE = 1.0  # seconds, for ranks that are on their way, and perhaps still compile
@@ -59,18 +60,31 @@ def _explain(engine: NativeEngine) -> CommunicationError:
         return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it{table}")
     if kind == "lost":
         last = doings.last(doings.last_of(world, engine.at, culprit))
-        pid = world.pid(culprit)
-        return PeerLost(f"Rank {culprit} (process {pid}) died. {last[0].upper()}{last[1:]}.")
+        return PeerLost(f"{told_lost(world, culprit)} {last[0].upper()}{last[1:]}.")
     if kind == "timeout":
         # As the one who waited found it: a rank that goes on later is no witness of its own stop.
-        whom = _whom(world, finder, culprit, stopped=text == "stopped")
+        stopped, limit = text.startswith("stopped"), text.removeprefix("stopped ")
+        whom = _whom(world, finder, culprit, stopped=stopped)
         return CollectiveTimeout(
-            f"Rank {finder} waited {engine.timeout:g} s for {whom}. What the ranks were doing:\n"
+            f"Rank {finder} waited {limit} s for {whom}. What the ranks were doing:\n"
             f"{_waits(world, at, call)}{doings.circle(world)}"
         )
     if kind == "failed":
-        return PeerLost(f"Rank {culprit} failed: {text}")
+        return PeerLost(f"Rank {culprit} failed{_step(world, culprit)}: {text}")
     return CommunicationError(f"Rank {culprit} was interrupted.")
+
+
+def told_lost(world: _core.World, rank: int) -> str:
+    """Say who was lost, in which step of its training, and why."""
+    step, why = _step(world, rank), world.why(rank)
+    if why:
+        return f"Rank {rank} failed{step}: {why.rstrip('.')}."
+    return f"Rank {rank} (process {world.pid(rank)}) died{step}."
+
+
+def _step(world: _core.World, rank: int) -> str:
+    step = step_of(world, rank)
+    return "" if step is None else f" in step {step}"
 
 
 def own_doing(engine: NativeEngine) -> bool:

@@ -168,6 +168,34 @@ class Engine(ABC):
         del word, text
         self.close()
 
+    # ---- ranks without which the job goes on; an engine that knows of none ends with every rank
+
+    losses = 0  # of such ranks, so far
+    on_spare: Callable[[str], None] | None = None  # told to who has started the ranks, if it asks
+
+    def spare(self, loss: str) -> None:  # noqa: B027 - see above
+        """Let the job go on without this rank, if it is lost, in one of `LOSSES`."""
+
+    def lost(self) -> dict[int, str]:
+        """Return the ranks of this group that were lost, and what is known of it."""
+        return {}
+
+    def at_step(self, number: int) -> None:  # noqa: B027 - likewise
+        """Show in which step of training this rank is."""
+
+    def wait_unless_lost(self, request: MessageRequest, known: int) -> bool:
+        """Wait for a message until more than `known` ranks are lost; tell whether it is done."""
+        del known
+        request.wait()
+        return True
+
+    def regroup(self, ranks: Sequence[int]) -> Self | None:  # noqa: ARG002 - likewise
+        """Return this rank's engine in a group of these ranks, which alone call it.
+
+        The others may be lost. None if it can't.
+        """
+        return None
+
     def waiting(self) -> AbstractContextManager[None]:
         """Return what is entered while ranks wait for others, by whatever way.
 

@@ -19,7 +19,7 @@ from roundelay.engines._native.parts import (
     make_group,
 )
 from roundelay.errors import ranks_text
-from roundelay.processes.death import is_consequence
+from roundelay.processes.death import is_consequence, passes, step_of
 from roundelay.processes.limits import telling_limits
 from roundelay.processes.world import make_world
 from roundelay.reductions import Array, Op
@@ -93,7 +93,7 @@ def _make_groups(size: int) -> tuple[_core.World, list[_core.Group]]:
 class _RankThread(threading.Thread, Generic[Result]):
     """One rank: what it gives is in `result`; how it fails is told to all and kept in order."""
 
-    result: Result
+    result: Result = None  # type: ignore[assignment] # of a rank that was lost
 
     def __init__(
         self,
@@ -160,9 +160,12 @@ def _run_all(world: _core.World, body: Callable[[_core.World, int], Result]) -> 
         for thread in threads:
             thread.wait()
         raise
+    failures[:] = [one for one in failures if not passes(world, one[1])]
     if failures:
         _, rank, first = min(failures, key=lambda failure: failure[0])
-        first.add_note(f"Raised on rank {rank} of {world.size}.")
+        step = step_of(world, rank)
+        within = "" if step is None else f", in step {step}"
+        first.add_note(f"Raised on rank {rank} of {world.size}{within}.")
         try:
             raise first
         finally:  # or the error would hold this frame, and this frame the error

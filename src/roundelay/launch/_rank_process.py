@@ -32,11 +32,12 @@ class RankProcess:
         environment: Mapping[str, str],
         screens: tuple[Screen, Screen],
         selector: selectors.BaseSelector,
+        inherits: int,
     ) -> None:
         self.rank = rank
         self.has_ended = False
         self._told = False
-        self._process = _start(rank, command, environment)
+        self._process = _start(rank, command, environment, inherits)
         self._errors = ErrorStream(rank, screens[1])
         self._streams: dict[int, Stream] = {}  # those that are open, by descriptor
         self._all = Stream(rank, screens[0]), self._errors
@@ -131,7 +132,7 @@ class RankProcess:
 
 
 def _start(
-    rank: int, command: Sequence[str], environment: Mapping[str, str]
+    rank: int, command: Sequence[str], environment: Mapping[str, str], inherits: int
 ) -> subprocess.Popen[bytes]:
     launcher = os.getpid()
     try:
@@ -143,6 +144,7 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=(inherits,),
             preexec_fn=lambda: _core.end_with_parent(launcher),  # noqa: PLW1509 - there is one thread
         )
     except OSError as error:

@@ -25,6 +25,7 @@ class RankEnd:
     error: str = ""  # the exception it ended by
     traceback: bytes = b""
     told: bool = False  # it ended after we had asked it to
+    passes: bool = False  # if it failed, the job did not
 
     @property
     def how(self) -> str:
@@ -44,9 +45,14 @@ class Ending:
     @property
     def first(self) -> RankEnd | None:
         """The rank that failed by itself, before all others; None if none did."""
-        failed = [end for end in self.ends if end.code]
+        failed = [end for end in self.ends if end.code and not end.passes]
         by_itself = [end for end in failed if not end.told and end.error not in CONSEQUENCES]
         return next(iter(by_itself or failed), None)
+
+    @property
+    def lost(self) -> list[RankEnd]:
+        """The ranks without which the job went on, and well."""
+        return [end for end in self.ends if end.code and end.passes]
 
     @property
     def code(self) -> int:
@@ -70,7 +76,8 @@ class Ending:
             return f"ended by {signal.Signals(self.signal).name}."
         first = self.first
         if first is None:
-            return ""
+            told = [f"rank {end.rank} {end.how}; the job went on without it." for end in self.lost]
+            return " ".join(told)
         others: dict[str, list[int]] = {}
         for end in self.ends:
             if end is not first and end.code:

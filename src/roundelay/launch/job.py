@@ -10,10 +10,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from roundelay.launch._output import screens
 from roundelay.launch._rank_process import RankProcess
 from roundelay.launch.ending import Ending, RankEnd
+from roundelay.launch.spared import SpareLine
 from roundelay.processes.limits import telling_limits
 from roundelay.signals import signals_to_wait_on
 
@@ -28,7 +30,8 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def run_job(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Ending:
     """Run the command once for every environment, and return how it ended.
 
-    Standard input goes to rank 0. When a rank fails, the others get some seconds to notice. A
+    Standard input goes to rank 0. When a rank fails, the others get some seconds to notice, unless
+    it had said that the job goes on without it. A
     signal is passed on to all, and a second one kills them. Whatever happens, also to this
     process, no rank outlives it.
     """
@@ -56,11 +59,13 @@ class _Job:
         self._plan: deque[tuple[float, signal.Signals]] = deque()  # when to tell the ranks what
         self._selector = selectors.DefaultSelector()
         self._cleanup = contextlib.ExitStack()
+        self._spared = SpareLine()  # who may be lost
 
     def __enter__(self) -> _Job:  # noqa: PYI034 - private
         caught = signals_to_wait_on(ENDING_SIGNALS, self._signals.append)
         wakeup = self._cleanup.enter_context(caught)
         self._selector.register(wakeup, selectors.EVENT_READ, lambda: os.read(wakeup, 4096))
+        self._selector.register(self._spared.read, selectors.EVENT_READ, self._spared.listen)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,6 +78,7 @@ class _Job:
             self._note_end(rank)
             rank.close(self._selector)
         self._selector.close()
+        self._spared.close()
         self._cleanup.close()
 
     @property
@@ -82,7 +88,10 @@ class _Job:
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start one rank."""
-        self._ranks.append(RankProcess(rank, command, environment, self._screens, self._selector))
+        environment = self._spared.environment(environment)
+        self._ranks.append(
+            RankProcess(rank, command, environment, self._screens, self._selector, self._spared.fd)
+        )
 
     def wait(self) -> None:
         """Let something happen: output, an end, a signal, or a time that has come."""
@@ -135,9 +144,10 @@ class _Job:
     def _note_end(self, rank: RankProcess) -> None:
         if any(end.rank == rank.rank for end in self._ends):
             return
-        end = rank.end()
+        loss = self._spared.loss_of(rank.rank)
+        end = replace(rank.end(), passes=loss == "passes")
         self._ends.append(end)
-        if end.code and not self._plan and self._signal is None:
+        if end.code and loss == "ends" and not self._plan and self._signal is None:
             now = time.monotonic()
             self._plan.append((now + FAILED_GRACE_S, signal.SIGTERM))
             self._plan.append((now + FAILED_GRACE_S + ASKED_GRACE_S, signal.SIGKILL))

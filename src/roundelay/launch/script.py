@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from functools import partial
 from types import TracebackType
 
 from roundelay import _core
@@ -15,6 +16,7 @@ from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.launch.ends import check_engine, engine_for
 from roundelay.launch.environment import found_place, found_timeout
 from roundelay.launch.local import check_timeout
+from roundelay.launch.spared import tell_launcher
 
 __all__ = ["init"]
 
@@ -48,7 +50,8 @@ class _Started:
             load_mpi().COMM_WORLD.Abort(1)
 
     def _leave(self) -> None:
-        if os.getpid() != self.pid:
+        # Who has failed does not close; a job that goes on would wait for the others to do so.
+        if os.getpid() != self.pid or self.comm.rank in self.comm.lost():
             return
         try:
             self.comm.end("script", together=True)
@@ -82,6 +85,7 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
     limit = check_timeout("timeout", default if timeout is None else timeout)
     place = found_place(os.environ)
     joined = engine_for(engine, place, os.environ, timeout=limit)
+    joined.on_spare = partial(tell_launcher, joined.rank)
     _started = _Started(Communicator(joined), joined, by_mpi=engine == "mpi" or place.by == "mpi")
     _started.install()
     return _started.comm

@@ -9,11 +9,22 @@ from roundelay.errors import PeerLost, RoundelayError
 from roundelay.processes.amx import why_illegal
 
 __all__ = [
+    "DEAD",
+    "LOSSES",
     "ServerFinished",
     "exit_code",
+    "goes_on",
     "is_consequence",
     "killed_by",
+    "passes",
+    "step_of",
 ]
+
+#: What the loss of a rank does to the job, by the native core's numbers: it ends; it goes on, and
+#: fails when all others have ended; it goes on.
+LOSSES = ("ends", "fails", "passes")
+ENDS, PASSES = LOSSES.index("ends"), LOSSES.index("passes")
+DEAD = 3  # the native core's number for a rank that was lost
 
 
 class ServerFinished(SystemExit):
@@ -43,6 +54,21 @@ def killed_by(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # one of the many that have no name
         return f"signal {number}"
+
+
+def goes_on(world: _core.World, rank: int) -> bool:
+    """Tell whether the job goes on without a rank that failed, or ended too soon."""
+    return world.spared(rank) != ENDS and world.trouble is None
+
+
+def passes(world: _core.World, rank: int) -> bool:
+    """Tell whether a rank was lost whose loss is no failure of the job."""
+    return world.spared(rank) == PASSES and world.life(rank) == DEAD
+
+
+def step_of(world: _core.World, rank: int) -> int | None:
+    """Return the step of training in which a rank was last seen, if it trains."""
+    return world.step(rank) - 1 if world.step(rank) else None
 
 
 def is_consequence(world: _core.World, rank: int, error: BaseException) -> bool:

@@ -14,7 +14,8 @@ from roundelay import _core, errors
 from roundelay.errors import InvalidArgumentError, RankFailed, RoundelayError
 from roundelay.processes.channel import Channel
 from roundelay.processes.children import Children
-from roundelay.processes.death import is_consequence
+from roundelay.processes.death import goes_on, is_consequence, passes, step_of
+from roundelay.processes.wire import encode
 
 __all__ = ["as_raised", "collect", "report"]
 
@@ -60,8 +61,10 @@ def collect(children: Children) -> list[bytes]:
     """Return one result of every rank, in rank order; `RankFailed` for the one that failed first.
 
     Once a rank has failed, the others get a few seconds to notice; that they do is in the nature of
-    the world they share, unless they compute on without a call.
+    the world they share, unless they compute on without a call. If the job goes on without it,
+    they have all the time that they need; what a rank gives whose loss is no failure is None.
     """
+    world = children.world
     size, deadline = len(children.channels), None
     results: dict[int, bytes] = {}
     failures: dict[int, Failure] = {}
@@ -73,12 +76,16 @@ def collect(children: Children) -> list[bytes]:
                 failures[rank] = _read(message[1:])
             elif rank not in results and rank not in failures:
                 failures[rank] = Failure(consequence=False, at=time.monotonic_ns(), rank=rank)
-            if len(results) + len(failures) == size or (failures and deadline is None):
+            over = not all(goes_on(world, lost) for lost in failures)
+            if len(results) + len(failures) == size or (over and deadline is None):
                 break
         else:
             break  # the deadline has passed: whoever has not answered is ended by the caller
-        if failures and deadline is None:
+        if over and deadline is None:
             deadline = time.monotonic() + GRACE_S
+    for rank in [rank for rank in failures if passes(world, rank)]:
+        results[rank] = encode(None)
+        del failures[rank]
     if failures:
         first = min(failures.values(), key=lambda failure: (failure.consequence, failure.at))
         raise _rank_failed(first, children)
@@ -96,9 +103,10 @@ def _told_by_user(error: BaseException) -> str:
 
 
 def _rank_failed(first: Failure, children: Children) -> RankFailed:
+    step = step_of(children.world, first.rank)
     if not first.kind:
-        return RankFailed(first.rank, ended=_ended(children.ending(first.rank)))
-    return RankFailed(first.rank, first.kind, first.message, traceback=first.traceback)
+        return RankFailed(first.rank, ended=_ended(children.ending(first.rank)), step=step)
+    return RankFailed(first.rank, first.kind, first.message, traceback=first.traceback, step=step)
 
 
 def _ended(how: str) -> str:

@@ -105,10 +105,14 @@ def _forget_frames(error: BaseException | None) -> None:
 class Saves:
     """The saves of one model in training, one after the other."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
+    def __init__(self, comm: Callable[[], Communicator]) -> None:
+        self._ranks = comm  # which are fewer once workers of a parameter server are lost
         self._beside: Communicator | None = None
         self._last: list[Saving] = []  # at most one
+
+    @property
+    def _comm(self) -> Communicator:
+        return self._ranks()
 
     def settle(self, path: Path) -> None:
         """Wait for what is under way, and raise what went wrong. All ranks call it."""
@@ -123,7 +127,7 @@ class Saves:
 
     def beside(self) -> Communicator:
         """Return the ranks once more, for a thread beside the one that trains. All call it."""
-        if self._beside is None:
+        if self._beside is None or self._beside.size != self._comm.size:
             self._beside = self._comm.group(range(self._comm.size))
             if self._beside is not None:
                 self._beside.timeout = max(self._comm.timeout, SLOW_DISK_S)

@@ -20,8 +20,8 @@ from roundelay.training.precision import cast_model, master_dtype
 __all__ = ["Masters", "make_masters", "merge", "repoint"]
 
 WHY = (
-    "The gradients of this step are kept for the master weights: scaled, or in another dtype than "
-    "the parameter. Use optimizer.clip_grad_norm_(…) in place of torch's, and call zero_grad() "
+    "The gradient of {0} is kept for the master weights: scaled, or in another dtype than the "
+    "parameter. Use optimizer.clip_grad_norm_(…) in place of torch's, and call zero_grad() "
     "before the next backward pass, or put all but the last one into `with rd.accumulate(model)`."
 )
 
@@ -49,10 +49,13 @@ class Masters:
         self._factor = 1.0 if factor is None else factor
         self._ready.clear()
         open_to_all = factor is None and self._setup.scaler is None
-        for half, grad in zip(self._halves, self._waiting, strict=True):
+        for index, (half, grad) in enumerate(zip(self._halves, self._waiting, strict=True)):
             half.grad = grad if grad is None or (open_to_all and grad.dtype == half.dtype) else (
-                Refused(half, WHY)
+                self._refused(index)
             )  # fmt: skip
+
+    def _refused(self, index: int) -> Refused:
+        return Refused(self._halves[index], WHY.format(self._setup.parameters[index].name))
 
     def ready(self) -> None:
         """Bring the gradients to the masters: in their dtype, unscaled, ready for the step."""
@@ -84,7 +87,7 @@ class Masters:
         for index, half in enumerate(self._halves):
             if half.grad is not None and not isinstance(half.grad, Refused):
                 self._waiting[index] = half.grad
-                half.grad = Refused(half, WHY)
+                half.grad = self._refused(index)
 
     def leave(self) -> None:
         """Copy the gradients out of memory that is about to be used for others."""
@@ -96,8 +99,9 @@ class Masters:
 
     def refuse_more(self) -> None:
         """Refuse a backward pass that would add to gradients that are out of reach."""
-        if any(isinstance(half.grad, Refused) for half in self._halves):
-            raise InvalidArgumentError(WHY)
+        for half in self._halves:
+            if isinstance(half.grad, Refused):
+                raise InvalidArgumentError(half.grad.why)
 
     def forget(self, only: Only = None) -> None:
         """Let go of gradients."""

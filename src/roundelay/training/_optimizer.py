@@ -85,6 +85,7 @@ class Prepared:
                 used = run.setup.used
                 run.setup.stepped_on |= used if only is None else used.intersection(only)
             sharing.after_step(only)
+        run.comm.at_step(now.number)
         run.arrivals.stepped()
         return result
 
@@ -100,10 +101,17 @@ class Prepared:
     def state(self) -> Any:
         """What the optimizer keeps: where that is divided, tensors that behave as the whole."""
         groups: Groups | None = vars(self).get("groups")
-        return vars(self)["state"] if groups is None or groups.inside else groups.state
+        if groups is None:
+            return self.run.sharing.shown_state(vars(self)["state"])
+        return vars(self)["state"] if groups.inside else groups.state
 
     @state.setter
     def state(self, value: Any) -> None:
+        own = vars(self).get("state")
+        if "run" in vars(self) and "groups" not in vars(self):
+            shown = self.run.sharing.shown_state(own)
+            if shown is not own:
+                shown.clear()  # which says why it can't be
         vars(self)["state"] = value
 
     def state_dict(self) -> dict[str, Any]:

@@ -127,4 +127,6 @@ class Alone(Serving):
         server, mine = self.line.server, self._own_share
         if server is None or mine is None:
             return ()
-        return [at for at, used in zip(mine.indexes, server.ever_used, strict=True) if used]
+        return [
+            at for at, used in zip(mine.indexes, server.gradients.ever_used, strict=True) if used
+        ]

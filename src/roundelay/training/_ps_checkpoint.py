@@ -15,9 +15,9 @@ from roundelay.training._checkpoint_parts import Part, Saved, divided, named, re
 from roundelay.training._setup import Setup
 
 if TYPE_CHECKING:
+    from roundelay.training._ps_gradients import Updates
     from roundelay.training._ps_layout import Share
     from roundelay.training._ps_line import Line
-    from roundelay.training._ps_server import Updates
 
 __all__ = ["as_arrays", "as_tensors", "asked_by", "bring", "edit", "fetch", "packed", "put_back"]
 
@@ -53,7 +53,7 @@ def asked_by(setup: Setup, line: Line, *, dedicated: bool) -> list[int]:
     comm, count = setup.comm, len(line.servers)
     if dedicated:
         return list(range(comm.rank, count, comm.size))
-    return [place for place in range(count) if line.servers[place] == comm.rank]
+    return [place for place in range(count) if place == line.own_place]
 
 
 def _frozen(setup: Setup) -> dict[str, torch.Tensor]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from roundelay.errors import CommunicationError, InvalidArgumentError
+from roundelay.training._ps_answers import EVER, Mails
 from roundelay.training._ps_messages import GOODBYE, REQUEST, Kind, Request
-from roundelay.training._ps_server import EVER, Mails
 
 __all__ = ["Goodbye"]
 
@@ -31,6 +31,7 @@ class Goodbye:
         self._letters: list[Any] = []  # under way
         self._unsaid = [True]  # taken by who says it
         self._said = threading.Event()
+        self.spared = False  # whether the job goes on without this worker, if it is lost
         self.thread: threading.Thread | None = None  # of a server on this rank
 
     def say(self) -> None:
@@ -50,6 +51,8 @@ class Goodbye:
         if self._mails is None:
             return
         asks, answers = self._mails.asks.start, self._mails.answers.start
+        if self.spared:  # who has finished is no longer lost in silence
+            self._mails.asks.spare("fails")
         self._mails.answers.timeout = EVER  # others may have much to do yet
         for server, (asked, told) in self._to:
             self._letters.append(answers.recv(np.empty(told), server, GOODBYE))

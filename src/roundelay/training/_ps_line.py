@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from roundelay.errors import CommunicationError, InvalidArgumentError
+from roundelay.training._ps_answers import Mails
 from roundelay.training._ps_goodbye import Goodbye
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_messages import (
@@ -26,7 +27,7 @@ from roundelay.training._ps_messages import (
     as_error,
     as_text,
 )
-from roundelay.training._ps_server import WITH_GRADIENTS, Mails, Server
+from roundelay.training._ps_server import WITH_GRADIENTS, Server
 from roundelay.training._strategy import Volume
 
 __all__ = ["Line"]
@@ -128,6 +129,16 @@ class Line:
         self.begin(requests, takes)
         return self.finish()
 
+    def meet(self) -> Sequence[float]:
+        """Wait for all workers that are still here; return of each whether it is one of these.
+
+        The first server decides. It is no part of a step, and counts for nothing.
+        """
+        moved = list(self._moved)
+        told = self.ask(Request(Kind.MEET))[0].values
+        self._moved = moved
+        return told
+
     def _raise(self, server: int, length: int) -> None:
         text = np.empty(length, np.uint8)
         self._mails.answers.recv(text, server, TEXT)
@@ -188,7 +199,8 @@ class Line:
         """Return all buffers, those of a server on this rank too."""
         mine = [*self.out, *self.grads_in, *self.values_in]
         if self._own is not None:
-            mine += [*self._own[0].inboxes, self._own[0].aggregates]
+            grads = self._own[0].gradients
+            mine += [*grads.inboxes, grads.aggregates]
         return [buffer for buffers in mine for buffer in buffers]
 
     def volume(self, *, pushes: bool, takes: str) -> Volume:
@@ -212,7 +224,7 @@ class Line:
 
     def moved(self) -> tuple[int, int]:
         """Return the bytes that this rank has sent and received, as a worker and as a server."""
-        server = (0, 0) if self._own is None else self._own[0].moved
+        server = (0, 0) if self._own is None else self._own[0].answers.moved
         return self._moved[0] + server[0], self._moved[1] + server[1]
 
     @property

@@ -52,6 +52,7 @@ class Kind(IntEnum):
     CLAMP = 12  # together: cut every element of the aggregates
     EDIT = 13  # bring elements of parameters that the user has written
     REST = 11  # don't wait for this worker until it takes parameters again
+    MEET = 14  # wait for all workers that are still here, and hear which these are
 
 
 class Status(IntEnum):

@@ -12,11 +12,13 @@ from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.processes.death import ServerFinished
 from roundelay.training._masters import make_masters
+from roundelay.training._ps_answers import Mails
 from roundelay.training._ps_async import Alone
 from roundelay.training._ps_coupled import refuse_coupled
+from roundelay.training._ps_gradients import Rules, Updates
 from roundelay.training._ps_layout import Share, divide
 from roundelay.training._ps_line import Line
-from roundelay.training._ps_server import Mails, Rules, Server, Updates
+from roundelay.training._ps_server import Server
 from roundelay.training._ps_sharing import Serving
 from roundelay.training._ps_sync import Aggregated, Stepped
 from roundelay.training._ps_twin import Options, twins_of
@@ -26,7 +28,10 @@ from roundelay.training.precision import cast_model, master_dtype
 if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server import ParameterServer
 
-__all__ = ["open_shop"]
+__all__ = ["LOST_WORKERS", "open_shop"]
+
+#: What `lost_workers=` means for the job, by the words of communicators.
+LOST_WORKERS = {"allow": "passes", "fail": "fails"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,10 @@ def open_shop(options: ParameterServer, setup: Setup) -> Serving:
     sharing = _share_updates if options.server_updates else _share_gradients
     made = sharing(options, setup, plan, mails)
     comm.before_close(made.line.goodbye)  # which does not keep what was trained
-    setup.comm = training
+    if options.mode != "sync" and own is None:
+        comm.spare(LOST_WORKERS[options.lost_workers])
+        made.line.goodbye.spared = True
+    setup.comm = made.everyone = training
     return made
 
 
@@ -120,6 +128,7 @@ def _server(
         names=[setup.parameters[index].name for index in part],
         rules=Rules(options.aggregate, together=options.mode == "sync", bound=options.bound),
         updates=updates,
+        names_lost=plan.own == 0,
     )
 
 

@@ -17,6 +17,7 @@ from roundelay.training._ps_checkpoint import as_arrays, asked_by, bring, fetch
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Reply, Request
+from roundelay.training._ps_state import StateOnServers
 from roundelay.training._refused import Refused
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._strategy import Held, Sharing, Volume
@@ -49,8 +50,10 @@ class Serving(Sharing):
     ) -> None:
         self.options, self.setup, self.line = options, setup, line
         self._tensors = [one.tensor for one in setup.parameters]
+        self.everyone = setup.comm  # all workers, lost ones among them
         self._shares = list(grads)
         self._out = self._by_index(self._shares, line.out)
+        self._state_names = {id(one.tensor): one.name for one in setup.parameters}
         #: How many of this worker's gradients were applied so many updates late.
         self.staleness: dict[int, int] = {}
 
@@ -94,6 +97,10 @@ class Serving(Sharing):
         for tensor, value in zip(self._tensors, self._values, strict=True):
             tensor.copy_(value)
 
+    def shown_state(self, own: Any) -> Any:  # Any: what optimizers keep
+        """Show that it is not here, where servers update."""
+        return StateOnServers(self._state_names, own) if self.options.server_updates else own
+
     def loaded(self, index: int, values: torch.Tensor) -> None:
         """Keep what was loaded, unrounded, until the servers get it."""
         if self.options.server_updates:
@@ -129,8 +136,7 @@ class Serving(Sharing):
         """Have what the servers have, where they update."""
         if self.options.server_updates:
             self.take_edits()
-            self.rest()
-            self.setup.comm.barrier()
+            self._come_together()
             self.pull()
             self.setup.comm.barrier()  # or somebody's next gradient would come before a late pull
 
@@ -142,7 +148,7 @@ class Serving(Sharing):
 
     def applied(self) -> list[list[int]]:
         """Ask how many gradients each server has taken of each worker, in rank order."""
-        workers = self.setup.comm.size
+        workers = self.everyone.size
         return [
             [int(count) for count in reply.values[:workers]]
             for reply in self.line.ask(Request(Kind.COUNT))
@@ -150,8 +156,7 @@ class Serving(Sharing):
 
     def _pulled_state(self) -> dict[str, torch.Tensor]:
         """Return the model's state with the servers' parameters, the same for all workers."""
-        self.rest()
-        self.setup.comm.barrier()
+        self._come_together()
         self.pull()
         share_buffers(self.setup)
         state = dict(self.setup.model.state_dict())
@@ -168,9 +173,30 @@ class Serving(Sharing):
         if self.options.bound is not None:
             self.line.ask(Request(Kind.REST))
 
+    def _come_together(self) -> None:
+        """Wait for all workers, while none of them waits for this one's steps."""
+        self.rest()
+        self.meet()
+        if self.options.mode == "sync":
+            self.setup.comm.barrier()
+
+    def meet(self) -> None:
+        """Wait for workers that don't wait for one another, where they are about to do so.
+
+        Some may be lost, or have finished. Then the others are a group of their own from here on.
+        """
+        if self.options.mode == "sync":
+            return
+        told = self.line.meet()
+        here = [rank for rank in range(self.everyone.size) if told[rank]]
+        if len(here) < self.setup.comm.size:
+            self.setup.comm = self.everyone.regroup(here) or self.setup.comm
+
     def close(self) -> None:
         """Say goodbye to the servers; all workers do it."""
         self.line.part()
+        if self.line.goodbye.spared:
+            self.everyone.spare("ends")
 
     # ---- checkpoints
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Aggregated", "Stepped"]
 
 WHY = (
-    "The gradients of this step are on the parameter server, which updates the parameters itself. "
+    "The gradient of {0} is on the parameter server, which updates the parameters itself. "
     "Use optimizer.clip_grad_norm_(…) in place of torch's, and call zero_grad() before the next "
     "backward pass, or put all but the last one into `with rd.accumulate(model)`."
 )
@@ -163,8 +163,9 @@ class Stepped(_Together):
         factor = told.factor()
         self._factors, self._scales, self._zeros = [] if factor is None else [factor], {}, {}
         self._used = [bool(one) for one in told.used]
-        for tensor, used in zip(self._tensors, self._used, strict=True):
-            tensor.grad = Refused(tensor, WHY) if used else None
+        named = zip(self.setup.parameters, self._used, strict=True)
+        for one, used in named:
+            one.tensor.grad = Refused(one.tensor, WHY.format(one.name)) if used else None
 
     def _ask(self, kind: Kind, used: Sequence[float], takes: str = "", **more: Any) -> list[Reply]:
         """Ask about the gradients, with all that the servers are still to multiply them with."""

@@ -47,7 +47,8 @@ class Run:
         if setup.precision.mixed:
             follow = self._follow_loading()
             self.hooks.append(setup.model.register_load_state_dict_pre_hook(follow))  # type: ignore[no-untyped-call]
-        self.saves = Saves(setup.comm)
+        setup.comm.at_step(0)
+        self.saves = Saves(lambda: setup.comm)
         vars(setup.model)[_KEPT] = _Kept(self)
         _live.runs = [weakref.ref(one) for one in (*live_runs(), self)]
 

@@ -141,11 +141,18 @@ class Sharing(ABC):
     def clamp_grads(self, value: float, only: Only = None) -> None:
         """Cut every element of gradients to at most this size. Every rank calls it."""
 
+    def shown_state(self, own: Any) -> Any:  # Any: what optimizers keep
+        """Return what `optimizer.state` shows of what the optimizer has here."""
+        return own
+
     def take_edits(self) -> None:  # noqa: B027 - likewise
         """Bring what the user has written into the parameters to what the optimizer steps on."""
 
     def loaded(self, index: int, values: torch.Tensor) -> None:  # noqa: B027 - likewise
         """Hear what `model.load_state_dict` brings, before it is rounded to the model's dtype."""
+
+    def meet(self) -> None:  # noqa: B027 - likewise
+        """Let `setup.comm` be the ranks that are left, before all of these make calls there."""
 
     def open(self, tensors: Sequence[torch.Tensor]) -> None:  # noqa: B027 - likewise
         """Have these parameters whole on every rank, and the same, until `shut`."""

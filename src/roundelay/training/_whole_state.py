@@ -21,6 +21,7 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
     The whole state is gathered on every rank; `rd.save` writes one that fits nowhere.
     """
     run.sharing.take_edits()
+    run.sharing.meet()
     setup = run.setup
     shapes = {one.name: one.tensor.shape for one in setup.parameters if one.owner == place}
     mine = [
@@ -50,7 +51,9 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
         for at, one in zip(numbers, own, strict=True):
             if names.get(id(one)) in found:
                 state[at] = found[names[id(one)]]
-            elif one in optimizer.state:  # of a time when it was not frozen
+            elif (
+                id(one) not in names and one in optimizer.state
+            ):  # of a time when it was not frozen
                 state[at] = dict(optimizer.state[one])
     return {"state": state, "param_groups": groups}
 

@@ -217,6 +217,7 @@ def load(
 
 def _check(call: str, model: torch.nn.Module, optimizer: object) -> Run:
     run = run_of(call, model)
+    run.sharing.meet()
     given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     own = run.setup.optimizer.all
     same = len(given) == len(own) and all(one is two for one, two in zip(given, own, strict=True))

@@ -84,6 +84,7 @@ def ledger(model: torch.nn.Module) -> Ledger:
     Every rank calls it, best right before `zero_grad()`, when all that a step holds is there.
     """
     run = run_of("ledger", model)
+    run.sharing.meet()
     held, volume = run.sharing.predicted()
     if run.setup.scaler is not None:  # the ranks agree on every step
         volume = add_up([volume, exchanged(run.comm, "all_reduce", 8, item=8)])
@@ -96,7 +97,7 @@ def ledger(model: torch.nn.Module) -> Ledger:
     entries = []
     for rank, row in enumerate(rows.tolist()):
         sent = received = None
-        if now is not None and before is not None and steps:
+        if now and before and len(now) == len(before) and steps:
             sent = (now[rank].sent - before[rank].sent) / steps
             received = (now[rank].received - before[rank].received) / steps
         count = len(WORDS)

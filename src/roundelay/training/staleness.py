@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._ps_server import staleness_bound
+from roundelay.training._ps_clock import staleness_bound
 from roundelay.training._ps_sharing import Serving
 from roundelay.training._run import run_of
 
@@ -72,11 +72,12 @@ def staleness(model: torch.nn.Module) -> Staleness:
         )
     counts: Counter[int] = Counter()
     sharing.rest()
+    sharing.meet()
     for theirs in run.comm.all_gather_object(sorted(sharing.staleness.items())):
         counts.update(dict(theirs))
     sharing.pull()
     options = sharing.options
     bound = 0 if options.mode == "sync" else None
     if options.bound is not None:
-        bound = staleness_bound(run.comm.size, options.bound)
+        bound = staleness_bound(sharing.everyone.size, options.bound)
     return Staleness(dict(sorted(counts.items())), bound)

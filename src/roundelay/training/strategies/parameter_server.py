@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from roundelay.arguments import index_of, indices_of, shown, whole
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.training._ps_aggregate import OwnAggregate
-from roundelay.training._ps_open import open_shop
+from roundelay.training._ps_open import LOST_WORKERS, open_shop
 from roundelay.training._setup import Setup
 from roundelay.training._strategy import Sharing, Strategy
 
@@ -33,6 +33,9 @@ class ParameterServer(Strategy):
     many there are, the first ranks, or which; with `dedicated=True` they do nothing else, and
     are the last ranks. `aggregate` may be a function of the list of all workers' gradients of one
     parameter, in rank order.
+
+    In the asynchronous modes the job goes on without workers that are lost, and fails when all
+    others have ended; with `lost_workers="allow"` it does not fail.
     """
 
     names: ClassVar[dict[str, dict[str, Any]]] = {
@@ -48,12 +51,14 @@ class ParameterServer(Strategy):
     update: str | None = None  # who steps the optimizer; None: workers if sync, else servers
     aggregate: str | OwnAggregate = "mean"
     check_finite: bool = True
+    lost_workers: str = "fail"  # what the loss of workers is to a job that goes on without them
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("mode", self.mode, MODES),
             ("update", self.update or "server", UPDATES),
             ("aggregate", "mean" if callable(self.aggregate) else self.aggregate, AGGREGATES),
+            ("lost_workers", self.lost_workers, tuple(LOST_WORKERS)),
         ):
             if value not in known:
                 raise UnknownNameError(f"{name} of ParameterServer", str(value), known)
@@ -61,6 +66,11 @@ class ParameterServer(Strategy):
             raise InvalidArgumentError(
                 f"mode={self.mode!r} applies gradients as they come, which only the server can: "
                 f"update='worker' goes with mode='sync'."
+            )
+        if self.mode == "sync" and self.lost_workers != "fail":
+            raise InvalidArgumentError(
+                f"lost_workers={self.lost_workers!r} is for mode='async' and mode='ssp': in sync "
+                f"every step waits for all workers, and ends with the first that is lost."
             )
         if self.staleness is not None and self.mode != "ssp":
             raise InvalidArgumentError(
