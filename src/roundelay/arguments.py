@@ -1,4 +1,4 @@
-"""What callers pass, read once and alike everywhere: whole numbers, seconds, names.
+"""What callers pass, read once and alike everywhere: whole numbers, seconds, names, paths.
 
 A whole number is whatever says so by `__index__`: numpy's integers, and tensors of one integer,
 as well as Python's. Truth values and floats are none, though Python would let them pass.
@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from numbers import Real
+from pathlib import Path
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["FOREVER_S", "index_of", "indices_of", "seconds", "shown", "whole"]
+__all__ = [
+    "FOREVER_S",
+    "index_of",
+    "indices_of",
+    "number",
+    "path_of",
+    "seconds",
+    "shown",
+    "truth",
+    "whole",
+]
 
 FOREVER_S = 1e9  # a timeout that nobody lives to see, and that every clock can hold
 NO_ORDER = (bytes, bytearray, Mapping, AbstractSet)  # or whose numbers stand for something else
@@ -84,6 +96,55 @@ def seconds(what: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type] # a real number
     except OverflowError:
         return math.inf
+
+
+def number(what: str, value: object) -> float:
+    """Return a number, Python's, numpy's or a tensor's; words and truth values are none.
+
+    >>> number("weight", "3")
+    Traceback (most recent call last):
+        ...
+    roundelay.errors.InvalidArgumentError: weight is a number, not '3'.
+    """
+    try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError  # noqa: TRY301 - as Python does for what is no number at all
+        return float(value)  # type: ignore[arg-type] # that is the question
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidArgumentError(f"{what} is a number, not {shown(value)}.") from None
+    except OverflowError:
+        return math.inf
+
+
+def truth(what: str, value: object) -> bool:
+    """Return a truth value; 0 and 1 are such, words and other numbers are none.
+
+    >>> truth("strict", "no")
+    Traceback (most recent call last):
+        ...
+    roundelay.errors.InvalidArgumentError: strict is True or False, not 'no'.
+    """
+    known = isinstance(value, bool) or index_of(value) in (0, 1) or type(value).__name__ == "bool"
+    if not known:
+        raise InvalidArgumentError(f"{what} is True or False, not {shown(value)}.")
+    return bool(value)
+
+
+def path_of(what: str, value: object) -> Path:
+    """Return the path that a value is; an empty one, which would be this folder, is none.
+
+    >>> path_of("path of save", "")
+    Traceback (most recent call last):
+        ...
+    roundelay.errors.InvalidArgumentError: path of save is the name of a folder or file, not ''.
+    """
+    try:
+        name = os.fspath(value)  # type: ignore[call-overload] # that is the question
+    except TypeError:
+        name = None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InvalidArgumentError(f"{what} is the name of a folder or file, not {shown(value)}.")
+    return Path(name)
 
 
 def shown(value: object) -> str:

@@ -349,3 +349,32 @@ def test_gradients_may_be_forgotten_where_a_batch_begins(strategy: str) -> None:
     for where in ("each", "first"):
         for found in rd.run(train, 2, "threads", (1, where)):
             assert found == pytest.approx(due, rel=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_an_iterator_that_stands_between_micro_batches_is_told(strategy: str) -> None:
+    """Steps on something else would wait for the rest of its batch for ever."""
+
+    def be_rank(comm: Any) -> None:
+        model = torch.nn.Linear(3, 1).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+        data = torch.ones(8, 3).double()
+        loader = rd.loader(data, 8, comm=comm, model=model, micro_batch=2, quiet=True)
+        standing: Any = iter(loader)
+        x = next(standing)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+        step()
+        with pytest.raises(InvalidArgumentError, match="micro-batches to come"):
+            step()
+        standing.close()
+        before = rd.full_state_dict(model)["weight"].clone()
+        step()
+        assert not torch.equal(before, rd.full_state_dict(model)["weight"])
+
+    rd.run(be_rank, 2, "threads")

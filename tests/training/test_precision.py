@@ -449,3 +449,23 @@ def test_the_ledger_has_two_and_two_and_twelve_bytes_a_parameter(word: str, size
 def test_options_that_make_no_sense_are_named(options: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=list(options)[-1]):
         Precision(**options)
+
+
+def test_a_loss_that_is_scaled_twice_is_refused() -> None:
+    def be_rank(comm: Any) -> None:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = rd.prepare(model, optimizer, precision="fp16", comm=comm)
+        scaled = optimizer.scale(model(torch.ones(1, 2)).float().sum())
+        for again in (
+            lambda: optimizer.scale(scaled),
+            lambda: optimizer.scale(scaled / 2 + 1),
+            lambda: rd.backward(scaled, weight=1),
+        ):
+            with pytest.raises(InvalidArgumentError, match="scaled already"):
+                again()
+        both = scaled + optimizer.scale(model(torch.ones(1, 2)).float().mean())  # each once
+        both.backward()
+        optimizer.step()
+
+    rd.run(be_rank, 1, "threads")

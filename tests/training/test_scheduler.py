@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,44 @@ def test_ranks_with_different_rates_are_told(strategy: str) -> None:
         optimizer.step()
 
     rd.run(be_rank, 3, "threads")
+
+
+def opened(model: Any) -> None:
+    with rd.whole(model):
+        pass
+
+
+ENDS: dict[str, Callable[[Any, Any, Path], Any]] = {
+    "backward": lambda model, *_: model(torch.ones(1, 4).double()).sum().backward(),
+    "full_state_dict": lambda model, *_: rd.full_state_dict(model),
+    "whole_tensors": lambda model, *_: list(rd.whole_tensors(model)),
+    "unprepare": lambda model, *_: rd.unprepare(model),
+    "whole": lambda model, *_: opened(model),
+    "save": lambda model, _, path: rd.save(path, model),
+    "evaluate": lambda model, rows, _: rd.evaluate(model, rows, lambda model, x: model(x).mean()),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
+def test_options_that_differ_in_the_last_step_are_told(
+    strategy: str, end: str, tmp_path: Path
+) -> None:
+    """Changed on one rank between a backward pass and the step, and maybe changed back."""
+
+    def be_rank(comm: Any) -> None:
+        for option, value, back in (("lr", 0.5, 0), ("lr", 0.5, 1), ("betas", (0.5, 0.9), 0)):
+            model = copy.deepcopy(START)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+            data = rd.loader(torch.ones(4, 4).double(), 2, comm=comm, quiet=True)
+            model(torch.ones(1, 4).double()).sum().backward()
+            group = optimizer.param_groups[0]
+            before, group[option] = group[option], value if comm.rank == 1 else group[option]
+            optimizer.step()
+            group[option] = before if back else group[option]
+            optimizer.zero_grad()
+            with pytest.raises(CollectiveMismatch, match=f"rank [01].*{option}=|{option}=.*rank"):
+                ENDS[end](model, data, tmp_path)
+
+    rd.run(be_rank, 2, "threads")

@@ -221,3 +221,73 @@ def test_what_can_not_be_is_named() -> None:
             model(torch.ones(2, 3))  # one device's again: nobody is waited for
 
     rd.run(be_rank, 2, "threads")
+
+
+def penalized(model: Any, x: Any) -> tuple[Any, Any]:
+    """A loss with a gradient penalty, and the gradient."""
+    x = x.clone().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return out.square().mean() + slope.square().sum(1).mean(), slope.detach()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
+def test_gradients_that_a_program_asks_for_are_not_weighed(strategy: str) -> None:
+    """By `torch.autograd.grad`, in batches of which ranks have more rows than others, or none."""
+    plain, count = Net(2), 5
+    optimizer, slopes = torch.optim.SGD(plain.parameters(), lr=0.1), []
+    for step in range(2):
+        loss, slope = penalized(plain, rows(2, count, step))
+        slopes.append(slope)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def be_rank(comm: Any) -> tuple[list[Any], dict[str, Any]]:
+        model = rd.SyncBatchNorm.convert(Net(2))
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+        data = torch.cat([rows(2, count, step) for step in range(2)])
+        for x in rd.loader(data, count, comm=comm, shuffle=False, quiet=True):
+            loss, slope = penalized(model, x)
+            found.append(slope)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return found, rd.full_state_dict(model)
+
+    for size in (2, 3, 7):
+        told = rd.run(be_rank, size, "threads")
+        for step, due in enumerate(slopes):
+            every = torch.cat([found[step] for found, _ in told])
+            np.testing.assert_allclose(every.numpy(), due.numpy(), rtol=1e-12, atol=1e-12)
+        for name, one in plain.state_dict().items():
+            np.testing.assert_allclose(
+                told[0][1][name].numpy(), one.numpy(), rtol=1e-12, atol=1e-12
+            )
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_copies_of_a_prepared_model_are_of_one_device(strategy: str) -> None:
+    """But those of layers that were given ranks by hand stay with them."""
+
+    def be_rank(comm: Any) -> None:
+        model = rd.SyncBatchNorm.convert(Net(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+        with rd.whole(model):
+            copied = copy.deepcopy(model)
+            averaged = torch.optim.swa_utils.AveragedModel(model)
+        mine = rows(2, 4, comm.rank)
+        if comm.rank == 0:  # nobody is waited for
+            for one in (copied, averaged.module):
+                one(mine).sum().backward()
+                due = 0.1 * (mine * one.scale).mean(0)
+                np.testing.assert_allclose(one.first.running_mean.numpy(), due.detach().numpy())
+        layer = copy.deepcopy(rd.SyncBatchNorm(4, comm=comm, dtype=torch.float64))
+        layer(mine)
+        both = torch.cat([rows(2, 4, rank) for rank in range(comm.size)])
+        found = layer.state_dict()["running_mean"]
+        np.testing.assert_allclose(found.numpy(), 0.1 * both.mean(0).numpy())
+
+    rd.run(be_rank, 2, "threads")

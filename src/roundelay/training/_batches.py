@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
+from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
 from roundelay.schedule.layout import split
@@ -133,6 +134,11 @@ class Drawn:
     def _batches(self, found: Iterator[Any]) -> Iterator[list[Any]]:
         if self._batch_size is None:
             for batch in found:
+                if not isinstance(batch, Iterable):
+                    raise InvalidArgumentError(
+                        f"loader: the batch_sampler gave {shown(batch)}, not the rows of a batch. "
+                        f"One that gives single rows is a sampler="
+                    )
                 if not (indices := [_plain(index) for index in batch]):
                     raise InvalidArgumentError("loader: the batch_sampler gave a batch of no rows.")
                 yield indices

@@ -8,7 +8,7 @@ import re
 import warnings
 from pathlib import Path
 
-from roundelay.arguments import whole
+from roundelay.arguments import path_of, whole
 from roundelay.errors import CheckpointError, InvalidArgumentError
 from roundelay.training._checkpoint_files import Disk, clear
 from roundelay.training._checkpoint_format import MANIFEST, REMOVED, Manifest, decode
@@ -22,7 +22,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the complete checkpoint in this folder that was saved last; None if there is none."""
     found = [
         (manifest.saved, path)
-        for path in _folders(Path(folder))
+        for path in _folders(path_of("folder of latest_checkpoint", folder))
         if (manifest := _complete(path)) is not None
     ]
     return max(found)[1] if found else None
@@ -74,6 +74,8 @@ def _folders(folder: Path) -> list[Path]:
         return [one for one in sorted(folder.iterdir()) if one.is_dir() and not one.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} can't be read: {error.strerror}.") from None
 
 
 def _complete(path: Path) -> Manifest | None:

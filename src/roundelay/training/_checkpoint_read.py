@@ -35,6 +35,8 @@ def manifest_text(path: Path) -> bytes:
         return (path / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"There is no checkpoint at {path}: no {MANIFEST} in it.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}.") from None
 
 
 class Reader:

@@ -186,7 +186,8 @@ def together(comm: Communicator, what: str, work: Callable[[], Any]) -> list[Any
     failed = [(rank, one) for rank, (one, _) in enumerate(every) if one]
     if failed:
         text = "\n".join(f"  rank {rank}: {one}" for rank, one in failed)
-        message = f"Could not {what}:\n{text}\nA checkpoint that was there before is as it was."
+        kept = "\nA checkpoint that was there before is as it was."
+        message = f"Could not {what}:\n{text}{'' if what.startswith('load') else kept}"
         if problem is None or type(problem) is CheckpointError:
             raise CheckpointError(message)
         if isinstance(problem, RoundelayError):

@@ -47,6 +47,8 @@ def pack(value: object, put: Callable[[torch.Tensor], str], what: str, *, depth:
         return items if type(value) is list else {"!": "tuple", "of": items}
     if isinstance(value, dict):
         return _pack_dict(value, put, what, depth)
+    if type(value) is int:
+        raise UnsendableError(f"{what} is a number of more than 64 bits. Give it as a string.")
     raise UnsendableError(
         f"{what} is a {type(value).__name__}, which a checkpoint has no form for. It takes "
         f"numbers, strings, lists, tuples, dicts, arrays and tensors."

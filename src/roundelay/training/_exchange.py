@@ -17,9 +17,18 @@ from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NotFiniteError
 from roundelay.reductions import Array
 from roundelay.training._setup import Parameter
-from roundelay.training._step import Step
+from roundelay.training._step import Rates, Step
 
-__all__ = ["TORN", "Intake", "Told", "finite", "refuse_broken", "tell_all", "told_bytes"]
+__all__ = [
+    "TORN",
+    "Intake",
+    "Told",
+    "compare_steps",
+    "finite",
+    "refuse_broken",
+    "tell_all",
+    "told_bytes",
+]
 
 TORN = (
     "A backward pass raised an error on rank {ranks}, so that its gradients are missing. Nothing "
@@ -158,9 +167,21 @@ def tell_all(
     told = Told(numbers, len(flags), comm.size)
     if told.torn or not told.in_step:
         _refuse_apart(comm, step, torn=bool(torn))
-    step.written.clear()
-    step.deeds.clear()
+    step.told()
     return told
+
+
+def compare_steps(comm: Communicator, step: Step) -> None:
+    """Raise, on every rank, if since the last backward pass one did what the others did not.
+
+    For where training may end, since no pass after the last step would tell.
+    """
+    mark = step.mark
+    numbers = np.array([mark, mark**2])
+    total, squares = comm.all_reduce(numbers).tolist()
+    if comm.size * squares != total * total:
+        _refuse_apart(comm, step, torn=False)
+    step.told()
 
 
 def told_bytes(count: int) -> int:
@@ -178,10 +199,10 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
     if broken:
         raise CollectiveMismatch(TORN.format(ranks=", ".join(map(str, broken))))
     if len({number for _, number in every}) == 1:
-        _refuse_rates(comm.all_gather_object(step.rates()))
+        _refuse_rates(comm.all_gather_object(step.rates))
         _refuse_frozen(comm.all_gather_object(step.frozen))
         _refuse_edits(step, comm.all_gather_object(step.written))
-        _refuse_deeds(comm.all_gather_object((step.calls, step.deeds)))
+        _refuse_deeds(comm.all_gather_object((step.calls, [*step.deeds])))
         raise CollectiveMismatch(
             "The ranks have stepped different optimizers of this model since the last backward "
             "pass, so that their weights are no longer the same. Step the same ones on every rank."
@@ -194,10 +215,10 @@ def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
     )
 
 
-def _refuse_rates(every: list[list[tuple[int, str, float]]]) -> None:
+def _refuse_rates(every: list[Rates]) -> None:
     for rank, theirs in enumerate(every):
         for (group, key, value), (_, _, other) in zip(every[0], theirs, strict=False):
-            if value != other:
+            if repr(value) != repr(other):
                 raise CollectiveMismatch(
                     f"The optimizers of the ranks differ: {key}={value!r} in group {group} on rank "
                     f"0, and {other!r} on rank {rank}. Set one for all ranks. A scheduler that "

@@ -15,21 +15,22 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from roundelay.arguments import shown, whole
+from roundelay.arguments import whole
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._batches import Collate, Cut, Drawn, Order, Plan, Stream, emptied
+from roundelay.training._loader_options import checked_state
 from roundelay.training._origins import Turn
 from roundelay.training._run import Run, live_runs, run_of
 
 __all__ = ["Loader"]
 
+MOST = 1 << 40  # epochs and batches that anybody counts
 Handed = Generator[tuple[Cut, int, Any]]
 #: Loops with worker processes that threads of this process are in. A child that is forked loses all
 #: threads but one, with all they hold, and would end the others' workers; these it keeps.
 _serving: set[Any] = set()
 _forking = threading.Lock()  # so that none is half made when another thread forks
-SAME = ("batch_size", "rows", "shuffle", "drop_last")  # what a loader's state must be of
 
 
 class Loader:
@@ -114,6 +115,7 @@ class Loader:
                 self._epoch, self._done, self.rows = epoch, done, cut.rows
                 self._mark = mark if self.last_of_step else self._mark
                 turn.parts, turn.factor, turn.more = cut.parts, cut.factor, not self.last_of_step
+                turn.asked.clear()
                 for run in others:
                     run.step.foreign = turn if cut.parts > 1 else None
                 even = cut.total % (self.comm.size * cut.parts) == 0
@@ -230,7 +232,7 @@ class Loader:
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         self._done = self._said[1] if self._said else 0
-        self._epoch = whole("loader.epoch", epoch, 0)
+        self._epoch = whole("loader.epoch", epoch, 0, MOST)
         self._said = self._epoch, self._done
         self._mark = None if self._done else 0
 
@@ -245,7 +247,7 @@ class Loader:
 
     @done.setter
     def done(self, done: int) -> None:
-        self._done = whole("loader.done", done, 0)
+        self._done = whole("loader.done", done, 0, MOST)
         self._said = self._epoch, self._done
         self._mark = None if done else 0
 
@@ -258,15 +260,8 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next loop go on from there, with the rows that were still to come."""
-        if not state.keys() >= {*SAME, "seed", "epoch", "done", "mark"}:
-            raise InvalidArgumentError(f"loader: {shown(state)} is no state of a loader.")
-        for name in SAME:
-            if state[name] != self._state[name]:
-                raise InvalidArgumentError(
-                    f"loader: the state is of {name}={state[name]}, and this loader has "
-                    f"{self._state[name]}, so that its batches are others."
-                )
-        self._state["seed"] = state["seed"]
+        seed = checked_state(state, self._state)
+        self._state["seed"] = seed
         self.epoch, self.done = state["epoch"], state["done"]
         self._mark = self._due = state["mark"]
 

@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
+from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run
 from roundelay.training._shard_groups import Groups
@@ -56,6 +57,7 @@ class Prepared:
         if now.holds or self.place in now.options:
             now.check_options(self.place, vars(self)["param_groups"])
         if now.holds:
+            now.wait(self.place)
             return None  # more micro-batches of this batch are to come
         now.check_whole()
         run.check_still_the_same()
@@ -126,6 +128,12 @@ class Prepared:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the whole state of this optimizer, of any strategy's. All ranks call it."""
+        given: object = state_dict
+        if not isinstance(given, Mapping) or not {"state", "param_groups"} <= {*given}:
+            raise InvalidArgumentError(
+                f"load_state_dict takes what state_dict() of an optimizer gives, not "
+                f"{shown(state_dict)}."
+            )
         if self.run.sharing.sees_whole:
             super().load_state_dict(state_dict)  # type: ignore[misc]
         else:
@@ -136,6 +144,8 @@ class Prepared:
 
         It is multiplied by the loss scale in fp16, and is the same loss in every other precision.
         """
+        if not isinstance(loss, torch.Tensor):
+            raise InvalidArgumentError(f"scale takes a loss, a tensor, not {shown(loss)}.")
         scaler = self.run.setup.scaler
         return loss if scaler is None else scaler.apply(loss)
 
@@ -160,13 +170,14 @@ class Prepared:
         """
         if self.run.step.holds:
             return torch.tensor(math.nan)
-        if not max_norm > 0:
+        most, order = number("max_norm", max_norm), number("norm_type", norm_type)
+        if not most > 0:
             raise InvalidArgumentError(f"clip_grad_norm_ takes a norm above 0, not {max_norm!r}.")
         self.run.arrivals.flush()
         sharing = self.run.sharing
-        self.run.step.deeds.append(f"clip_grad_norm_({float(max_norm)}, {float(norm_type)})")
-        norm = sharing.grad_norm(float(norm_type), self._only)
-        factor = max_norm / (norm + 1e-6)  # as torch does
+        self.run.step.deeds.append(f"clip_grad_norm_({most}, {order})")
+        norm = sharing.grad_norm(order, self._only)
+        factor = most / (norm + 1e-6)  # as torch does
         if factor < 1:
             sharing.scale_grads(factor, self._only)
         return torch.tensor(norm, dtype=torch.float64)
@@ -175,13 +186,14 @@ class Prepared:
         """Cut every element of its gradients to at most `clip_value`. All ranks call it."""
         if self.run.step.holds:
             return
-        if not clip_value > 0:
+        most = number("clip_value", clip_value)
+        if not most > 0:
             raise InvalidArgumentError(
                 f"clip_grad_value_ takes a value above 0, not {clip_value!r}."
             )
         self.run.arrivals.flush()
-        self.run.step.deeds.append(f"clip_grad_value_({float(clip_value)})")
-        self.run.sharing.clamp_grads(float(clip_value), self._only)
+        self.run.step.deeds.append(f"clip_grad_value_({most})")
+        self.run.sharing.clamp_grads(most, self._only)
 
 
 def _refuse_scheduler(frame: FrameType | None) -> None:

@@ -34,7 +34,7 @@ PARTS = "a micro-batch was kept until its loop had gone on"
 class Turn:
     """One pass of a loader over its data: how its batches are cut, and whether one is complete."""
 
-    __slots__ = ("factor", "key", "missed", "more", "parts", "seen")
+    __slots__ = ("asked", "factor", "key", "missed", "more", "parts", "seen")
 
     def __init__(self) -> None:
         self.parts = 1
@@ -42,6 +42,7 @@ class Turn:
         self.factor = 1.0  # of gradients, where micro-batches or ranks have more rows than others
         self.key: tuple[int, ...] = ()  # what weighs the same has the same, on every rank
         self.seen = True  # whether the model ran since the batch was drawn
+        self.asked: set[int] = set()  # optimizers whose step() came since, and did nothing
         self.missed = False  # whether it did not with the batch before
 
 

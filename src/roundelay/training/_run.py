@@ -15,6 +15,7 @@ from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._arrivals import Arrivals
 from roundelay.training._checkpoint_saving import Saves
+from roundelay.training._exchange import compare_steps
 from roundelay.training._origins import Turn
 from roundelay.training._setup import Setup
 from roundelay.training._strategy import Sharing, Strategy
@@ -23,7 +24,15 @@ from roundelay.training._weighed import weighed
 # Source lines in errors are the user's, not those of torch between him and us.
 _core.skip_package(f"{Path(torch.__file__).parent}/")
 
-__all__ = ["FIRST_UNPREPARE", "Run", "live_runs", "refuse_prepared", "run_of", "run_with"]
+__all__ = [
+    "FIRST_UNPREPARE",
+    "Run",
+    "found_run",
+    "live_runs",
+    "refuse_prepared",
+    "run_of",
+    "run_with",
+]
 
 FIRST_UNPREPARE = "Take it back first: model, optimizer = rd.unprepare(model)."
 
@@ -168,6 +177,16 @@ class Run:
                 "batch. Have the loader give whole batches, without micro_batch=."
             )
 
+    def compare(self) -> None:
+        """See that all ranks did the same since their last backward pass. Every rank calls it."""
+        if self.mark() is not None and self.comm.size > 1:
+            compare_steps(self.comm, self.step)
+
+    def mark(self) -> float | None:
+        """Return a number that all ranks share if they did; None where they need not."""
+        self.arrivals.see_edits()
+        return self.step.mark if self.strategy.synchronous else None
+
     def check_still_the_same(self) -> None:
         """Refuse a model that trains other parameters than it did; frozen ones are not used."""
         trained, model = self._trained, self.setup.model
@@ -176,10 +195,15 @@ class Run:
         for name, one in model.named_parameters():
             if one.requires_grad and id(one) not in trained:
                 raise InvalidArgumentError(
-                    f"The parameter {name} was not trained at prepare, and no rank brings its "
+                    f"The parameter {name} was {self._fate(name)}, and no rank brings its "
                     f"gradients together. Unfreeze and replace parameters before prepare, or "
                     f"between rd.unprepare and another prepare."
                 )
+
+    def _fate(self, name: str) -> str:
+        """Say what became of a parameter since `prepare`."""
+        replaced = any(name in known.names for known in self.setup.parameters)
+        return "replaced after prepare" if replaced else "not trained at prepare"
 
 
 def _parameters(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
@@ -212,17 +236,23 @@ class _Kept:
 _live = threading.local()  # ranks may be threads of one process
 
 
-def run_of(call: str, model: object) -> Run:
-    """Return the run of a prepared model."""
+def found_run(model: object) -> Run | None:
+    """Return the run of a model, if it is prepared."""
     kept = None
     if isinstance(model, torch.nn.Module):  # or what torch.compile has made of one
         inner = vars(model)["_modules"].get("_orig_mod")
         kept = vars(model).get(_KEPT) or (None if inner is None else vars(inner).get(_KEPT))
-    if kept is None:
+    found: Run | None = None if kept is None else kept.run
+    return found
+
+
+def run_of(call: str, model: object) -> Run:
+    """Return the run of a prepared model."""
+    found = found_run(model)
+    if found is None:
         raise InvalidArgumentError(
             f"{call} needs a model that rd.prepare has returned, not {type(model).__name__}."
         )
-    found: Run = kept.run
     return found
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from roundelay.errors import InvalidArgumentError
@@ -14,7 +16,9 @@ from roundelay.training._origins import Origins, Turn
 
 __all__ = ["AGAIN", "Step"]
 
+Rates = tuple[tuple[int, str, Any], ...]  # group, option, value
 MARKS = 1 << 22  # different marks of a step
+DEEDS = 100  # things done to gradients that are kept in mind, where no backward pass tells them
 
 AGAIN = (
     "A backward pass would add to gradients that are averaged already, and the average would be "
@@ -43,6 +47,11 @@ FOREIGN = (
     "model=, and this model's optimizer would step at each of them. Train each model in a loop of "
     "its own, give it whole batches, or put its backward passes into `with rd.accumulate(model)`."
 )
+STANDING = (
+    "optimizer.step() was called twice while a loader's batch has micro-batches to come, and does "
+    "nothing until the last of them. Call it once for each micro-batch; and before you train on "
+    "something else, finish the loop, leave it by break, or close its iterator."
+)
 RESCHEDULED = (
     "The options of the optimizer changed between the micro-batches of one batch: {before} became "
     "{after}. A scheduler steps once for each batch: write scheduler = rd.scheduler(scheduler) "
@@ -66,12 +75,16 @@ class Step:
     #: Parameters that are frozen though they were trained at `prepare`, by their numbers.
     frozen: dict[int, str] = field(default_factory=dict)
     #: What was done to gradients since then, which all ranks must do alike.
-    deeds: list[str] = field(default_factory=list)
+    deeds: deque[str] = field(default_factory=lambda: deque(maxlen=DEEDS))
     calls: int = 0  # of step(), those of other optimizers than the first with more weight
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in
     opened: int = 0  # how many `rd.whole` we are in
     optimizers: list[Callable[[], Any]] = field(default_factory=list)  # weak: they have the model
+    #: Options of all optimizers: as they were last seen, and as all ranks had them last.
+    rates: Rates = ()
+    rated: int = 0  # a number for those
+    agreed: Rates = ()
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
     foreign: Turn | None = None  # a loop over micro-batches of another model
     origins: Origins = field(default_factory=Origins)  # of what the model is given
@@ -120,7 +133,14 @@ class Step:
             self.by.clear()
         self.by.add(place)
         self.calls += 1 + OTHER * place
-        self.deeds.append("step()")
+        self.look_at_rates()
+        new = (
+            []
+            if self.rates is self.agreed
+            else [one for one in self.rates if one not in self.agreed]
+        )
+        told = ", ".join(f"{key}={value!r}" for _, key, value in new)
+        self.deeds.append(f"step() with {told}" if told else "step()")
         self.options.pop(place, None)
         self._used()
 
@@ -178,20 +198,28 @@ class Step:
         """
         edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
         frozen = hash(tuple(self.frozen)) if self.frozen else 0
-        rates = hash(tuple(value for _, _, value in self.rates()))
         deeds = zlib.crc32(repr(self.deeds).encode()) if self.deeds else 0
-        return float((self.calls + edits + frozen + rates + deeds) % MARKS)
+        self.look_at_rates()
+        return float((self.calls + edits + frozen + self.rated + deeds) % MARKS)
 
-    def rates(self) -> list[tuple[int, str, float]]:
-        """Return the numbers among the options of optimizers: learning rates and the like."""
+    def look_at_rates(self) -> None:
+        """See the options of optimizers, which all ranks share: learning rates and the like."""
         alive = [one for one in (weak() for weak in self.optimizers) if one is not None]
-        return [
-            (number, key, value)
-            for optimizer in alive
-            for number, group in enumerate(vars(optimizer)["param_groups"])
+        groups = [group for one in alive for group in vars(one)["param_groups"]]
+        now = tuple(
+            (number, key, _plain(value))
+            for number, group in enumerate(groups)
             for key, value in group.items()
-            if type(value) in (int, float) and value == value  # noqa: PLR0124 - NaN has no hash
-        ]
+            if key != "params"
+        )
+        if now != self.rates:
+            self.rates, self.rated = now, zlib.crc32(repr(now).encode())
+
+    def told(self) -> None:
+        """Note that all ranks have the same mark: nothing of it has to be compared again."""
+        self.written.clear()
+        self.deeds.clear()
+        self.agreed = self.rates
 
     # ---- backward passes
 
@@ -224,6 +252,13 @@ class Step:
 
     # ---- the optimizer's step
 
+    def wait(self, place: int) -> None:
+        """Have an optimizer's step wait for more micro-batches; refuse to for ever."""
+        if self.turn is not None:
+            if place in self.turn.asked:
+                raise InvalidArgumentError(STANDING)
+            self.turn.asked.add(place)
+
     def check_options(self, place: int, groups: Sequence[dict[str, Any]]) -> None:
         """Refuse options that change between the micro-batches of one batch."""
         now = [{key: _plain(one) for key, one in group.items() if key != "params"}
@@ -254,4 +289,11 @@ class Step:
 
 
 def _plain(value: Any) -> Any:  # Any: an option of any optimizer
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    """Return what can be compared between ranks; of functions and the like nothing is."""
+    if value is None or type(value) in (int, float, bool, str):
+        return value
+    if isinstance(value, (torch.Tensor, np.generic)):
+        return value.tolist() if getattr(value, "is_cpu", True) else "on a device"
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    return type(value).__name__

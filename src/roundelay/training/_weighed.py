@@ -9,7 +9,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from roundelay.training._step import Step
 
-__all__ = ["weighed"]
+__all__ = ["kept", "weighed"]
 
 
 def weighed(parameter: torch.Tensor, step: Step) -> Any:  # Any: torch's handle
@@ -17,7 +17,7 @@ def weighed(parameter: torch.Tensor, step: Step) -> Any:  # Any: torch's handle
 
     def weigh(grad: torch.Tensor) -> torch.Tensor | None:
         factor = step.factor
-        if factor == 1 or not _kept(parameter):
+        if factor == 1 or not kept(parameter):
             return None
         # A mean over no rows is NaN.
         return grad * factor if factor else torch.zeros_like(grad)
@@ -25,10 +25,11 @@ def weighed(parameter: torch.Tensor, step: Step) -> Any:  # Any: torch's handle
     return parameter.register_hook(weigh)  # type: ignore[no-untyped-call]
 
 
-def _kept(parameter: torch.Tensor) -> bool:
+def kept(parameter: torch.Tensor) -> bool:
     """Tell a backward pass from `torch.autograd.grad`, whose results are the caller's own."""
     try:
-        node = get_gradient_edge(parameter).node
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as in _zero_away
+            node = get_gradient_edge(parameter).node
         return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001 - as torch's own hooks
     except RuntimeError:
         return False

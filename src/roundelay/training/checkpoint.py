@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from roundelay.arguments import path_of, truth
 from roundelay.communicator import Communicator
 from roundelay.errors import CheckpointMismatch, CollectiveMismatch, InvalidArgumentError
 from roundelay.training._checkpoint_commit import Commit
@@ -80,7 +80,8 @@ def save(
     ones beside this one, whose names differ in that number, are removed when it is complete.
     """
     # Absolute, for who changes the folder that he works in while it is written.
-    run, where = _check("save", model, optimizer), Path(path).absolute()
+    wait = truth("wait of save", wait)
+    run, where = _check("save", model, optimizer), path_of("path of save", path).absolute()
     series = None if keep is None else Series(where, keep)
     commit = Commit(run.comm if wait else run.saves.beside(), DISK, where, series)
     run.saves.settle(where)
@@ -98,6 +99,7 @@ def save(
         taken.append((manifest, *sheet))
 
     try:
+        run.compare()
         together(run.comm, commit.what, take)
     except BaseException:
         commit.take_away()
@@ -170,7 +172,8 @@ def load(
     `strict=False` what fits is loaded, the rest of the model stays as it is, and the list is in
     what this returns. `rename={"old.": "new."}` gives prefixes of names in the checkpoint others.
     """
-    run, where = _check("load", model, optimizer), Path(path)
+    strict = truth("strict of load", strict)
+    run, where = _check("load", model, optimizer), path_of("path of load", path)
     comm = run.comm
     run.saves.settle(where)
     text: bytes = together(
@@ -205,6 +208,7 @@ def load(
     run.sharing.refresh()
     if optimizer is not None:
         run.step.number = manifest.steps
+        run.step.deeds.clear()  # of which nothing is left
         run.counted_from = run.steps, run.sharing.traffic()
     extra = saved.unpack(manifest.extra)
     if optimizer is not None and manifest.random:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from roundelay.arguments import number, shown
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
 from roundelay.training._loader import Loader
+from roundelay.training._run import found_run
 from roundelay.training.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["evaluate"]
@@ -33,14 +37,10 @@ def evaluate(
     `sums` is added up: counts, for example. The model is in eval mode and without gradients
     meanwhile, and afterwards as it was, whatever happens.
     """
-    if not isinstance(batches, Loader):
-        raise InvalidArgumentError(
-            f"evaluate goes over what rd.loader returns, not {type(batches).__name__}."
-        )
-    if batches.leaves_out:
-        raise InvalidArgumentError(
-            "evaluate is for all rows, and this loader leaves some out: make it without drop_last."
-        )
+    sums = _names(sums)
+    _check(model, batches, measure)
+    run = found_run(model)
+    mark = None if run is None else run.mark()
     totals: Totals = {}
     problem: Exception | None = None
     try:
@@ -51,10 +51,10 @@ def evaluate(
     except Exception as error:  # noqa: BLE001 - the others must not wait for this rank
         problem = error
     told = "" if problem is None else f"{type(problem).__name__}: {problem}"
-    every: list[tuple[str, Totals]] = batches.comm.all_gather_object((told, totals))
+    every: list[tuple[str, Totals, Any]] = batches.comm.all_gather_object((told, totals, mark))
     if problem is not None:
         raise problem
-    for rank, (failed, theirs) in enumerate(every):
+    for rank, (failed, theirs, _) in enumerate(every):
         if failed:
             raise CollectiveMismatch(f"evaluate failed on rank {rank}: {failed}")
         if theirs.keys() != totals.keys():
@@ -62,8 +62,37 @@ def evaluate(
                 f"evaluate needs the same names on every rank, but rank {batches.comm.rank} "
                 f"measures {[*totals]} and rank {rank} {[*theirs]}."
             )
-    found = {name: _result(name, [one[name] for _, one in every], sums) for name in totals}
+    if run is not None and len({mark for _, _, mark in every}) > 1:
+        run.compare()
+    found = {name: _result(name, [one[name] for _, one, _ in every], sums) for name in totals}
     return found[""] if [*found] == [""] else found
+
+
+def _check(model: object, batches: object, measure: object) -> None:
+    if not isinstance(model, torch.nn.Module) or not callable(measure):
+        raise InvalidArgumentError(
+            f"evaluate takes a torch.nn.Module, a loader, and a function of the model and a batch, "
+            f"not {shown(model)} and {shown(measure)}."
+        )
+    if not isinstance(batches, Loader):
+        raise InvalidArgumentError(
+            f"evaluate goes over what rd.loader returns, not {type(batches).__name__}."
+        )
+    if batches.leaves_out:
+        raise InvalidArgumentError(
+            "evaluate is for all rows, and this loader leaves some out: make it without drop_last."
+        )
+
+
+def _names(sums: object) -> list[str]:
+    """Return the names in `sums`; a word alone would be taken for its letters."""
+    plain = isinstance(sums, (list, tuple, AbstractSet, Mapping))
+    found: list[object] = [*sums] if plain else [None]  # type: ignore[misc] # they can be listed
+    if not all(isinstance(one, str) for one in found):
+        raise InvalidArgumentError(
+            f"evaluate: sums= is a list of names, such as sums=('right',), not {shown(sums)}."
+        )
+    return [str(one) for one in found]
 
 
 @contextmanager
@@ -92,12 +121,27 @@ def _add_up(
     for batch in batches.loop(filled=not mixing):
         found = measure(model, batch)
         named = found if isinstance(found, Mapping) else {"": found}
+        _check_names(named, sums)
         for name, value in named.items():
             total, weight = _counted(name, value, batches.rows, name in sums)
             if not batches.rows:
                 total, weight = np.zeros_like(total), 0.0
             before, weighed = totals.get(name, (np.zeros_like(total), 0.0))
             totals[name] = before + total, weighed + weight
+
+
+def _check_names(named: Mapping[Any, Any], sums: Collection[str]) -> None:  # Any: the user's
+    for name in named:
+        if not isinstance(name, str):
+            raise InvalidArgumentError(
+                f"evaluate: numbers are given by name, and {shown(name)} is no string."
+            )
+    for name in sums:
+        if name not in named or not name:
+            given = ", ".join(map(repr, named)) if [*named] != [""] else "one number without a name"
+            raise InvalidArgumentError(
+                f"evaluate: sums= names {name!r}, and what is measured is {given}."
+            )
 
 
 def _counted(name: str, value: Any, rows: int, summed: bool) -> tuple[Any, float]:  # noqa: FBT001
@@ -109,24 +153,27 @@ def _counted(name: str, value: Any, rows: int, summed: bool) -> tuple[Any, float
                 f"{what} takes a pair, a total and its weight, not a tuple of {len(value)}. Give "
                 f"several numbers by name, in a dict."
             )
-        total, weight = value
-        return _number(what, total), float(weight)
-    number = _number(what, value)
+        total, weight = _number(what, value[0]), number(f"{what}: its weight", value[1])
+        if not 0 <= weight < math.inf:
+            raise InvalidArgumentError(f"{what}: its weight is a number from 0, not {weight}.")
+        return total, weight
+    found = _number(what, value)
     if summed:
-        return number, 1.0
-    if number.ndim:
-        if rows and len(number) != rows:
+        return found, 1.0
+    if found.ndim:
+        if rows and len(found) != rows:
             raise InvalidArgumentError(
-                f"{what} has {len(number)} values for {rows} rows. Give one for each row, a mean "
+                f"{what} has {len(found)} values for {rows} rows. Give one for each row, a mean "
                 f"over them, a pair (total, weight), or name it in sums=."
             )
-        return number.sum(0), float(rows)
-    if number.dtype.kind != "f":
+        return found.sum(0), float(rows)
+    if found.dtype.kind != "f":
+        way = "name it in sums=" if name else "give it by name, {'count': …}, with sums=['count']"
         raise InvalidArgumentError(
-            f"{what} is the whole number {number}, which is no mean: name it in sums=, or give one "
-            f"value for each row."
+            f"{what} is the whole number {found}, which is no mean: {way}, or give one value for "
+            f"each row."
         )
-    return number * rows, float(rows)
+    return found * rows, float(rows)
 
 
 def _number(what: str, value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from roundelay.arguments import path_of
 from roundelay.errors import CheckpointError, InvalidArgumentError, UnknownNameError
 from roundelay.training._checkpoint_files import PAIRS, Disk, write_tensors
 from roundelay.training.read_checkpoint import Checkpoint, read_checkpoint
@@ -36,9 +37,9 @@ def export(
     "dcp" is a folder that torch.distributed.checkpoint loads: "model" and, unless weights only were
     saved, "optimizer", by names of parameters. Floating-point weights are written in `dtype`.
     """
-    if form not in FORMS:
+    if str(form) not in FORMS:
         raise UnknownNameError("forms of export", str(form), FORMS)
-    where = Path(out)
+    where = path_of("out of export", out)
     if form == "safetensors" and where.suffix != SUFFIX:
         raise InvalidArgumentError(
             f"export writes one file whose name ends in {SUFFIX}, not {where}. Other forms: "

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from roundelay.arguments import shown, whole
+from roundelay.arguments import shown, truth, whole
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.training._batches import Drawn, Order, Plan, Stream
 from roundelay.training._loader import Loader
+from roundelay.training._loader_options import check_options
+from roundelay.training._loader_rows import compare_rows
 from roundelay.training._run import Run, run_of
 
 __all__ = ["Loader", "loader"]
@@ -45,6 +47,10 @@ def loader(
     after the last. Rows are shuffled, unless they are a stream or there is a sampler, which then
     says the order of all ranks. More options are DataLoader's. Every rank calls it.
     """
+    if not isinstance(comm, Communicator):
+        raise InvalidArgumentError(
+            f"loader needs comm=, the communicator of rd.init() or rd.run, not {shown(comm)}."
+        )
     run = None if model is None else run_of("loader", model)
     group = comm if run is None else run.comm
 
@@ -52,23 +58,30 @@ def loader(
 
     def make() -> Made:
         _check_sources(dataset, batch_size, draws, batch_sampler, shuffle, options)
+        ordered = draws is not None or isinstance(dataset, IterableDataset)
+        shuffles = not ordered and (shuffle is None or truth("loader: shuffle", shuffle))
+        check_options(dataset, options, shuffles=shuffles)
         plan = _planned(batch_size, group, micro_batch, run, sized=batch_sampler is None)
         rows = _length(dataset if draws is None else draws)
-        _check_rows(rows, plan.batch_size, drop_last=drop_last)
-        ordered = draws is not None or isinstance(dataset, IterableDataset)
+        leaves = truth("loader: drop_last", drop_last)
+        truth("loader: quiet", quiet)
+        of = "dataset" if draws is None else "sampler"
+        _check_rows(rows, plan.batch_size, drop_last=leaves, of=of)
         state = {
             "batch_size": plan.batch_size, "rows": rows,
-            "shuffle": shuffle is not False and not ordered, "drop_last": bool(drop_last),
-            "seed": whole("loader: seed", seed, 0),
+            "shuffle": shuffles, "drop_last": leaves,
+            "seed": whole("loader: seed", seed, 0, 1 << 62),
         }  # fmt: skip
         return plan, state
 
     plan, state = _agree(group, make, options.get("num_workers", 0))
+    if group.size > 1 and not isinstance(dataset, IterableDataset):
+        compare_rows(group, dataset, reads=draws is None and not options.get("num_workers"))
     source: Order | Drawn | Stream
     if draws is not None:
         source = Drawn(draws, plan.batch_size, group)
     elif isinstance(dataset, IterableDataset):
-        source = Stream(dataset, plan, drop_last=drop_last)
+        source = Stream(dataset, plan, drop_last=state["drop_last"])
     else:
         source = Order(state["rows"], plan.batch_size or 1, shuffle=state["shuffle"])
     if group.rank == 0 and not quiet:
@@ -91,6 +104,10 @@ def _check_sources(
             f"takes a dataset with rows by number and a length, or an IterableDataset, not "
             f"{shown(dataset)}"
         )
+    elif not stream and draws is None and _length(dataset) is None:
+        wrong = f"takes a dataset with a length, and that of {shown(dataset)} can't be told"
+    elif draws is not None and (isinstance(draws, (str, bytes)) or not _iterable(draws)):
+        wrong = f"takes a sampler that gives the numbers of rows, not {shown(draws)}"
     elif draws is not None and (stream or shuffle):
         wrong = "takes a sampler only where it says the order: without shuffle, and of no stream"
     elif stream and shuffle:
@@ -109,6 +126,11 @@ def _check_sources(
     else:
         return
     raise InvalidArgumentError(f"loader {wrong}.")
+
+
+def _iterable(draws: object) -> bool:
+    listed = hasattr(draws, "__getitem__") or isinstance(draws, Iterable)
+    return listed and getattr(draws, "ndim", 1) == 1  # of tensors and arrays, those of numbers
 
 
 def _planned(
@@ -132,14 +154,14 @@ def _length(rows: Any) -> int | None:  # Any: a dataset or a sampler
         return None
 
 
-def _check_rows(rows: int | None, batch_size: int | None, *, drop_last: bool) -> None:
+def _check_rows(rows: int | None, batch_size: int | None, *, drop_last: bool, of: str) -> None:
     if rows == 0:
-        raise InvalidArgumentError("loader: the dataset has no rows.")
+        raise InvalidArgumentError(f"loader: the {of} has no rows.")
     if drop_last and batch_size is None:
         raise InvalidArgumentError("loader: drop_last is for the batch_sampler to know.")
     if drop_last and rows is not None and rows < (batch_size or 0):
         raise InvalidArgumentError(
-            f"loader: the dataset has {rows} rows, fewer than one batch of {batch_size}."
+            f"loader: the {of} has {rows} rows, fewer than one batch of {batch_size}."
         )
 
 

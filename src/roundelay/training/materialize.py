@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from roundelay.arguments import shown
 from roundelay.communicator import Communicator
+from roundelay.errors import InvalidArgumentError
 from roundelay.training._setup import send_from_first
 from roundelay.training._zero_away import bring_back, send_away
 from roundelay.training._zero_tape import Recipe, Tape
@@ -72,6 +74,8 @@ def _make(parameter: torch.nn.Parameter, *, empty: bool = False) -> None:
 
 def materialize(model: torch.nn.Module) -> torch.nn.Module:
     """Make all parameters of a model that was built under `materialize_later`; return the model."""
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(f"materialize takes a torch.nn.Module, not {shown(model)}.")
     for parameter in model.parameters():
         if is_later(parameter):
             _make(parameter)

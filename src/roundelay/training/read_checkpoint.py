@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from roundelay.arguments import path_of, shown, truth
 from roundelay.errors import CheckpointError, InvalidArgumentError
 from roundelay.training._checkpoint_compare import extra_state_key
 from roundelay.training._checkpoint_files import check_file
@@ -33,11 +34,14 @@ def read_checkpoint(
     Floating-point weights come in `dtype`, all of them on `device`. `check` compares every file
     with its checksum first, which reads all of it once.
     """
-    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+    floats = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    if dtype is not None and not floats:
         raise InvalidArgumentError(
             f"dtype of read_checkpoint is one of torch's floating-point dtypes, not {dtype!r}."
         )
-    where = Path(path)
+    if device is not None:
+        _check_device(device)
+    where, check = path_of("path of read_checkpoint", path), truth("check", check)
     need_safetensors()
     for _ in range(OFTEN):
         text = manifest_text(where)
@@ -50,6 +54,15 @@ def read_checkpoint(
                     raise
                 raise CheckpointError(f"{where} can't be read: {error}") from None
     raise CheckpointError(f"{where} is replaced faster than it can be read.")
+
+
+def _check_device(device: object) -> None:
+    try:
+        torch.empty(0, device=device)  # type: ignore[call-overload] # that is the question
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise InvalidArgumentError(
+            f"device of read_checkpoint can't be {shown(device)}: {shown(error)}"
+        ) from None
 
 
 def _opened(where: Path, manifest: Manifest, *, check: bool) -> Reader:

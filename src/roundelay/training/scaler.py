@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ log = logging.getLogger("roundelay")
 SMALLEST = 2.0**-14
 #: So many skipped steps in a row are usual at the start.
 USUAL = 8
+SCALED = "roundelay: scaled"  # what says of an operation that it has scaled a loss
+NEAR = 16  # operations of a loss that are looked at
 
 
 class Scaler:
@@ -42,9 +45,16 @@ class Scaler:
 
     def apply(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss multiplied by the scale, for backward."""
+        if _is_scaled(loss):
+            raise InvalidArgumentError(
+                "This loss is scaled already, and its gradients would be too large by the scale: "
+                "call optimizer.scale(loss) once. rd.backward(loss_sum, weight=…) scales by itself."
+            )
         # A loss in float16 would overflow at once, and its gradient is one number.
         scaled = loss.to(torch.promote_types(loss.dtype, torch.float32)) * self.scale
-        if scaled.requires_grad:
+        made: Any = scaled.grad_fn  # Any: torch's types have no word for what is on it
+        if made is not None:
+            made.metadata[SCALED] = True
             scaled.register_hook(self._begun)  # type: ignore[no-untyped-call]
         return scaled
 
@@ -145,6 +155,20 @@ class Scaler:
         """Go on from there."""
         self.scale = float(state["scale"])
         self.good, self.skipped = int(state["good"]), int(state["skipped"])
+
+
+def _is_scaled(loss: torch.Tensor) -> bool:
+    """Tell whether a loss was computed from a scaled one, in the last few operations."""
+    left: list[Any] = [loss.grad_fn]  # Any: as above
+    looked = 0
+    while left and looked < NEAR:
+        looked += 1
+        node = left.pop(0)
+        if node is not None:
+            if SCALED in node.metadata:
+                return True
+            left += [one for one, _ in node.next_functions]
+    return False
 
 
 def scaler_of(precision: Precision) -> Scaler | None:

@@ -23,11 +23,15 @@ class Gated:
 
     def step(self, *args: Any, **options: Any) -> None:
         """Step, unless the optimizer has not: between micro-batches, or where it was skipped."""
-        run = self.optimizer.run
-        fit, skipped = vars(self)[SEEN]
-        if run.step.accumulating or (run.step.fit == fit and run.step.skipped > skipped):
+        run = getattr(self.optimizer, "run", None)
+        if run is None:  # the optimizer is no longer prepared
+            super().step(*args, **options)  # type: ignore[misc]
             return
-        vars(self)[SEEN] = run.step.fit, run.step.skipped
+        whose, fit, skipped = vars(self)[SEEN]
+        same = whose == id(run.step) and run.step.fit == fit and run.step.skipped > skipped
+        if run.step.accumulating or same:
+            return
+        vars(self)[SEEN] = id(run.step), run.step.fit, run.step.skipped
         if isinstance(self, ReduceLROnPlateau):
             _compare(run.comm, *args, **options)
         super().step(*args, **options)  # type: ignore[misc]
@@ -59,7 +63,7 @@ def scheduler(given: Any) -> Any:  # Any: a scheduler of any class of torch's
             "scheduler needs one whose optimizer is prepared: call rd.prepare before."
         )
     step = optimizer.run.step
-    vars(given)[SEEN] = step.fit, step.skipped
+    vars(given)[SEEN] = id(step), step.fit, step.skipped
     given.__class__ = _gated(type(given))  # type: ignore[arg-type] # as in take_over
     return given
 

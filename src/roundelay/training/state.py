@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 import torch
 
-from roundelay.training._run import run_of
+from roundelay.training._run import Run, run_of
 
 __all__ = ["full_state_dict", "whole_tensors"]
 
 
 def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return what `state_dict()` of the same model on one device would be. Every rank calls it."""
-    sharing = run_of("full_state_dict", model).sharing
-    sharing.take_edits()
-    return sharing.full_state_dict()
+    run = run_of("full_state_dict", model)
+    run.sharing.take_edits()
+    state = run.sharing.full_state_dict()
+    run.compare()
+    return state
 
 
 def whole_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -24,6 +26,11 @@ def whole_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     Every rank goes through all of it. Under zero3 one unit is gathered at a time, and a tensor is
     good only until the next one is asked for.
     """
-    sharing = run_of("whole_tensors", model).sharing
-    sharing.take_edits()
-    return sharing.whole_tensors()
+    run = run_of("whole_tensors", model)
+    run.sharing.take_edits()
+    return _and_compared(run)
+
+
+def _and_compared(run: Run) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from run.sharing.whole_tensors()
+    run.compare()

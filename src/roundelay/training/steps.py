@@ -8,11 +8,18 @@ from contextlib import contextmanager
 
 import torch
 
-from roundelay.arguments import shown
+from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run, live_runs, run_of
 
 __all__ = ["accumulate", "backward"]
+
+
+ELSEWHERE = (
+    "backward got a loss that does not depend on any trained parameter of the prepared model. "
+    "Compute it by calling the model that rd.prepare has returned, also where this rank has no "
+    "data: a loss times 0, with weight=0."
+)
 
 
 @contextmanager
@@ -39,15 +46,19 @@ def backward(
     unevenly they are spread. It holds for every prepared model that the loss comes from. `model`
     says whose loss scale is meant, where several have one.
     """
-    try:
-        total = float(weight)
-    except (TypeError, ValueError, RuntimeError):
-        total = math.nan
+    total = number("weight of backward", weight)
     if not 0 <= total < math.inf:
         raise InvalidArgumentError(f"backward takes a weight from 0, not {shown(weight)}.")
+    given: object = loss_sum
+    if not isinstance(given, torch.Tensor) or given.numel() != 1:
+        raise InvalidArgumentError(
+            f"backward takes a loss, a tensor of one number, not {shown(loss_sum)}."
+        )
     chosen = None if model is None else run_of("backward", model)
     runs = [*live_runs(), *([] if chosen is None else [chosen])]
     loss = _scaled(loss_sum, chosen, runs)
+    if not loss.requires_grad:
+        raise InvalidArgumentError(ELSEWHERE)
     before = [run.step.count for run in runs]
     for run in runs:
         run.step.offered = total
@@ -58,11 +69,7 @@ def backward(
             run.step.offered = None
     reached = [run for run, count in zip(runs, before, strict=True) if run.step.count > count]
     if not reached or (chosen is not None and chosen not in reached):
-        raise InvalidArgumentError(
-            "backward got a loss that does not depend on any trained parameter of the prepared "
-            "model. Compute it by calling the model that rd.prepare has returned, also where this "
-            "rank has no data: a loss times 0, with weight=0."
-        )
+        raise InvalidArgumentError(ELSEWHERE)
 
 
 def _scaled(loss: torch.Tensor, chosen: Run | None, runs: Sequence[Run]) -> torch.Tensor:

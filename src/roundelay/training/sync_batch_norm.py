@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run, refuse_prepared
-from roundelay.training._step import Step
+from roundelay.training._weighed import kept
 
 __all__ = ["SyncBatchNorm", "join_norms"]
 
@@ -19,15 +21,17 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 class _Link:
-    """By which ranks a layer's statistics are added up; copies of the layer share it."""
+    """By which ranks a layer's statistics are added up; copies share it where the user said it."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, *, said: bool) -> None:
         # Of its own: gradients travel in the background of the other one, in their own order.
         self.comm = comm.group(range(comm.size)) or comm
-        self.step: Step | None = None  # of the prepared model
+        self.run: weakref.ref[Run] | None = None  # of the prepared model
+        self._said = said
 
-    def __deepcopy__(self, _: object) -> _Link:
-        return self
+    def __deepcopy__(self, _: object) -> _Link | None:
+        # A copy of a prepared model is not prepared.
+        return self if self._said else None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # ranks are not pickled
@@ -45,11 +49,23 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Add up gradients; where a loader weighs those of this rank, they weigh here already."""
+        """Add up gradients; where a loader weighs those of this rank, they weigh here already.
+
+        What `torch.autograd.grad` asks for is the caller's own, and nothing weighs it.
+        """
         link: _Link = ctx.link
-        factor = 1.0 if link.step is None else link.step.factor
-        total = _Sum.apply(grads[0] * factor if factor else torch.zeros_like(grads[0]), link)  # type: ignore[no-untyped-call]
-        return total / factor if factor else torch.zeros_like(total), None
+        run = None if link.run is None else link.run()
+        weighs = run is not None and any(kept(one.tensor) for one in run.setup.parameters)
+        factor = run.step.factor if run is not None and weighs else 1.0
+        total = _Sum.apply(_times(grads[0], factor), link)  # type: ignore[no-untyped-call]
+        return _times(total, 1 / factor if factor else 0.0), None
+
+
+def _times(grad: torch.Tensor, factor: float) -> torch.Tensor:
+    """Multiply; a mean over no rows, which is NaN, is 0, and still what was computed from it."""
+    if factor:
+        return grad * factor if factor != 1 else grad
+    return grad.masked_fill(torch.ones_like(grad, dtype=torch.bool), 0)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -67,9 +83,10 @@ class SyncBatchNorm(_BatchNorm):
     def __init__(
         self, num_features: int, *args: Any, comm: Communicator | None = None, **options: Any
     ) -> None:
-        super().__init__(num_features, *args, **options)
+        super().__init__(whole("num_features", num_features, 0, 1 << 31), *args, **options)
         if comm is not None:
-            self._link = _Link(comm)
+            _check_comm(comm)
+            self._link = _Link(comm, said=True)
 
     @classmethod
     def convert(cls, model: Model, comm: Communicator | None = None) -> Model:
@@ -77,6 +94,10 @@ class SyncBatchNorm(_BatchNorm):
 
         Before `rd.prepare`, by which the layers learn of their ranks; or with `comm`, on all ranks.
         """
+        if not isinstance(model, torch.nn.Module):
+            raise InvalidArgumentError(f"convert takes a torch.nn.Module, not {shown(model)}.")
+        if comm is not None:
+            _check_comm(comm)
         refuse_prepared(model)
         norms = {name: one for name, one in model.named_modules() if isinstance(one, _BatchNorm)}
         known = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward, SyncBatchNorm.forward)
@@ -87,7 +108,7 @@ class SyncBatchNorm(_BatchNorm):
                     f"{type(module).__name__}, which computes in its own way. Call the model once "
                     f"before if it is lazy, or put an rd.SyncBatchNorm there."
                 )
-        link = None if comm is None else _Link(comm)
+        link = None if comm is None else _Link(comm, said=True)
         for module in norms.values():
             module.__class__ = cls
             if link is not None:
@@ -159,6 +180,13 @@ class SyncBatchNorm(_BatchNorm):
             running.lerp_(now.to(running.dtype), share or 0.0)
 
 
+def _check_comm(comm: object) -> None:
+    if not isinstance(comm, Communicator):
+        raise InvalidArgumentError(
+            f"comm of SyncBatchNorm is the communicator of rd.init() or rd.run, not {shown(comm)}."
+        )
+
+
 class _Joined:
     """Layers that learned of their ranks by `prepare`, and forget them when it is taken back."""
 
@@ -177,10 +205,10 @@ def join_norms(run: Run) -> None:
     layers = [one for one in run.setup.model.modules() if isinstance(one, SyncBatchNorm)]
     alone = [one for one in layers if one._link is None]  # noqa: SLF001 - likewise
     if alone:
-        link = _Link(run.comm)
+        link = _Link(run.comm, said=False)
         run.hooks.append(_Joined(alone, link))
         for layer in alone:
             layer._link = link  # noqa: SLF001
     for layer in layers:
         if layer._link is not None:  # noqa: SLF001
-            layer._link.step = run.step  # noqa: SLF001
+            layer._link.run = weakref.ref(run)  # noqa: SLF001

@@ -29,6 +29,7 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     states = [one.state_dict() for one in optimizers]
     run.sharing.take_edits()
     weights = {name: one.clone() for name, one in run.sharing.full_state_dict().items()}
+    run.compare()
     run.arrivals.forget()
     run.close()
     for one in optimizers:

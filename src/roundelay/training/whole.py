@@ -14,6 +14,7 @@ from roundelay.training._run import Run, run_with
 
 __all__ = ["Whole", "fingerprint", "whole"]
 
+APART = "The ranks came to rd.whole by different steps, so that their weights are not the same."
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 
@@ -45,6 +46,7 @@ class Whole(Generic[Model]):
     def __init__(self, module: Model) -> None:
         self._run: Run = run_with("whole", module)
         self._module = module
+        self._mark = 0  # of the step when it was entered
         names = {id(one): name for name, one in self._run.setup.model.named_parameters()}
         #: What the block was entered with, by name.
         self._tensors = {names[id(one)]: one for one in module.parameters() if id(one) in names}
@@ -57,6 +59,7 @@ class Whole(Generic[Model]):
                 "before or after loss.backward()."
             )
         self._run.sharing.open(list(self._tensors.values()))
+        self._mark = int(self._run.mark() or 0)
         self._run.step.opened += 1
         return self._module
 
@@ -76,6 +79,8 @@ class Whole(Generic[Model]):
             return
         different, written = self._compare(tensors)
         run.sharing.shut(tensors, keep=not different, written=written)
+        if different == APART:
+            run.compare()
         if different:
             raise CollectiveMismatch(different) from error
         run.arrivals.stepped()  # nobody needs to compare it once more
@@ -87,9 +92,15 @@ class Whole(Generic[Model]):
         written = sharing.written(tensors)
         if comm.size == 1:
             return "", written
-        mine = [int(written), *(fingerprint(name, one) for name, one in self._tensors.items())]
+        mine = [
+            int(written),
+            self._mark,
+            *(fingerprint(name, one) for name, one in self._tensors.items()),
+        ]
         every = comm.all_gather(np.array(mine, np.int64))
-        for number, name in enumerate(self._tensors, 1):
+        if len(set(every[:, 1].tolist())) > 1:
+            return APART, False
+        for number, name in enumerate(self._tensors, 2):
             others = [rank for rank, one in enumerate(every) if one[number] != every[0][number]]
             if others:
                 ranks = ", ".join(map(str, others))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from roundelay.arguments import whole
+from roundelay.arguments import shown, truth, whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
@@ -58,6 +58,11 @@ class Ddp(Strategy):
         if self.bucket_bytes is not None:
             size = whole("bucket_bytes of Ddp", self.bucket_bytes, 1)
             object.__setattr__(self, "bucket_bytes", size)
+        if self.wire is not None and not isinstance(self.wire, torch.dtype):
+            raise InvalidArgumentError(f"wire of Ddp is a torch dtype, not {shown(self.wire)}.")
+        if self.hook is not None and not callable(self.hook):
+            raise InvalidArgumentError(f"hook of Ddp is a function, not {shown(self.hook)}.")
+        object.__setattr__(self, "check_finite", truth("check_finite", self.check_finite))
 
     def share(self, setup: Setup) -> Sharing:
         """Give every parameter's gradient a place in a bucket."""

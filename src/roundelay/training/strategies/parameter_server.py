@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from roundelay.arguments import index_of, indices_of, shown, whole
+from roundelay.arguments import index_of, indices_of, shown, truth, whole
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.training._ps_aggregate import OwnAggregate
 from roundelay.training._ps_open import LOST_WORKERS, open_shop
@@ -56,12 +56,14 @@ class ParameterServer(Strategy):
     def __post_init__(self) -> None:
         for name, value, known in (
             ("mode", self.mode, MODES),
-            ("update", self.update or "server", UPDATES),
+            ("update", "server" if self.update is None else self.update, UPDATES),
             ("aggregate", "mean" if callable(self.aggregate) else self.aggregate, AGGREGATES),
             ("lost_workers", self.lost_workers, tuple(LOST_WORKERS)),
         ):
-            if value not in known:
+            if str(value) not in known:
                 raise UnknownNameError(f"{name} of ParameterServer", str(value), known)
+        for name in ("dedicated", "check_finite"):
+            object.__setattr__(self, name, truth(name, getattr(self, name)))
         if self.mode != "sync" and self.update == "worker":
             raise InvalidArgumentError(
                 f"mode={self.mode!r} applies gradients as they come, which only the server can: "

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from roundelay.arguments import index_of, shown, whole
+from roundelay.arguments import index_of, shown, truth, whole
 from roundelay.communicator import Traffic
 from roundelay.errors import (
     CollectiveMismatch,
@@ -75,9 +75,8 @@ class Zero(Strategy):
             )
         if self.shard_over is not None:
             object.__setattr__(self, "shard_over", whole("shard_over of Zero", self.shard_over, 2))
-        if not isinstance(self.reshard_after_forward, bool):
-            given = shown(self.reshard_after_forward)
-            raise InvalidArgumentError(f"reshard_after_forward is True or False, not {given}.")
+        for name in ("reshard_after_forward", "check_finite"):
+            object.__setattr__(self, name, truth(name, getattr(self, name)))
         if not self.reshard_after_forward and self.stage != STAGES[-1]:
             raise InvalidArgumentError(
                 f"reshard_after_forward= is for stage 3; in stage {self.stage} parameters stay."
