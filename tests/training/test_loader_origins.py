@@ -236,3 +236,32 @@ def test_ranks_that_would_save_different_things_are_told(tmp_path: Any) -> None:
         return {"weight": model.weight.item()}
 
     assert rd.run(be_rank, 2, "threads") == [{"weight": 1.0}] * 2
+
+
+def late_passes(comm: Any, strategy: str, way: str) -> Any:
+    """Losses of all batches first, the last of them uneven, and backward passes afterwards."""
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batches: Any = torch.tensor_split(ROWS, [4, 8, 12])
+    if comm is not None:
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+        batches = rd.loader(ROWS, 4, comm=comm, shuffle=False, quiet=True)
+    losses = [loss_of(model, rows) for rows in batches]
+    if way == "one pass":
+        sum(losses).backward()  # type: ignore[union-attr] # it is a tensor
+    else:
+        for number, loss in enumerate(losses, 1):
+            (loss * number).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return (model.state_dict() if comm is None else rd.full_state_dict(model))["weight"].item()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
+def test_passes_when_the_loop_is_over_weigh_as_their_batches(strategy: str, size: int) -> None:
+    """One for each is right; one through several that weigh differently is refused."""
+    due = late_passes(None, "", "each")
+    for found in rd.run(late_passes, size, "threads", (strategy, "each")):
+        np.testing.assert_allclose(found, due, rtol=1e-12)
+    with pytest.raises(InvalidArgumentError, match="several of them"):
+        rd.run(late_passes, size, "threads", (strategy, "one pass"))

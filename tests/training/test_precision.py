@@ -469,3 +469,38 @@ def test_a_loss_that_is_scaled_twice_is_refused() -> None:
         optimizer.step()
 
     rd.run(be_rank, 1, "threads")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3", "ps"])
+def test_what_is_written_into_the_groups_of_the_optimizer_is_trained_on(strategy: str) -> None:
+    """Into master weights, in place or anew; what is written into both is refused."""
+
+    def be_rank(comm: Any) -> None:
+        model = torch.nn.Linear(3, 2)
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        model, optimizer = rd.prepare(
+            model, optimizer, strategy=strategy, precision="bf16", comm=comm
+        )
+
+        def step() -> Any:
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).float().sum().backward()
+            optimizer.step()
+            return rd.full_state_dict(model)["weight"].mean().item()
+
+        assert step() == 0.875
+        with torch.no_grad():
+            optimizer.param_groups[0]["params"][0].clamp_(max=0.5)
+        assert rd.full_state_dict(model)["weight"].mean().item() == 0.5
+        assert step() == 0.375
+        optimizer.param_groups[0]["params"][0].data = torch.full((2, 3), 2.0)
+        assert step() == 1.875
+        if strategy in ("ddp", "ps"):
+            with torch.no_grad():
+                optimizer.param_groups[0]["params"][0].fill_(0.25)
+                model.weight.fill_(0.75)
+            with pytest.raises(InvalidArgumentError, match="weight and its master"):
+                step()
+
+    rd.run(be_rank, 2, "threads")

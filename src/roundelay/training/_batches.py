@@ -49,6 +49,10 @@ class Plan:
         share = -(-rows // self.size)
         return 1 if self.micro_batch is None else max(1, -(-share // self.micro_batch))
 
+    def divides(self, rows: int) -> bool:
+        """Tell whether all micro-batches of so many rows, on all ranks, have as many."""
+        return rows % (self.size * self.parts(rows)) == 0
+
     def cut(self, rows: int) -> Iterator[tuple[slice, Cut]]:
         """Yield this rank's micro-batches of a batch of so many rows, as even as can be.
 

@@ -86,6 +86,16 @@ class Loader:
         rows, batch_size = self._state["rows"], self.plan.batch_size
         return bool(self._state["drop_last"] and (rows is None or rows % (batch_size or 1)))
 
+    @property
+    def _uneven(self) -> bool:
+        """Whether there may be batches that can't be divided evenly between the ranks."""
+        rows, batch = self._state["rows"], self.plan.batch_size
+        if batch is None or not self.plan.divides(batch):
+            return True
+        if self._state["drop_last"]:
+            return False
+        return rows is None or not self.plan.divides(rows % batch)
+
     def __iter__(self) -> Iterator[Any]:
         """Go through the dataset once; steps happen after the last micro-batch of each batch.
 
@@ -100,7 +110,7 @@ class Loader:
         It must not be counted: `rows` is 0.
         """
         epoch, done = self._begin()
-        turn = Turn()
+        turn = Turn(uneven=self._uneven)
         runs = self._trained()
         others = [one for one in live_runs() if one not in runs]
         if isinstance(self._source, Stream):
@@ -118,7 +128,7 @@ class Loader:
                 turn.asked.clear()
                 for run in others:
                     run.step.foreign = turn if cut.parts > 1 else None
-                even = cut.total % (self.comm.size * cut.parts) == 0
+                even = self.plan.divides(cut.total)
                 for run in runs:
                     run.take_turn(turn, batch, () if even else (cut.total, cut.parts, cut.part))
                 yield batch

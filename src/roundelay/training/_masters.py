@@ -17,12 +17,18 @@ from roundelay.training._setup import Setup
 from roundelay.training._strategy import Only, chosen
 from roundelay.training.precision import cast_model, master_dtype
 
-__all__ = ["Masters", "make_masters", "merge", "repoint"]
+__all__ = ["Masters", "make_masters", "merge", "repoint", "written"]
 
 WHY = (
     "The gradient of {0} is kept for the master weights: scaled, or in another dtype than the "
     "parameter. Use optimizer.clip_grad_norm_(…) in place of torch's, and call zero_grad() "
     "before the next backward pass, or put all but the last one into `with rd.accumulate(model)`."
+)
+
+
+BOTH = (
+    "Both the parameter {name} and its master weights, in the groups of the optimizer, were "
+    "written into since the last step, so that it can't be told which counts. Write into one."
 )
 
 
@@ -36,6 +42,21 @@ class Masters:
         self._waiting: list[torch.Tensor | None] = [None] * len(self.tensors)
         self._factor = 1.0  # what the waiting gradients are still to be multiplied with
         self._ready: set[int] = set()  # masters that have their gradients
+        self._seen = self._writes()
+
+    def note(self) -> None:
+        """Take masters and parameters as they are for one another's."""
+        self._seen = self._writes()
+
+    def load(self, index: int, values: torch.Tensor) -> None:
+        """Take what is being loaded into a parameter, unrounded."""
+        self.tensors[index].copy_(values)
+        self._seen[index] = written(self.tensors[index]), self._seen[index][1]
+
+    def _writes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Return what changes when somebody writes into a master, or into a parameter."""
+        pairs = zip(self.tensors, self._halves, strict=True)
+        return [(written(master), written(half)) for master, half in pairs]
 
     # ---- gradients
 
@@ -133,16 +154,33 @@ class Masters:
         if masters:
             with torch.no_grad():
                 torch._foreach_copy_(list(chosen(self._halves, only)), list(masters))
+        self.note()
 
     @torch.no_grad()
     def take_edits(self) -> None:
-        """Take over what the user has written into the model; the rest keeps its precision."""
-        for half, master in zip(self._halves, self.tensors, strict=True):
-            merge(master, half)
+        """Take over what the user has written into the model; the rest keeps its precision.
+
+        What he has written into the masters, by the optimizer's groups, goes into the model.
+        """
+        pairs = zip(self._halves, self.tensors, self._writes(), self._seen, strict=True)
+        for index, (half, master, now, before) in enumerate(pairs):
+            if now[0] == before[0] or torch.equal(master.to(half.dtype), half):
+                merge(master, half)
+            elif now[1] != before[1]:
+                name = self._setup.parameters[index].name
+                raise InvalidArgumentError(BOTH.format(name=name))
+            else:
+                half.copy_(master)
+        self.note()
 
     def held(self) -> list[torch.Tensor]:
         """Return the gradients that wait in half precision."""
         return [grad for grad in self._waiting if grad is not None]
+
+
+def written(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return two numbers of which one changes when a tensor is written into."""
+    return tensor._version, tensor.data_ptr()  # noqa: SLF001 - autograd's
 
 
 def merge(master: torch.Tensor, seen: torch.Tensor) -> torch.Tensor | None:

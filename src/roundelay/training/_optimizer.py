@@ -65,8 +65,11 @@ class Prepared:
         own: Any = super().step  # type: ignore[misc]
         if not sharing.sees_whole and hasattr(own, "hooked"):
             own = functools.partial(own.__wrapped__, self)  # hooks are called here, by `_hooks`
-        run.arrivals.see_edits()
+        if not sharing.sees_whole:
+            run.arrivals.see_edits()
         sharing.take_edits()
+        if sharing.sees_whole:  # what was written into masters shows in the model now
+            run.arrivals.see_edits()
 
         def ready() -> Any:
             with torch.enable_grad():

@@ -2,8 +2,9 @@
 
 Batches that can't be divided evenly weigh differently on each rank, so a pass must be weighed as
 the batch it came from, whatever was drawn since. A batch is known by the memory of its tensors,
-which views share. Where the model was given something else, the batch at hand counts, unless it
-might just as well be another one: that is refused.
+which views share, and a pass by the outputs of the model that it begins at, or else by what the
+model was given since the last one. Where the model was given something else than a batch, the one
+at hand counts, unless it might just as well be another one: that is refused.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ PARTS = "a micro-batch was kept until its loop had gone on"
 class Turn:
     """One pass of a loader over its data: how its batches are cut, and whether one is complete."""
 
-    __slots__ = ("asked", "factor", "key", "missed", "more", "parts", "seen")
+    __slots__ = ("asked", "factor", "key", "missed", "more", "parts", "seen", "uneven")
 
-    def __init__(self) -> None:
+    def __init__(self, *, uneven: bool = True) -> None:
+        self.uneven = uneven  # whether there may be batches that can't be divided evenly
         self.parts = 1
         self.more = False  # whether micro-batches of the batch at hand are to come
         self.factor = 1.0  # of gradients, where micro-batches or ranks have more rows than others
@@ -57,12 +59,37 @@ class _Known(NamedTuple):
     parts: int
 
 
+class _Graph:
+    """Is there for as long as what the model has computed can be run backward."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Given:
+    """What the model was given in one call, and what says whether a pass can still begin there."""
+
+    __slots__ = ("graph", "known")
+
+    def __init__(self, known: _Known | None) -> None:
+        self.known = known  # None: of no batch that we know
+        self.graph: weakref.ref[_Graph] | None = None  # None: nobody has seen an output
+
+    @property
+    def matters(self) -> bool:
+        """Whether a backward pass may still come from there."""
+        if self.graph is not None:
+            return self.graph() is not None
+        return self.known is None or self.known.tensor() is not None
+
+
 class Origins:
     """The batches that somebody still holds, and those of them that the model was given last."""
 
     def __init__(self) -> None:
         self._known: list[_Known] = []
-        self._given: list[_Known | None] = []  # None: of no batch that we know
+        self._given: list[_Given] = []
+        self._calls: list[list[_Given]] = []  # of the model that have not returned
+        self._task, self._met = -1, list[_Given]()  # a backward pass, and the outputs it came by
         self._passed = False  # whether a backward pass has begun since
         self._latest: Turn | None = None
 
@@ -87,8 +114,34 @@ class Origins:
             self._given, self._passed = [], False
         memory = {memory for _, memory in _tensors(values)}
         found = [one for one in self._known if one.memory in memory and one.tensor() is not None]
-        self._given += found or [None]
+        self._calls.append([_Given(one) for one in found] or [_Given(None)])
+        self._given += self._calls[-1]
         return any(one.factor != 1 for one in found)
+
+    def returned(self, output: Any) -> None:
+        """Hear what the model has made of it."""
+        given = self._calls.pop() if self._calls else []
+        self._calls.clear()  # of calls that raised
+        graph = _Graph()
+
+        def meet(_: torch.Tensor, graph: _Graph = graph) -> None:  # noqa: ARG001 - it is kept so
+            task = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no other name
+            if task != self._task:
+                self._task, self._met = task, []
+            self._met += given
+
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.register_hook(meet)  # type: ignore[no-untyped-call]
+                for one in given:
+                    one.graph = weakref.ref(graph)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a pass may still come from a batch that weighs otherwise than an even one."""
+        return any(
+            one.known is not None and one.known.factor != 1 and one.matters for one in self._given
+        )
 
     def passes(self) -> None:
         """Hear that a backward pass begins."""
@@ -103,8 +156,10 @@ class Origins:
         """Return what the gradients of this pass are multiplied with; `turn` is that at hand."""
         if not self._known:
             return 1.0 if turn is None else turn.factor
-        given = [one for one in self._given if one is None or one.tensor() is not None]
-        known = [one for one in given if one is not None]
+        task = torch._C._current_graph_task_id()  # noqa: SLF001 - as above
+        met = self._met if task == self._task != -1 else []
+        given = met or [one for one in self._given if one.matters]
+        known = [one.known for one in given if one.known is not None]
         if known and len(known) == len(given):
             if len({one.key for one in known}) > 1:
                 raise InvalidArgumentError(UNSURE.format(why=MIXED))

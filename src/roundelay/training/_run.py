@@ -111,7 +111,7 @@ class Run:
         self.step.turns = [*others, turn] if matters else others
         if self.comm.size > 1:
             self.step.origins.drawn(batch, turn, key=key)
-        if key and not self._looking:
+        if turn.uneven and not self._looking and self.comm.size > 1:
             self._look()
         self._weigh()
 
@@ -126,14 +126,21 @@ class Run:
             if run.step.origins.given((args, options)):
                 run._weigh(due=True)  # noqa: SLF001 - its own
 
+        def after(module: torch.nn.Module, _: Any, output: Any) -> None:
+            run = weak()
+            if run is not None and module is run.setup.model and torch.is_grad_enabled():
+                run.step.origins.returned(output)
+
         outside: Any = torch.compiler.disable
         model = self.setup.model
+        self.hooks.append(model.register_forward_hook(outside(after)))
         self.hooks.append(model.register_forward_pre_hook(outside(before), with_kwargs=True))
         self._looking = True
 
     def _weigh(self, *, due: bool = False) -> None:
         """Have gradients multiplied where that is due; hooks on parameters are there only then."""
         due = due or (self.step.turn is not None and self.step.turn.factor != 1)
+        due = due or self.step.origins.pending  # also when the loop is over
         if due and not self._weighing:
             step = self.step
             self._weighing = [weighed(one.tensor, step) for one in self.setup.parameters]

@@ -73,7 +73,13 @@ class WholeGradients(Sharing):
     def loaded(self, index: int, values: torch.Tensor) -> None:
         """Bring what was loaded to the master, unrounded."""
         if self._masters is not None:
-            self._masters.tensors[index].copy_(values)
+            self._masters.load(index, values)
+
+    def refresh(self) -> None:
+        """Bring weights that were read to the model, from the masters if there are some."""
+        super().refresh()
+        if self._masters is not None:
+            self._masters.note()
 
     @property
     def _live(self) -> Sequence[torch.Tensor]:
