@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,11 +23,18 @@ class Place:
     index: int  # of the parameter
     start: int  # in its bucket
     shape: tuple[int, ...]
+    numel: int = field(init=False, repr=False)
+    stride: tuple[int, ...] = field(init=False, repr=False)
 
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        sizes = [max(1, one) for one in self.shape]
+        steps = tuple(math.prod(sizes[at + 1 :]) for at in range(len(sizes)))
+        object.__setattr__(self, "numel", math.prod(self.shape))
+        object.__setattr__(self, "stride", steps)
+
+    def view(self, row: torch.Tensor) -> torch.Tensor:
+        """Return what lies there in a row, in a call: slices of tensors are slow to make."""
+        return row.as_strided(self.shape, self.stride, int(row.storage_offset()) + self.start)
 
 
 def bucket_limit(chosen: int | None, tensors: Sequence[torch.Tensor]) -> int:
@@ -51,7 +58,7 @@ class Bucket:
 
     def view(self, place: Place) -> torch.Tensor:
         """Return one gradient where it lies."""
-        return self.flat[place.start : place.start + place.numel].view(place.shape)
+        return place.view(self.flat)
 
     def expect_all(self) -> None:
         """Begin another backward pass."""

@@ -117,8 +117,10 @@ def _in_one_pass(there: torch.Tensor, grad: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> Array:
-    flat: Array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return flat
+    plain = tensor.detach()
+    # Where numpy has not the dtype, another one of its width: bits are bits.
+    bits: Array = (plain.view(torch.int16) if plain.dtype is torch.bfloat16 else plain).numpy()
+    return bits
 
 
 class Told:

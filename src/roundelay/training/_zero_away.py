@@ -14,7 +14,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.training._shard import Shard
 from roundelay.training._shard_parameter import WholeOf, asks, writes
 
-__all__ = ["Away", "bring_back", "send_away"]
+__all__ = ["Absence", "Away", "absence", "bring_back", "send_away"]
 
 MARK = "_roundelay_away"
 DIVIDED = (
@@ -79,11 +79,14 @@ class Away(torch.nn.Parameter):
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    kind: type  # that the parameter had
+class Absence:
+    """What a parameter is while it is away; made once, since it may come and go all the time."""
+
+    kind: type  # that the parameter has
     name: str
     why: str  # ends the sentence "needs the parameter …, which …"
     shard: Shard | None  # what can be computed with
+    nothing: torch.Tensor  # of its shape
 
 
 def _taken(value: Any, *, apart: bool, written: bool) -> Any:
@@ -107,17 +110,23 @@ def _data(parameter: Away, *value: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
-def send_away(
+def absence(
     parameter: torch.nn.Parameter, name: str, why: str = DIVIDED, shard: Shard | None = None
-) -> None:
-    """Have a parameter hold no memory of its own; it computes as its shard, or refuses to."""
-    nothing = torch.full(
+) -> Absence:
+    """Say what a parameter is to be while it is away: its shard, or nothing that computes."""
+    number = torch.full(
         (), torch.nan if parameter.is_floating_point() else 0,
         dtype=parameter.dtype, device=parameter.device,
     )  # fmt: skip
-    _replace(parameter, nothing.expand(parameter.shape))
+    return Absence(type(parameter), name, why, shard, number.expand(parameter.shape))
+
+
+def send_away(parameter: torch.nn.Parameter, absent: Absence) -> None:
+    """Have a parameter hold no memory of its own; it computes as its shard, or refuses to."""
     if type(parameter) is not Away:
-        vars(parameter)[MARK] = _Mark(type(parameter), name, why, shard)
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
+            parameter.data = absent.nothing
+        vars(parameter)[MARK] = absent
         parameter.__class__ = Away
 
 
@@ -126,8 +135,3 @@ def bring_back(parameter: torch.nn.Parameter, whole: torch.Tensor) -> None:
     if type(parameter) is Away:
         parameter.__class__ = vars(parameter).pop(MARK).kind
     parameter.data = whole
-
-
-def _replace(parameter: torch.nn.Parameter, data: torch.Tensor) -> None:
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
-        parameter.data = data

@@ -16,7 +16,7 @@ from roundelay.training._masters import merge
 from roundelay.training._setup import Parameter
 from roundelay.training._shard import Shard
 from roundelay.training._shard_home import Home
-from roundelay.training._zero_away import bring_back, send_away
+from roundelay.training._zero_away import Absence, absence, bring_back, send_away
 from roundelay.training._zero_layout import Layout, Piece
 from roundelay.training.precision import Precision, master_dtype
 
@@ -86,7 +86,7 @@ class Flat:
             for place in self.layout.places
         }  # fmt: skip
         self._inside = {piece.index: piece.inside for piece in self.pieces}
-        self._shards: dict[int, Shard] = {}  # of parameters that are away
+        self._absent: list[tuple[torch.nn.Parameter, Absence]] = []  # what they are while away
         self._move_in()
         #: What the optimizer steps on, one for each piece.
         self.stepped = [
@@ -123,8 +123,7 @@ class Flat:
 
     def view(self, place: Place, row: torch.Tensor | None = None) -> torch.Tensor:
         """Return one parameter where it lies, here or in another row of the same layout."""
-        found = self.whole if row is None else row
-        return found[place.start : place.start + place.numel].view(place.shape)
+        return place.view(self.whole if row is None else row)
 
     def shape(self, index: int) -> torch.Size:
         """Return the shape of one of the parameters."""
@@ -148,20 +147,22 @@ class Flat:
         self.whole = self.whole.new_empty(0)
 
     def send_away(self) -> None:
-        """Have the parameters refuse to be computed with."""
-        for place in self.layout.places:
-            one = self._parameters[place.index]
-            send_away(one.tensor, one.name, shard=self._shard(place))
+        """Have the parameters compute as their shards."""
+        if not self._absent:
+            ones = [(place, self._parameters[place.index]) for place in self.layout.places]
+            self._absent = [
+                (one.tensor, absence(one.tensor, one.name, shard=self._shard(place)))
+                for place, one in ones
+            ]
+        for tensor, absent in self._absent:
+            send_away(tensor, absent)
 
     def _shard(self, place: Place) -> Shard:
         """Return what a parameter computes as while it is away."""
-        found = self._shards.get(place.index)
-        if found is None:
-            found = self._shards[place.index] = Shard(
-                self.homes[place.index], self.piece(self.part, place.index), place.shape,
-                kind="parameter", wrote=partial(self._edited, place.index),
-            )  # fmt: skip
-        return found
+        return Shard(
+            self.homes[place.index], self.piece(self.part, place.index), place.shape,
+            kind="parameter", wrote=partial(self._edited, place.index),
+        )  # fmt: skip
 
     def piece(self, row: torch.Tensor, index: int) -> torch.Tensor:
         """Return what this rank has of a parameter, in what is laid out as its part."""
@@ -200,7 +201,7 @@ class Flat:
     def attach(self) -> None:
         """Give the parameters the whole row, which has come."""
         for place in self.layout.places:
-            bring_back(self._parameters[place.index].tensor, self.view(place))
+            bring_back(self._parameters[place.index].tensor, place.view(self.whole))
         self._attached = [one.tensor._version for one in self._parameters.values()]  # noqa: SLF001 - autograd's
 
     def written(self) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SavedTensors"]
 
+_Row = tuple[int, int, int, Flat]  # its first byte, that after its last, and the unit's number
 _autograd = torch._C._autograd  # noqa: SLF001 - where torch's own saved_tensors_hooks finds them
 
 
@@ -54,19 +54,20 @@ class SavedTensors:
 
     def __init__(self, units: Sequence[Traveller], bring: Callable[[Traveller], None]) -> None:
         self._units, self._bring = units, bring
-        self._rows: dict[int, tuple[int, Flat]] = {}  # by address, of units that are here
+        self._rows: list[_Row] = []  # of units that are here
+        self._own = self._hooks(_keep, _give_back)  # where nobody else watches
 
     def here(self, unit: Traveller) -> None:
         """Know the rows of a unit that has come."""
+        self.gone(unit)  # it may have been parked
         number = self._units.index(unit)
         for flat in unit.flats:
-            if flat.whole.numel():
-                self._rows[flat.whole.data_ptr()] = number, flat
+            begin = flat.whole.data_ptr()
+            self._rows.append((begin, begin + flat.whole.nbytes, number, flat))
 
     def gone(self, unit: Traveller) -> None:
         """Forget the rows of a unit that is about to be let go."""
-        for flat in unit.flats:
-            self._rows.pop(flat.whole.data_ptr(), None)
+        self._rows[:] = [row for row in self._rows if row[3] not in unit.flats]
 
     def enter(self) -> bool:
         """Watch what is saved from here on; tell whether `leave` is due.
@@ -77,33 +78,38 @@ class SavedTensors:
         if not torch.is_grad_enabled():
             return False
         top: Any = _autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003, SLF001
-        weak = weakref.ref(self)  # which stays in the graph
-        if top is not None and getattr(top[0], "args", ())[:1] == (weak,):
+        if top is not None and getattr(top[0], "rows", None) is self._rows:
             return False  # ourselves, in a module outside
-        pack, unpack = top or (_keep, _give_back)
-        _autograd._push_saved_tensors_default_hooks(  # noqa: SLF001
-            partial(_pack, weak, pack), partial(_unpack, weak, unpack)
-        )
+        hooks = self._own if top is None else self._hooks(*top)
+        _autograd._push_saved_tensors_default_hooks(*hooks)  # noqa: SLF001
         return True
+
+    def _hooks(
+        self, others_pack: Callable[[torch.Tensor], Any], others_unpack: Callable[[Any], Any]
+    ) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]:
+        """Return what autograd calls for every tensor: so it is quick where none is ours."""
+        rows, weak = self._rows, weakref.ref(self)  # which stay in the graph
+
+        def pack(tensor: torch.Tensor) -> Any:
+            try:
+                at = tensor.data_ptr()
+            except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
+                return others_pack(tensor)
+            for begin, end, number, flat in rows:
+                if begin <= at < end and not (tensor.is_conj() or tensor.is_neg()):
+                    return _place(tensor, number, flat)
+            return others_pack(tensor)
+
+        def unpack(saved: Any) -> Any:
+            return _bring(weak, saved) if type(saved) is _Place else others_unpack(saved)
+
+        vars(pack)["rows"] = rows
+        return pack, unpack
 
     @staticmethod
     def leave() -> None:
         """Watch no more."""
         _autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
-
-    def place_of(self, tensor: torch.Tensor) -> _Place | None:
-        """Return where a tensor lies, if that is in a row."""
-        try:
-            found = self._rows.get(tensor.untyped_storage().data_ptr())
-        except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
-            return None
-        if found is None or tensor.is_conj() or tensor.is_neg():
-            return None  # lies elsewhere, or is more than a place
-        number, flat = found
-        offset = int(tensor.storage_offset())
-        return _Place(
-            number, flat, tensor.dtype, offset, tensor.size(), tensor.stride(), flat.version
-        )
 
     def bring(self, place: _Place) -> torch.Tensor:
         """Return the tensor of a place, with its unit brought."""
@@ -118,26 +124,19 @@ class SavedTensors:
         return place.tensor().clone() if torch.is_grad_enabled() else place.tensor()
 
 
-def _pack(
-    watch: weakref.ref[SavedTensors], others: Callable[[torch.Tensor], Any], tensor: torch.Tensor
-) -> Any:
-    alive = watch()
-    place = None if alive is None else alive.place_of(tensor)
-    return others(tensor) if place is None else place
+def _place(tensor: torch.Tensor, number: int, flat: Flat) -> _Place:
+    offset = int(tensor.storage_offset())
+    return _Place(number, flat, tensor.dtype, offset, tensor.size(), tensor.stride(), flat.version)
 
 
-def _unpack(
-    watch: weakref.ref[SavedTensors], others: Callable[[Any], torch.Tensor], saved: Any
-) -> torch.Tensor:
-    if not isinstance(saved, _Place):
-        return others(saved)
+def _bring(watch: weakref.ref[SavedTensors], place: _Place) -> torch.Tensor:
     alive = watch()
     if alive is None:
         raise InvalidArgumentError(
             "backward needs the weights of a model that is gone. Under zero3 they are gathered in "
             "backward, so keep the model until that is over."
         )
-    return alive.bring(saved)
+    return alive.bring(place)
 
 
 def _keep(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

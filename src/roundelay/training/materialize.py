@@ -13,7 +13,7 @@ from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._setup import send_from_first
-from roundelay.training._zero_away import bring_back, send_away
+from roundelay.training._zero_away import absence, bring_back, send_away
 from roundelay.training._zero_tape import Recipe, Tape
 
 __all__ = ["is_later", "materialize", "materialize_later", "start_from_first"]
@@ -58,7 +58,7 @@ def materialize_later() -> Iterator[None]:
     for name, parameter in made.values():
         if tape.knows(parameter):
             vars(parameter)[RECIPE] = tape.recipe(parameter)
-            send_away(parameter, name, WHY)
+            send_away(parameter, absence(parameter, name, WHY))
 
 
 def is_later(parameter: torch.nn.Parameter) -> bool:
