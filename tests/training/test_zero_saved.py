@@ -293,3 +293,51 @@ def test_ranks_that_call_different_units_are_told_which(route: Any, engine: str)
         "test_zero_saved.py",
     ):
         assert word in f"{type(error.value).__name__} {error.value}"
+
+
+@pytest.mark.parametrize("held", ["nothing", "a view", "a storage", "numbers"])
+def test_units_come_to_memory_that_nobody_holds(stacks: Any, held: str) -> None:
+    """Rows are used again, but never under somebody who looks at an old one."""
+    take: dict[str, Callable[[Any], Any]] = {
+        "nothing": lambda _: None,
+        "a view": lambda weight: weight.detach()[1:],
+        "a storage": lambda weight: weight.untyped_storage(),
+        "numbers": lambda weight: weight.detach().numpy(),
+    }
+
+    def list_of(one: Any) -> Any:
+        return one.tolist()
+
+    def be_rank(comm: Any) -> tuple[bool, int]:
+        mine = stacks.make(stacks.Stack)
+        mine, own = rd.prepare(mine, stacks.adam(mine), strategy="zero3", comm=comm)
+        places: set[int] = set()
+        found: list[tuple[Any, list[float]]] = []
+
+        def look(block: Any, _: Any) -> None:
+            weight = next(block.parameters())
+            places.add(weight.untyped_storage().data_ptr())
+            one = take[held](weight)
+            if one is not None and len(found) < 3:
+                found.append((one, list_of(one)))
+
+        for block in mine.blocks:
+            block.register_forward_pre_hook(look)
+        with torch.inference_mode():  # whose tensors are of no use to others
+            mine(torch.ones(2, 4))
+        found.clear()
+        for step in range(4):
+            places.clear()
+            stacks.loss_on(comm, mine, step).backward()
+            own.step()
+            own.zero_grad()
+        assert len(found) == (0 if held == "nothing" else 3)
+        for one, before in found:
+            assert list_of(one) == before
+        spare = own.run.sharing.parts.flight.spare.rows
+        again = places <= {row.data_ptr() for row in spare}
+        return again, sum(row.nbytes for row in spare) - own.run.sharing.peak
+
+    for again, more in rd.run(be_rank, 2, "threads"):
+        assert again
+        assert more <= 0

@@ -18,6 +18,7 @@ from roundelay.training._shard import Shard
 from roundelay.training._shard_home import Home
 from roundelay.training._zero_away import Absence, absence, bring_back, send_away
 from roundelay.training._zero_layout import Layout, Piece
+from roundelay.training._zero_spare import Spare
 from roundelay.training.precision import Precision, master_dtype
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ class Flat:
     """Some parameters of one dtype in one row; this rank owns a part of it.
 
     `whole` is the row that the parameters are views of. Where it stays (`resident`), `part` is a
-    view of it. Else `part` is memory of its own, and `whole` comes and goes: each time it is other
-    memory, which goes when nobody holds a tensor in it any more. `master` is what the optimizer
-    steps on: `part` itself, or a copy of higher precision.
+    view of it. Else `part` is memory of its own, and `whole` comes and goes: each time it is memory
+    that nobody holds a tensor in. `master` is what the optimizer steps on: `part` itself, or a copy
+    of higher precision.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Flat:
         self.cuts = cut  # or else a rank owns parameters whole
         self.layout = Layout(indices, shapes, size=comm.size, cut=cut)
         self.whole = torch.zeros(self.layout.padded, dtype=self.dtype, device=device)
+        self._none = self.whole.new_empty(0)
         numel, self._host = self.layout.part, host
         self._apart = host if host is not None and host.parameters and not resident else None
         if resident:
@@ -141,10 +143,11 @@ class Flat:
 
     # ---- rows that come and go
 
-    def free(self) -> None:
-        """Let go of the whole row; its parameters refuse to be computed with until it is back."""
+    def free(self) -> torch.Tensor:
+        """Let go of the whole row, and return it; its parameters are away until it is back."""
         self.send_away()
-        self.whole = self.whole.new_empty(0)
+        row, self.whole = self.whole, self._none
+        return row
 
     def send_away(self) -> None:
         """Have the parameters compute as their shards."""
@@ -188,9 +191,9 @@ class Flat:
             self._mark = mark_of(self.part)
         self.touch()
 
-    def gather(self, comm: Communicator, label: int) -> Handle | Copy:
+    def gather(self, comm: Communicator, label: int, spare: Spare) -> Handle | Copy:
         """Begin to bring the whole row; return what waits for it."""
-        self.whole = self.whole.new_empty(self.layout.padded)
+        self.whole = spare.take(self.whole, self.layout.padded)
         if self._apart is not None and comm.size == 1:
             return self._apart.copy(self.whole, self.part)
         mine = self.part.to(self.whole.device, non_blocking=True)  # as it is, if it is there

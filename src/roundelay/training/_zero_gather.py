@@ -14,6 +14,7 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.training._zero_flats import Flat
 from roundelay.training._zero_offload import Copy
 from roundelay.training._zero_saved import SavedTensors
+from roundelay.training._zero_spare import Spare
 from roundelay.training._zero_units import Unit
 
 __all__ = ["Gathering", "Traveller"]
@@ -78,6 +79,7 @@ class Gathering:
         self._fetched: list[Traveller] = []  # in the latest backward pass, as it came to them
         self._fetched_before: list[Traveller] = []  # in the one before
         self._leaving: Handle | None = None  # what says that this rank has left backward
+        self.spare = Spare()
         self.in_flight = 0  # bytes
         self.peak = 0
 
@@ -122,7 +124,7 @@ class Gathering:
         label = 1 + self._travellers.index(one)  # two units may look alike
         label += pinned * len(self._travellers)
         for flat in one.flats:
-            one.handles.append(flat.gather(self.comm, label))
+            one.handles.append(flat.gather(self.comm, label, self.spare))
 
     def _bring(self, one: Traveller) -> None:
         if one.here:
@@ -191,7 +193,7 @@ class Gathering:
         self._saved.gone(one)
         self.in_flight -= one.nbytes
         for flat in one.flats:
-            flat.free()
+            self.spare.keep(flat.free())
 
     # ---- a backward pass that raises
 

@@ -282,7 +282,8 @@ class Parts:
     @property
     def transient(self) -> list[torch.Tensor]:
         """The memory that parameters pass through."""
-        rows = [] if self.flight is None else [flat.whole for flat in self.flats]
+        flight = self.flight
+        rows = [] if flight is None else [*flight.spare.rows, *(flat.whole for flat in self.flats)]
         return [*self._steps, *rows]
 
     @property
