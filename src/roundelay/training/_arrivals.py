@@ -190,6 +190,7 @@ class Arrivals:
         self._step.end_pass(shared=True)
         for tell in self.at_end:
             tell()
+        self._sharing.brought_together()
 
     def see_edits(self) -> None:
         """Notice what the user has written or frozen, to tell it with the gradients."""

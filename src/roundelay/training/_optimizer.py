@@ -17,7 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
 from roundelay.arguments import number, shown
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.training._run import Run
 from roundelay.training._shard_groups import Groups
 from roundelay.training._whole_state import load_whole_state, whole_state
@@ -37,6 +37,7 @@ class Prepared:
 
     run: Run
     place: int  # among the optimizers of the model
+    known: set[int]  # what its groups have, by id
     own_class: type  # that the user chose
 
     @property
@@ -60,7 +61,9 @@ class Prepared:
             now.wait(self.place)
             return None  # more micro-batches of this batch are to come
         now.check_whole()
+        _refuse_in_backward("optimizer.step()")
         run.check_still_the_same()
+        self._check_groups()
         sharing, only = run.sharing, self._only
         own: Any = super().step  # type: ignore[misc]
         if not sharing.sees_whole and hasattr(own, "hooked"):
@@ -74,17 +77,17 @@ class Prepared:
         def ready() -> Any:
             with torch.enable_grad():
                 loss = closure() if closure is not None else None
-            sharing.before_step(only)
+            self._ready()
             return loss
 
         with _hooks(self, closure, apart=not sharing.sees_whole):
             if closure is None:
                 run.arrivals.flush()
-                sharing.before_step(only)
-                result = sharing.step(own, None, self.place) if run.may_step() else None
+                self._ready()
+                result = self._step(own, None) if run.may_step() else None
             else:
                 run.refuse_closure()
-                result = sharing.step(own, ready, self.place)
+                result = self._step(own, ready)
             now.stepped(self.place)
             if now.verdict is not False:
                 used = run.setup.used
@@ -93,6 +96,39 @@ class Prepared:
         run.comm.at_step(now.number)
         run.arrivals.stepped()
         return result
+
+    def _ready(self) -> None:
+        """Make gradients ready, and note what was done to them."""
+        self.run.sharing.before_step(self._only)
+        self._see_done()
+
+    def _see_done(self) -> None:
+        self.run.step.deeds.extend(self.run.sharing.done_to_grads(self._only))
+
+    def _step(self, own: Any, closure: Callable[[], Any] | None) -> Any:
+        """Step; what a step has done that ends by an error of the user's, the model has, too."""
+        sharing = self.run.sharing
+        try:
+            return sharing.step(own, closure, self.place)
+        except RoundelayError:
+            raise
+        except Exception:
+            sharing.broke_step(self._only)
+            self.run.arrivals.stepped()
+            raise
+
+    def _check_groups(self) -> None:
+        """Refuse groups that have other parameters than at `prepare`."""
+        now = {id(one) for group in vars(self)["param_groups"] for one in group["params"]}
+        run, others = self.run, (vars(one)["known"] for one in self.run.setup.optimizer.all)
+        if now != self.known and (
+            not now >= self.known or not (now - self.known).isdisjoint(run.trained.union(*others))
+        ):
+            raise InvalidArgumentError(
+                "The groups of the optimizer have other parameters than at prepare, and ranks keep "
+                "gradients and state for those. Take it back first, model, optimizer = "
+                "rd.unprepare(model), change the groups, and prepare it again."
+            )
 
     @property
     def _only(self) -> Collection[int] | None:
@@ -178,11 +214,13 @@ class Prepared:
             raise InvalidArgumentError(f"clip_grad_norm_ takes a norm above 0, not {max_norm!r}.")
         self.run.arrivals.flush()
         sharing = self.run.sharing
+        self._see_done()
         self.run.step.deeds.append(f"clip_grad_norm_({most}, {order})")
         norm = sharing.grad_norm(order, self._only)
         factor = most / (norm + 1e-6)  # as torch does
         if factor < 1:
             sharing.scale_grads(factor, self._only)
+        sharing.brought_together(self._only)
         return torch.tensor(norm, dtype=torch.float64)
 
     def clip_grad_value_(self, clip_value: float) -> None:
@@ -195,8 +233,19 @@ class Prepared:
                 f"clip_grad_value_ takes a value above 0, not {clip_value!r}."
             )
         self.run.arrivals.flush()
+        self._see_done()
         self.run.step.deeds.append(f"clip_grad_value_({most})")
         self.run.sharing.clamp_grads(most, self._only)
+        self.run.sharing.brought_together(self._only)
+
+
+def _refuse_in_backward(call: str) -> None:
+    """Refuse what needs gradients that all ranks have brought together, while they come."""
+    if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - has no other name
+        raise InvalidArgumentError(
+            f"{call} was called inside backward, by a hook, where gradients are still this rank's "
+            f"own and incomplete. Call it after loss.backward()."
+        )
 
 
 def _refuse_scheduler(frame: FrameType | None) -> None:
@@ -235,7 +284,7 @@ def give_back(optimizer: Any) -> None:  # Any: a prepared optimizer, and torch's
     tracked = "step" in vars(optimizer)
     vars(optimizer).pop("step", None)
     optimizer.__class__ = optimizer.own_class
-    del optimizer.run, optimizer.place
+    del optimizer.run, optimizer.place, optimizer.known
     vars(optimizer).pop("groups", None)
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         group["params"][:] = own
@@ -251,6 +300,8 @@ def take_over(optimizer: torch.optim.Optimizer, run: Run, place: int) -> None:
     optimizer.__dict__.pop("step", None)
     optimizer.__class__ = _prepared(own)  # type: ignore[arg-type] # mypy takes no class for hashable
     optimizer.run, optimizer.place = run, place  # type: ignore[attr-defined]
+    groups = vars(optimizer)["param_groups"]
+    optimizer.known = {id(one) for group in groups for one in group["params"]}  # type: ignore[attr-defined]
     run.step.optimizers.append(weakref.ref(optimizer))
     if tracked:
         _let_schedulers_know(optimizer)

@@ -110,6 +110,7 @@ class Aggregated(WholeGradients, _Together):
 
     def gathered(self) -> None:
         """Push, and take the aggregate."""
+        self._take_back()
         told = self._push("grads")
         factor = told.factor()
         if self._masters is not None:
@@ -122,7 +123,9 @@ class Aggregated(WholeGradients, _Together):
                 for buffer in mine:
                     buffer.mul_(factor)
         for tensor, grad, used in zip(self._tensors, self._in, told.used, strict=True):
-            tensor.grad = grad.to(tensor.dtype) if used else None
+            tensor.grad = grad.detach().to(tensor.dtype) if used else None
+        self._lent = {index: one.grad for index, one in enumerate(self._tensors)
+                      if one.grad is not None}  # fmt: skip
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out and Ψ in for the gradients; a server has all workers'."""

@@ -48,7 +48,7 @@ class Run:
         self.arrivals.at_end.append(self._share_out)
         #: The steps, and what the ranks had exchanged, when counting began.
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.sharing.traffic()
-        self._trained = {id(one.tensor) for one in setup.parameters}
+        self.trained = {id(one.tensor) for one in setup.parameters}  # parameters of the model
         self._weighing: list[Any] = []  # hooks
         self._looking = False  # whether we see what the model is given
         #: On the model itself, beside those of the strategy.
@@ -196,7 +196,7 @@ class Run:
 
     def check_still_the_same(self) -> None:
         """Refuse a model that trains other parameters than it did; frozen ones are not used."""
-        trained, model = self._trained, self.setup.model
+        trained, model = self.trained, self.setup.model
         if not any(one.requires_grad and id(one) not in trained for one in _parameters(model)):
             return
         for name, one in model.named_parameters():

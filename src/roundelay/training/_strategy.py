@@ -121,6 +121,16 @@ class Sharing(ABC):
     def before_step(self, only: Only = None) -> None:  # noqa: B027 - likewise
         """Make gradients ready for the optimizer."""
 
+    def broke_step(self, only: Only = None) -> None:  # noqa: B027 - likewise
+        """Bring what an optimizer changed until it raised an error to the model."""
+
+    def brought_together(self, only: Only = None) -> None:  # noqa: B027 - likewise
+        """Hear that gradients are what they should be, before the user gets to see them."""
+
+    def done_to_grads(self, only: Only = None) -> list[str]:  # noqa: ARG002 - likewise
+        """Say what the user has done to gradients since then, which all ranks must do alike."""
+        return []
+
     def after_step(self, only: Only = None) -> None:  # noqa: B027 - likewise
         """Bring what the optimizer changed to the model on every rank."""
 

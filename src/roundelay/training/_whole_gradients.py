@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._grad_edits import GradEdits
 from roundelay.training._masters import Masters
 from roundelay.training._strategy import Only, Sharing, chosen
 
 __all__ = ["WholeGradients", "clamp", "drop", "norm_of", "scale"]
+
+ALONE = 2  # references to what nobody holds but who asks for their number
 
 
 class WholeGradients(Sharing):
@@ -19,12 +24,39 @@ class WholeGradients(Sharing):
 
     _masters: Masters | None
     _tensors: list[torch.nn.Parameter]
+    _edits: GradEdits | None = None
+    #: Gradients that the user has seen, in memory that the next ones come to.
+    _lent: Mapping[int, torch.Tensor] = MappingProxyType({})
 
     def before_step(self, only: Only = None) -> None:
         """Bring the gradients to the master weights, if there are any."""
         del only
         if self._masters is not None:
             self._masters.ready()
+
+    def broke_step(self, only: Only = None) -> None:
+        """Round the masters into the model."""
+        if self._masters is not None:
+            self._masters.hand_out(only)
+
+    def _take_back(self) -> None:
+        """Have the memory of gradients for ourselves: whoever kept one keeps the values it had."""
+        lent, self._lent = dict(self._lent), {}
+        while lent:
+            index, grad = lent.popitem()
+            if self._tensors[index].grad is not grad and sys.getrefcount(grad) > ALONE:
+                grad.data = grad.clone()
+
+    def brought_together(self, only: Only = None) -> None:
+        """Remember gradients as they are."""
+        if self.setup.comm.size > 1:
+            names = [one.name for one in self.setup.parameters]
+            self._edits = self._edits or GradEdits(self._tensors, names)
+            self._edits.note(only)
+
+    def done_to_grads(self, only: Only = None) -> list[str]:
+        """Say which are no longer so."""
+        return [] if self._edits is None else self._edits.found(only)
 
     def after_step(self, only: Only = None) -> None:
         """Round the masters that were stepped on into the model."""

@@ -29,7 +29,7 @@ class StandIns:
         tensors: Sequence[torch.nn.Parameter],
         shown: Sequence[ShardParameter],
         gradient: Gradient,
-        changed: Callable[[], None],
+        changed: Callable[[int], None],
     ) -> None:
         """`gradient` gives this rank's piece of one; `changed` hears that one was written."""
         self._tensors, self._shown = tensors, shown
@@ -98,9 +98,9 @@ class StandIns:
         """Return this rank's piece of a gradient."""
         return self._gradient(index)
 
-    def changed(self) -> None:
+    def changed(self, index: int) -> None:
         """Hear that a gradient was written."""
-        self._changed()
+        self._changed(index)
 
 
 class _Live:
@@ -118,7 +118,7 @@ class _Live:
     def wrote(self) -> None:
         """Hear that they were changed."""
         if self._kept is None:
-            self._alive().changed()
+            self._alive().changed(self._index)
 
     def keep(self, values: torch.Tensor) -> None:
         """Stay like this."""

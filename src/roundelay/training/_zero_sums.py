@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
+from roundelay.training._grad_edits import fingerprint
 from roundelay.training._setup import Setup
 from roundelay.training._shard import Shard
 from roundelay.training._step import AGAIN
@@ -49,6 +51,7 @@ class Sums:
         self._ready = False  # whether `_grads` is what the optimizer will see
         self._grads: dict[int, torch.Tensor] = {}  # this rank's pieces, by parameter
         self._edited = False  # whether they are no longer what was summed up
+        self._done: Counter[str] = Counter()  # what the user did to them
         self._factor = 1.0  # what sums in half precision are still to be multiplied with
         self._hooks = [
             tensor.register_hook(self._lift(index))  # type: ignore[no-untyped-call]
@@ -110,6 +113,7 @@ class Sums:
         self.gradients.order = [rows[id(flat)] for flat in order]
         self.gradients.begin()
         self._ready, self._edited, self._grads = False, False, {}
+        self._done.clear()
 
     def take(self, index: int) -> None:
         """Take a gradient."""
@@ -119,8 +123,14 @@ class Sums:
         """End a backward pass."""
         self.gradients.finish()
 
-    def _notice(self) -> None:
-        """Forget the gradients that the user has forgotten."""
+    def done(self) -> list[str]:
+        """Say what the user did to gradients since they were brought together."""
+        told = [f"{count} times {what}" for what, count in sorted(self._done.items())]
+        self._done.clear()
+        return told
+
+    def _notice(self) -> set[int]:
+        """Forget the gradients that the user has forgotten, and tell which."""
         with _plainly():
             gone = set(filter(self._gone, self._has))
             for index in gone:
@@ -129,6 +139,7 @@ class Sums:
             self._has -= gone
             self._grads = {index: one for index, one in self._grads.items() if index not in gone}
             self.gradients.forget(gone)
+        return gone
 
     def settle(self, used: Array, factor: float | None) -> None:
         """Know which parameters have a gradient on any rank, and put stand-ins into `.grad`."""
@@ -185,8 +196,9 @@ class Sums:
         found = self._grads.get(index)
         return self._bare[index].detach()[:0].view(-1) if found is None else found.view(-1)
 
-    def _change(self) -> None:
+    def _change(self, index: int) -> None:
         self._edited = True
+        self._done[f"a write into the gradient of {self.setup.parameters[index].name}"] += 1
 
     def _make_ready(self) -> None:
         self._ready, grads = True, []
@@ -207,7 +219,8 @@ class Sums:
 
     def ready(self) -> None:
         """Make this rank's gradients what the optimizer will see: in its dtype, unscaled."""
-        self._notice()
+        for index in self._notice():
+            self._done[f"letting go of the gradient of {self.setup.parameters[index].name}"] += 1
         if not self._ready:
             self._make_ready()
         with _plainly():
@@ -216,6 +229,10 @@ class Sums:
         if own:
             for index, grad in own.items():
                 self._write(index, grad)
+                mark = "" if isinstance(grad, Shard) else f" to {fingerprint(grad):08x}"
+                self._done[
+                    f"setting the gradient of {self.setup.parameters[index].name}{mark}"
+                ] += 1
             self._has.update(own)
             self._make_ready()
             self.stand_in()

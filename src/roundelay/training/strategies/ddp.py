@@ -150,6 +150,7 @@ class _Averaging(WholeGradients):
         self._began = time.monotonic()
         self._intake.clear()
         self._spans = []
+        self._take_back()
         for bucket in self._buckets:
             bucket.expect_all()
 
@@ -243,6 +244,7 @@ class _Averaging(WholeGradients):
             for bucket in self._buckets
             for place in bucket.places
         }
+        self._lent = {index: grad for index, grad in grads.items() if grad is not None}
         if self._masters is not None:
             self._masters.give([grads[index] for index in range(len(grads))], factor=factor)
             return

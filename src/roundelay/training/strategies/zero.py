@@ -211,6 +211,15 @@ class _Divided(Sharing):
         """Give the optimizer this rank's part of the gradients."""
         self.sums.hand_over(only)
 
+    def broke_step(self, only: Only = None) -> None:
+        """Bring what an optimizer changed to every rank."""
+        self.after_step(only)
+
+    def done_to_grads(self, only: Only = None) -> list[str]:
+        """Say what the user has done to them."""
+        del only
+        return self.sums.done()
+
     def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Step, with whole and fresh weights whenever a closure looks at the model."""
         optimizer, only = self.setup.optimizer.all[place], self.setup.only(place)

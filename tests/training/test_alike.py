@@ -1,0 +1,211 @@
+"""What is done between backward and step is done by all ranks alike, or all of them are told."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import roundelay as rd  # noqa: E402 - only with torch
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError  # noqa: E402
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "ps")
+
+
+def trained(stacks: Any, strategy: str, act: Callable[..., None], size: int = 2) -> list[Any]:
+    """Train two steps, with something done to model and optimizer between backward and step."""
+
+    whole = stacks.make(stacks.Stack, torch.float64)
+
+    def be_rank(comm: Any) -> Any:
+        model = copy.deepcopy(whole)
+        own: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+        try:
+            for step in range(2):
+                loss = stacks.loss_on(comm, model, step, torch.float64)
+                if step == 0:
+                    loss.backward(retain_graph=True)
+                    act(comm.rank, model, own, loss)
+                else:
+                    loss.backward()
+                own.step()
+                own.zero_grad()
+        except (CollectiveMismatch, InvalidArgumentError) as error:
+            return type(error).__name__, str(error)
+        return {name: one.clone() for name, one in rd.full_state_dict(model).items()}
+
+    return rd.run(be_rank, size, "threads")
+
+
+def scaled(_: int, model: Any, *__: Any) -> None:
+    next(model.parameters()).grad.mul_(2)
+
+
+def zeroed(_: int, model: Any, *__: Any) -> None:
+    model.last.bias.grad.zero_()
+
+
+def let_go(_: int, model: Any, *__: Any) -> None:
+    model.first.bias.grad = None
+
+
+def assigned(_: int, model: Any, *__: Any) -> None:
+    model.first.bias.grad = torch.ones_like(model.first.bias.detach())
+
+
+def cut(_: int, model: Any, *__: Any) -> None:
+    torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+
+
+EDITS = (scaled, zeroed, let_go, assigned, cut)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("edit", EDITS, ids=lambda one: one.__name__)
+def test_what_one_rank_does_to_gradients_all_are_told(
+    stacks: Any, strategy: str, edit: Callable[..., None]
+) -> None:
+    def by_one(rank: int, *rest: Any) -> None:
+        if rank == 1:
+            edit(rank, *rest)
+
+    for found in trained(stacks, strategy, by_one):
+        assert found[0] == "CollectiveMismatch"
+        assert "did different things to their gradients" in found[1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("edit", EDITS, ids=lambda one: one.__name__)
+def test_what_all_ranks_do_is_one_device(
+    stacks: Any, strategy: str, edit: Callable[..., None]
+) -> None:
+    expected = trained(stacks, "ddp", edit, 1)[0]
+    for found in trained(stacks, strategy, edit):
+        for name, one in expected.items():
+            assert torch.allclose(found[name], one, rtol=1e-12, atol=1e-13), name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_that_each_rank_computed_for_itself_are_told(stacks: Any, strategy: str) -> None:
+    """Whoever sets `.grad` by hand sets it to that of the whole batch."""
+
+    def by_hand(_: int, model: Any, __: Any, loss: Any) -> None:
+        params = [model.last.weight, model.last.bias]
+        for one, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
+            one.grad = grad
+
+    if strategy == "zero3":  # whose parameters in a graph are others
+        pytest.skip("autograd.grad of absent parameters is another law's")
+    for found in trained(stacks, strategy, by_hand):
+        assert found[0] == "CollectiveMismatch"
+        assert "did different things to their gradients" in found[1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_step_inside_backward_is_refused(stacks: Any, strategy: str) -> None:
+    whole = stacks.make(stacks.Stack, torch.float64)
+
+    def be_rank(comm: Any) -> str:
+        model = copy.deepcopy(whole)
+        own: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+        for one in model.parameters():
+            one.register_post_accumulate_grad_hook(lambda _: own.step())
+        with pytest.raises(InvalidArgumentError, match="inside backward") as error:
+            stacks.loss_on(comm, model, 0, torch.float64).backward()
+        return str(error.value)
+
+    rd.run(be_rank, 2, "threads")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_groups_that_have_other_parameters_are_refused(stacks: Any, strategy: str) -> None:
+    def moved(optimizers: Any) -> None:
+        one, two = optimizers
+        one.add_param_group({"params": two.param_groups.pop()["params"]})
+
+    def removed(optimizers: Any) -> None:
+        optimizers[1].param_groups[0]["params"].pop()
+
+    whole = stacks.make(stacks.Stack, torch.float64)
+
+    def be_rank(comm: Any, act: Callable[[Any], None]) -> None:
+        model = copy.deepcopy(whole)
+        parts = [[*model.first.parameters(), *model.blocks.parameters()],
+                 list(model.last.parameters())]  # fmt: skip
+        owns = [torch.optim.SGD(part, lr=0.1) for part in parts]
+        model, owns = rd.prepare(model, owns, strategy=strategy, comm=comm)
+        stacks.loss_on(comm, model, 0, torch.float64).backward()
+        act(owns)
+        with pytest.raises(InvalidArgumentError, match="other parameters than at prepare"):
+            for own in reversed(owns):
+                own.step()
+
+    for act in (moved, removed):
+        rd.run(be_rank, 2, "threads", (act,))
+
+
+class Breaks(torch.optim.Optimizer):  # type: ignore[misc, name-defined]
+    """Steps on one parameter after the other, and raises at the third of its first step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.count = 0
+
+    def step(self, closure: Any = None) -> None:
+        del closure
+        for one in self.param_groups[0]["params"]:
+            self.count += 1
+            if self.count == 3:
+                raise RuntimeError("in the middle")
+            if one.grad is not None:
+                one.data.sub_(one.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one != "ps"])
+def test_a_step_that_raises_has_done_what_it_does_on_one_device(stacks: Any, strategy: str) -> None:
+    whole = stacks.make(stacks.Stack, torch.float64)
+
+    def be_rank(comm: Any) -> Any:
+        model = copy.deepcopy(whole)
+        model, own = rd.prepare(model, Breaks(model.parameters()), strategy=strategy, comm=comm)
+        for step in range(3):
+            stacks.loss_on(comm, model, step, torch.float64).backward()
+            try:
+                own.step()
+            except RuntimeError:
+                assert step == 0
+            own.zero_grad()
+        return {name: one.clone() for name, one in rd.full_state_dict(model).items()}
+
+    expected = rd.run(be_rank, 1, "threads")[0]
+    for found in rd.run(be_rank, 3, "threads"):
+        for name, one in expected.items():
+            assert torch.allclose(found[name], one, rtol=1e-12, atol=1e-13), name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_that_somebody_keeps_stay_as_they_were(stacks: Any, strategy: str) -> None:
+    whole = stacks.make(stacks.Stack, torch.float64)
+
+    def be_rank(comm: Any) -> None:
+        model = copy.deepcopy(whole)
+        own: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+        stacks.loss_on(comm, model, 0, torch.float64).backward()
+        kept = [one.grad for one in model.parameters()]
+        before = [one.clone() for one in kept]
+        own.step()
+        own.zero_grad()
+        stacks.loss_on(comm, model, 1, torch.float64).backward()
+        for one, two, now in zip(kept, before, model.parameters(), strict=True):
+            assert bool((one == two).all())
+            assert not bool((now.grad == two).all())
+        own.step()
+
+    rd.run(be_rank, 2, "threads")
