@@ -20,8 +20,26 @@ import numpy.typing as npt
 from roundelay.arguments import shown
 from roundelay.errors import InvalidArgumentError, UnknownNameError, UnsupportedReductionError
 
-__all__ = ["REDUCTIONS", "Array", "Located", "Op", "Reduction", "fold", "paired", "reduction"]
+__all__ = [
+    "CODES",
+    "DTYPES",
+    "OPS",
+    "REDUCTIONS",
+    "Array",
+    "Located",
+    "Op",
+    "Reduction",
+    "fold",
+    "paired",
+    "reduction",
+]
 
+#: By name, in the order of the native core.
+DTYPES = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+]
+CODES = {name: code for code, name in enumerate(DTYPES)}
 Array: TypeAlias = npt.NDArray[Any]  # of any dtype: the reduction decides which it takes
 Fold: TypeAlias = Callable[[Array, Array], Array]
 
@@ -190,6 +208,7 @@ REDUCTIONS: Mapping[str, Reduction] = {
         Reduction("minloc", "Keep the smallest and where it was.", _located(np.less), "biuf"),
     )
 }
+OPS = {name: code for code, name in enumerate(REDUCTIONS)}  # likewise
 
 
 #: What others call them.

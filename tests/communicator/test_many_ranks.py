@@ -18,9 +18,11 @@ import pytest
 import roundelay as rd
 from roundelay import _core
 from roundelay.algorithms import algorithms
-from roundelay.communicator import Communicator, programs
-from roundelay.communicator.programs import IN_ARENA, PRIVATE
+from roundelay.communicator import Communicator
+from roundelay.engines import COLLECTIVES
+from roundelay.engines._native import programs
 from roundelay.engines._native.encode import encoded, idle
+from roundelay.engines._native.programs import IN_ARENA, PRIVATE
 from roundelay.errors import CollectiveMismatch, PeerLost, RankFailed
 from roundelay.schedule import Reach, compile_schedule
 
@@ -83,10 +85,10 @@ def test_plain_calls_are_quick_once_their_size_was_seen(engine: str) -> None:
         found = []
         for count in (1, 1000, 100_000):
             x = np.ones(count)
-            found.append([comm._fast_path(programs.COLLECTIVES["all_reduce"], x, x, 0, 0)])
+            found.append([comm._fast_path(COLLECTIVES["all_reduce"], x, x, 0, 0)])
             if not found[-1][0]:
                 comm.all_reduce(x)
-            found[-1].append(comm._fast_path(programs.COLLECTIVES["all_reduce"], x, x, 0, 0))
+            found[-1].append(comm._fast_path(COLLECTIVES["all_reduce"], x, x, 0, 0))
         return found
 
     for ranks in rd.run(work, 3, engine):

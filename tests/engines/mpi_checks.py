@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.communicator import Communicator
-from roundelay.communicator.programs import schedule_for
+from roundelay.communicator.selection import Selection
 from roundelay.engines.mpi.engine import mpi_engine
 from roundelay.errors import CommunicationError
 from roundelay.tuning import default_for
@@ -39,7 +39,7 @@ def checks() -> dict[str, Check]:
 
 def main(folder: Path) -> None:
     """Run every check; what follows one that broke the communicator is not run."""
-    end = mpi_engine(lambda size: schedule_for(size, default_for(size)), TIMEOUT_S)
+    end = mpi_engine(lambda size: Selection(size, default_for(size)).schedule_for, TIMEOUT_S)
     comm = Communicator(end)
     found: dict[str, list[str]] = {}
     report = folder / f"{comm.rank}.json"

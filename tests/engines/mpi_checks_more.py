@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from roundelay.communicator import ANY, Communicator
-from roundelay.communicator.programs import schedule_for
+from roundelay.communicator.selection import Selection
 from roundelay.engines.mpi.engine import mpi_engine
 from roundelay.errors import (
     CollectiveMismatch,
@@ -237,7 +237,7 @@ def check_threads_share_a_communicator(comm: Any) -> Iterator[str]:
 
 def check_more_than_mpi_can_count(comm: Any) -> Iterator[str]:
     """As for 2^31 elements, with an MPI that counts to 1000."""
-    end = mpi_engine(lambda size: schedule_for(size, default_for(size)), 20.0, most=1000)
+    end = mpi_engine(lambda size: Selection(size, default_for(size)).schedule_for, 20.0, most=1000)
     small = Communicator(end)
     size, rank, last = comm.size, comm.rank, comm.size - 1
     x = np.arange(3500.0) + rank

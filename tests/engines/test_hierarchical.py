@@ -16,9 +16,10 @@ import pytest
 import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.communicator.join import schedules
-from roundelay.communicator.native import NativeEngine
+from roundelay.communicator.selection import Selection
 from roundelay.engines._hierarchical import calls as hierarchical_calls
 from roundelay.engines._hierarchical.engine import HierarchicalEngine
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.reference import Reference
 from roundelay.engines.shared_memory import SharedMemory
@@ -58,7 +59,7 @@ def on_hosts(
     with tempfile.TemporaryDirectory() as folder:
 
         def body(world: Any, rank: int) -> bytes:
-            whole = NativeEngine(world, rank, timeout=timeout)
+            whole = NativeEngine(world, rank, Selection(world.size), timeout=timeout)
             inside = whole.group(next(list(there) for there in hosts if rank in there))
             assert inside is not None
             everyone = None

@@ -20,8 +20,8 @@ import pytest
 
 import roundelay as rd
 from roundelay.communicator.join import UNSIGNED
-from roundelay.communicator.native import NativeEngine
 from roundelay.engines._hierarchical.engine import HierarchicalEngine
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.rendezvous.hosts import host_identity
 
 torch = pytest.importorskip("torch")

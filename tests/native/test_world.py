@@ -123,12 +123,13 @@ import threading
 import numpy as np
 from roundelay import _core
 from roundelay.communicator import Communicator
-from roundelay.communicator.native import NativeEngine
+from roundelay.communicator.selection import Selection
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.errors import RoundelayError
 
 def rank(world, number, out):
     world.enter(number)
-    comm = Communicator(NativeEngine(world, number))
+    comm = Communicator(NativeEngine(world, number, Selection(world.size)))
     rows = [comm.all_reduce(np.arange(9.0) / 7).tolist(), comm.scan(np.ones(2)).tolist()]
     for call in (
         lambda: comm.all_reduce([1]),

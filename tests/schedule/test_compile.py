@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from roundelay.algorithms import algorithms
-from roundelay.communicator.programs import IN_ARENA
+from roundelay.engines._native.programs import IN_ARENA
 from roundelay.errors import InvalidArgumentError, ProofError
 from roundelay.schedule import (
     Apply,

@@ -19,10 +19,10 @@ from roundelay.bench.peer_gloo import Gloo
 from roundelay.bench.peer_mpi import MPIS, Mpi
 from roundelay.bench.rank import Peer, be_rank
 from roundelay.communicator import Communicator
-from roundelay.communicator.native import NativeEngine
+from roundelay.communicator.selection import Selection
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.launch import run
 from roundelay.rendezvous.one_host import Job, rendezvous
-from roundelay.tuning import host_tuning
 
 MEET_S = 60.0
 
@@ -43,7 +43,7 @@ def _under_mpirun(spec: Spec, peer: str) -> None:
     mpi = Mpi(peer)
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     world = rendezvous(Job(spec.job, spec.size, folder), mpi.rank, timeout=MEET_S)
-    comm = Communicator(NativeEngine(world, mpi.rank, tuning=host_tuning(spec.size)))
+    comm = Communicator(NativeEngine(world, mpi.rank, Selection(spec.size)))
     file = folder / f"roundelay-bench-{spec.job}"
     try:
         _measure(comm, spec, file, {peer: mpi})

@@ -15,7 +15,8 @@ from roundelay import _core
 from roundelay.cli._leftovers import Traces
 from roundelay.communicator import Communicator
 from roundelay.communicator import __file__ as communicator_file
-from roundelay.communicator.native import NativeEngine
+from roundelay.communicator.selection import Selection
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.errors import CommunicationError
 from roundelay.processes.channel import Channel
 from roundelay.processes.children import Children
@@ -127,7 +128,7 @@ def _work(world: _core.World, rank: int, channel: Channel, *, fault: str, timeou
     """Be a user's program on one rank."""
     # This file plays the user, so its lines are the ones to show in errors.
     _core.set_package(str(Path(communicator_file).parent) + "/")
-    comm = Communicator(NativeEngine(world, rank, timeout=timeout))
+    comm = Communicator(NativeEngine(world, rank, Selection(world.size), timeout=timeout))
     gradients = np.ones(COUNT, np.float32)
     call = 0
     try:

@@ -23,8 +23,8 @@ from roundelay.cli._bench_plot import plot
 from roundelay.cli._bench_run import run_all, tune
 from roundelay.cli._tables import print_table, table
 from roundelay.cli._types import MOST_WIDTH, NBYTES, console_for, wants_ascii
-from roundelay.communicator.buffers import DTYPES
 from roundelay.errors import InvalidArgumentError, UnknownNameError, rank_count
+from roundelay.reductions import DTYPES
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs
 
 __all__ = ["command"]

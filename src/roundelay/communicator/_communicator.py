@@ -13,17 +13,15 @@ import numpy as np
 
 from roundelay.arguments import index_of
 from roundelay.arguments import seconds as read_seconds
-from roundelay.communicator.buffers import DTYPES, Bound, bind, unseen
+from roundelay.communicator.buffers import Bound, bind, unseen
 from roundelay.communicator.custom_ops import CustomOps
 from roundelay.communicator.groups import Groups, not_over
 from roundelay.communicator.memory import private, require_host
 from roundelay.communicator.objects import ObjectCalls
-from roundelay.communicator.programs import COLLECTIVES, OPS
 from roundelay.communicator.start import Handle, Start
-from roundelay.engines._base import CollectiveCall, Engine
-from roundelay.engines._native.call_words import AXIS
+from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, Engine
 from roundelay.errors import InvalidArgumentError, rank_count
-from roundelay.reductions import Array, Op, reduction
+from roundelay.reductions import DTYPES, OPS, Array, Op, reduction
 
 __all__ = ["Communicator", "Traffic"]
 

@@ -9,25 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from roundelay import _core
 from roundelay.communicator.memory import Memory, folded
 from roundelay.engines._device_arrays import DeviceArray
-from roundelay.engines._native.parts import DTYPES
 from roundelay.errors import InvalidArgumentError
-from roundelay.reductions import Array, Located
+from roundelay.reductions import CODES, DTYPES, Array, Located
 
 __all__ = [
-    "CODES",
-    "DTYPES",
     "Bound",
     "bind",
     "unseen",
-    "view",
 ]
 
 #: Calls that have a twin for Python objects.
 OF_OBJECTS = ("all_gather", "broadcast", "gather", "recv", "scatter", "send")
-CODES = {name: code for code, name in enumerate(DTYPES)}
 #: Where tensors lie that numpy sees; all others are left to engines for their device.
 HOST = ["cpu"]
 #: DLPack's numbers of memory that the CPU reads, pinned or not; and some that it can't.
@@ -229,8 +223,3 @@ def unseen(call: str, dtype: str) -> Bound:
             f"{call}: the root has bfloat16, which numpy has not. Pass out= on every rank."
         )
     return _bind_array(call, np.empty(0, kind), None, lambda array: array)
-
-
-def view(array: Array) -> _core.View:
-    """Return the native view of contiguous memory; pairs of value and location are bytes to it."""
-    return _core.View(array if array.dtype.names is None else array.reshape(-1).view(np.uint8))

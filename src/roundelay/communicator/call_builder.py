@@ -16,7 +16,7 @@ import numpy as np
 from roundelay.arguments import index_of, indices_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.memory import contiguous, is_block, new, overlap, same
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines import CollectiveCall
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.reductions import REDUCTIONS, Array, Located, paired, reduction
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roundelay.communicator.buffers import bind
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines import CollectiveCall
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op, fold
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from roundelay.arguments import index_of, indices_of, shown, whole
 from roundelay.communicator.losses import Losses
-from roundelay.engines._base import Engine
+from roundelay.engines import Engine
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NoRoomError
 
 __all__ = ["Groups", "not_over"]

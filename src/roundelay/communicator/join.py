@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from roundelay.communicator._communicator import Communicator
-from roundelay.communicator.native import NativeEngine
-from roundelay.communicator.programs import schedule_for
-from roundelay.engines._base import Engine, ScheduleFor
+from roundelay.communicator.selection import Selection
+from roundelay.engines import Engine, ScheduleFor
 from roundelay.engines._hierarchical.engine import HierarchicalEngine
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.mpi.engine import mpi_engine
 from roundelay.errors import RendezvousError
@@ -31,7 +31,6 @@ from roundelay.rendezvous.hosts import address_towards, host_identity, ranks_by_
 from roundelay.rendezvous.one_host import Job, rendezvous
 from roundelay.rendezvous.store import Store, StoreLost
 from roundelay.rendezvous.topology import HostTopology
-from roundelay.tuning import host_tuning
 
 __all__ = ["await_all", "join", "join_by_mpi", "rendezvous_at", "schedules"]
 
@@ -55,7 +54,7 @@ _read = msgspec.json.Decoder(_Told).decode
 
 def schedules(size: int) -> ScheduleFor:
     """Return what finds schedules for so many ranks, for engines that walk them."""
-    return schedule_for(size, host_tuning(size, cores=0))
+    return Selection(size, cores=0).schedule_for
 
 
 def join(store: Store, rank: int, size: int, *, timeout: float) -> Engine:
@@ -118,7 +117,7 @@ def _native(places: HostTopology, first: _Told, timeout: float) -> NativeEngine:
     else:
         job = Job(f"joined\n{first.token}", size, Path(first.folder))
         world = rendezvous(job, places.local, timeout=timeout)
-    return NativeEngine(world, places.local, tuning=host_tuning(size), timeout=timeout)
+    return NativeEngine(world, places.local, Selection(size), timeout=timeout)
 
 
 def _server_of(store: Any) -> str | None:

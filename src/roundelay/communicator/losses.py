@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from roundelay.communicator.point_to_point import Message
-from roundelay.engines._base import Engine
+from roundelay.engines import Engine
 
 __all__ = ["Losses"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from roundelay.arguments import index_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.memory import contiguous, require_host
-from roundelay.engines._base import INNER_TAGS, Engine, MessageRequest
+from roundelay.engines import INNER_TAGS, Engine, MessageRequest
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 
 __all__ = ["ANY", "Message", "PointToPoint"]

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from roundelay.communicator.buffers import bind
-from roundelay.engines._base import Request
+from roundelay.engines import Request
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op, reduction
 

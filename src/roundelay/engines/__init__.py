@@ -1,9 +1,38 @@
-"""Layer 5: engines run schedules on buffers; one file each, and none knows an algorithm."""
+"""Layer 5: engines run calls on buffers; one folder each, and none knows an algorithm."""
 
-from roundelay.engines._base import ScheduleRunner
+from roundelay.engines._base import (
+    AXIS,
+    COLLECTIVES,
+    ENDINGS,
+    INNER_TAGS,
+    Buffer,
+    CollectiveCall,
+    Engine,
+    MessageRequest,
+    Request,
+    ScheduleFor,
+    ScheduleRunner,
+    Selection,
+    SizeClass,
+)
 from roundelay.registry import Family
 
-__all__ = ["ScheduleRunner", "engines"]
+__all__ = [
+    "AXIS",
+    "COLLECTIVES",
+    "ENDINGS",
+    "INNER_TAGS",
+    "Buffer",
+    "CollectiveCall",
+    "Engine",
+    "MessageRequest",
+    "Request",
+    "ScheduleFor",
+    "ScheduleRunner",
+    "Selection",
+    "SizeClass",
+    "engines",
+]
 
 
 def _class_name(name: str) -> str:

@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from roundelay.collectives import collectives
 from roundelay.errors import NoRoomError
 from roundelay.reductions import Array, Located, Op
 from roundelay.schedule import Schedule
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from roundelay.engines._call_signature import CallSignature
 
 __all__ = [
+    "AXIS",
+    "COLLECTIVES",
     "ENDINGS",
     "INNER_TAGS",
     "Buffer",
@@ -32,6 +35,8 @@ __all__ = [
     "Request",
     "ScheduleFor",
     "ScheduleRunner",
+    "Selection",
+    "SizeClass",
     "no_fast_path",
     "tag_fits",
 ]
@@ -41,6 +46,12 @@ Buffer = Array | Located
 
 #: From here on tags belong to parts of larger messages, which "any tag" never takes.
 INNER_TAGS = 1 << 62
+
+#: By name, as the native core numbers them.
+COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
+
+#: Beside the root, where blocks are joined along the first dimension.
+AXIS = 1 << 30
 
 #: How a rank ends its calls: by `close`, by the end of its function or script, by letting go.
 ENDINGS = ("closed", "returned", "script", "dropped")
@@ -70,6 +81,45 @@ class CollectiveCall:
 
 #: The schedule for a call, by the name of an algorithm or, for None, the best one.
 ScheduleFor = Callable[[CollectiveCall, str | None], Schedule]
+
+
+class SizeClass(NamedTuple):
+    """The algorithm for messages of up to so many bytes."""
+
+    up_to: float
+    algorithm: str
+    rounds_once: bool  # else halves and means take another
+
+
+class Selection(ABC):
+    """Which algorithm runs a call, on so many ranks. Engines know none, so they are given this."""
+
+    size: int
+    algorithms: Sequence[str]  # short names, by number
+
+    @abstractmethod
+    def for_size(self, size: int) -> Selection:
+        """Return the selection for a group of so many ranks."""
+
+    @abstractmethod
+    def choose(self, call: CollectiveCall, algorithm: str | None) -> str:
+        """Return the full name of the algorithm for a call: the one asked for, or the best."""
+
+    @abstractmethod
+    def size_classes(self, collective: str) -> Sequence[SizeClass]:
+        """Return what `choose` says of plain calls, in rising order of bytes."""
+
+    @abstractmethod
+    def number(self, name: str) -> int:
+        """Return the place of an algorithm in `algorithms`."""
+
+    @abstractmethod
+    def schedule(self, name: str, root: int) -> Schedule:
+        """Return an algorithm's schedule."""
+
+    def schedule_for(self, call: CollectiveCall, algorithm: str | None) -> Schedule:
+        """Return the schedule of a call, for engines that walk schedules themselves."""
+        return self.schedule(self.choose(call, algorithm), call.root)
 
 
 #: Takes a collective by its place in the alphabetical list, what goes in, what comes out, a

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from roundelay.arguments import FOREVER_S
 from roundelay.communicator.join import join, join_by_mpi, rendezvous_at, schedules
-from roundelay.communicator.native import NativeEngine
-from roundelay.engines import engines
-from roundelay.engines._base import Engine
+from roundelay.communicator.selection import Selection
+from roundelay.engines import Engine, engines
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.mpi.engine import mpi_engine
 from roundelay.engines.nccl.engine import NcclEngine
@@ -17,7 +17,6 @@ from roundelay.launch.environment import Place
 from roundelay.launch.store import job_store
 from roundelay.processes.world import make_world
 from roundelay.rendezvous.one_host import rendezvous
-from roundelay.tuning import host_tuning
 
 __all__ = ["JOINING", "check_engine", "engine_for"]
 
@@ -70,7 +69,7 @@ def _on_this_host(place: Place, timeout: float) -> NativeEngine:
         world.enter(0)
     else:
         world = rendezvous(place.job, place.rank, timeout=timeout)
-    return NativeEngine(world, place.rank, tuning=host_tuning(world.size), timeout=timeout)
+    return NativeEngine(world, place.rank, Selection(world.size), timeout=timeout)
 
 
 def _by_torch(engine: str, place: Place, environ: Mapping[str, str], timeout: float) -> Engine:

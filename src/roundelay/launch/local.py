@@ -11,9 +11,9 @@ from roundelay.arguments import seconds as read_seconds
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.join import schedules
-from roundelay.communicator.native import NativeEngine
-from roundelay.engines import engines
-from roundelay.engines._base import Engine
+from roundelay.communicator.selection import Selection
+from roundelay.engines import Engine, engines
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.engines.gloo import Gloo
 from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.shared_memory import SharedMemory
@@ -23,7 +23,6 @@ from roundelay.processes.death import ServerFinished
 from roundelay.processes.reports import as_raised
 from roundelay.processes.wire import decode, encode
 from roundelay.rendezvous.by_store import StoreRendezvous
-from roundelay.tuning import host_tuning
 
 __all__ = ["MOST_RANKS", "check_timeout", "run"]
 
@@ -58,7 +57,7 @@ def run(
     ranks = whole("ranks", ranks, 1, MOST_RANKS)
     given = tuple(args)
     limit = check_timeout("timeout", timeout)
-    tuning = host_tuning(ranks)
+    selection = Selection(ranks)
 
     def body(engine: Engine) -> Any:
         comm = Communicator(engine)
@@ -70,7 +69,7 @@ def run(
         return result
 
     def native(world: _core.World, rank: int) -> NativeEngine:
-        return NativeEngine(world, rank, tuning=tuning, timeout=limit)
+        return NativeEngine(world, rank, selection, timeout=limit)
 
     if engine == "threads":
         return Threads.start(lambda world, rank: body(native(world, rank)), ranks)
@@ -104,7 +103,7 @@ def _rehearse() -> None:
     for _ in range(REHEARSALS):
         world = _core.World.create(1, arena=0, slot_bytes=64)
         world.enter(0)
-        Communicator(NativeEngine(world, 0)).close()
+        Communicator(NativeEngine(world, 0, Selection(1))).close()
 
 
 def _telling(at: StoreRendezvous, work: Callable[[Engine], bytes], timeout: float) -> bytes:

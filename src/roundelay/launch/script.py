@@ -10,7 +10,7 @@ from types import TracebackType
 
 from roundelay import _core
 from roundelay.communicator import Communicator
-from roundelay.engines._base import Engine
+from roundelay.engines import Engine
 from roundelay.engines.mpi.library import load_mpi
 from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.launch.ends import check_engine, engine_for

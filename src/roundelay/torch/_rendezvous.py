@@ -21,13 +21,13 @@ from torch._C import _distributed_c10d as torch_store
 from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.communicator.join import await_all, join
-from roundelay.communicator.native import NativeEngine
+from roundelay.communicator.selection import Selection
+from roundelay.engines._native.engine import NativeEngine
 from roundelay.processes.world import make_world
 from roundelay.rendezvous.hosts import host_identity
 from roundelay.rendezvous.one_host import Job, rendezvous
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, open_store
-from roundelay.tuning import host_tuning
 
 __all__ = ["Connected", "rendezvous_by_store"]
 
@@ -80,7 +80,7 @@ def rendezvous_by_store(
 
 
 def _on_one_host(world: _core.World, rank: int, timeout: float) -> Connected:
-    engine = NativeEngine(world, rank, tuning=host_tuning(world.size), timeout=timeout)
+    engine = NativeEngine(world, rank, Selection(world.size), timeout=timeout)
     return Connected(Communicator(engine), lambda word, text: world.fail(word, rank, text))
 
 

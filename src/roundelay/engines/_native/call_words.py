@@ -10,9 +10,9 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from roundelay.collectives import collectives
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines._base import AXIS, CollectiveCall
 
-__all__ = ["AXIS", "Word", "read_word", "word_of"]
+__all__ = ["Word", "read_word", "word_of"]
 
 #: Calls that are made of others; a list that all ranks have in the same order.
 CALLS = (
@@ -20,7 +20,6 @@ CALLS = (
     "group", "scatter_object", "split", "traffic",
 )  # fmt: skip
 NUMBERS = {call: number for number, call in enumerate(CALLS)}
-AXIS = 1 << 30
 CALL = 25  # bits below the number of the call, which has 5
 ROOT = 10  # of them for the root, where there is one
 

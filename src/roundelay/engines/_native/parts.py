@@ -10,29 +10,21 @@ from typing import Any
 import numpy as np
 
 from roundelay import _core
-from roundelay.collectives import collectives
+from roundelay.engines._base import COLLECTIVES
 from roundelay.engines._native.encode import native_program
 from roundelay.engines._over_messages import RankSchedule
-from roundelay.reductions import REDUCTIONS, Array, Reduction, fold
+from roundelay.reductions import CODES, OPS, Array, Reduction, fold
 from roundelay.schedule import Programs, Schedule
 
 __all__ = [
-    "DTYPES",
     "Part",
     "call_native",
     "common_dtype",
     "fold_in_python",
     "make_group",
+    "view",
 ]
 
-#: In the order of the native core.
-DTYPES = [
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-]
-BYTE = DTYPES.index("uint8")
-COLLECTIVES = collectives.names()
-OPS = list(REDUCTIONS)
 TIMEOUT_S = 60.0
 IN_FOREGROUND = False
 
@@ -61,20 +53,20 @@ def call_native(group: _core.Group, programs: Programs, rank: int, part: Part) -
     """Run the rank's program; return its output, None where the contract leaves it nothing."""
     schedule = programs.schedule
     located = part.dtype.names is not None
-    code = DTYPES.index((part.dtype["value"] if located else part.dtype).name)
+    code = CODES[(part.dtype["value"] if located else part.dtype).name]
     after = schedule.collective.after(schedule.size, schedule.root, rank)
     output = np.empty(sum(part.counts[block] for block in after), part.dtype) if after else None
     even = len(set(part.counts)) == 1
     group.call(
         native_program(programs, rank),
         None,  # buffers are private, never in the arena
-        None if part.array is None else _view(np.ascontiguousarray(part.array)),
-        None if output is None else _view(output),
-        COLLECTIVES.index(schedule.collective.name),
+        None if part.array is None else view(np.ascontiguousarray(part.array)),
+        None if output is None else view(output),
+        COLLECTIVES[schedule.collective.name],
         0,
         schedule.root,
         code,
-        OPS.index(part.op),
+        OPS[part.op],
         part.dtype.itemsize,
         part.counts[0] if even else 0,
         [] if even else list(part.counts),
@@ -95,7 +87,7 @@ def fold_in_python(
 
     def post(data: Array, other: int, *, sends: bool) -> _MessageRequest:
         view = _core.View(data)
-        request = mailbox.post(sends, other, 0, 0, view, BYTE, IN_FOREGROUND)
+        request = mailbox.post(sends, other, 0, 0, view, CODES["uint8"], IN_FOREGROUND)
         return _MessageRequest(mailbox, group, request)
 
     route = RankSchedule.of(schedule, rank)
@@ -116,9 +108,9 @@ class _MessageRequest:
         self.mailbox.wait(self.request, self.group, TIMEOUT_S, _slow)
 
 
-def _view(array: Array) -> _core.View:
-    # Pairs and bfloat16 are bytes to the buffer protocol; the call says what they are.
-    return _core.View(array.view(np.uint8) if array.dtype.kind == "V" else array)
+def view(array: Array) -> _core.View:
+    """Return the native view of contiguous memory; pairs and bfloat16 are bytes to it."""
+    return _core.View(array.reshape(-1).view(np.uint8) if array.dtype.kind == "V" else array)
 
 
 def _slow(rank: int, seconds: float) -> None:

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._native.parts import DTYPES
 from roundelay.engines.gloo._requests import EVER, Arrived, Receipt, Sent
 from roundelay.engines.gloo.groups import as_tensor, seconds
 from roundelay.errors import CollectiveTimeout, CommunicationError
-from roundelay.reductions import Array
+from roundelay.reductions import DTYPES, Array
 
 __all__ = ["GlooPointToPoint"]
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from roundelay.engines._base import tag_fits
-from roundelay.engines._native.parts import DTYPES
 from roundelay.engines.mpi._progress import Requests
-from roundelay.reductions import Array
+from roundelay.reductions import CODES, DTYPES, Array
 
 __all__ = ["HEAD_TAG", "WALK_TAG", "Message", "MpiPointToPoint", "Receipt", "pieces"]
 
@@ -25,7 +24,6 @@ HEAD_TAG, WALK_TAG = 0, 1
 FIRST_DATA_TAG = 2
 HEAD = struct.Struct("<qqiB")  # the user's tag, bytes, the number of the data, dtype
 INLINE = 4096  # bytes that go with the head
-CODES = {name: code for code, name in enumerate(DTYPES)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,25 +15,15 @@ from functools import lru_cache
 from typing import Any
 
 from roundelay import _core
-from roundelay.algorithms import algorithms
-from roundelay.arguments import shown
-from roundelay.collectives import collectives
-from roundelay.communicator.buffers import CODES, view
-from roundelay.engines._base import CollectiveCall, ScheduleFor
+from roundelay.engines._base import COLLECTIVES, CollectiveCall, Selection
 from roundelay.engines._native.call_words import word_of
 from roundelay.engines._native.encode import encoded, idle
-from roundelay.errors import InvalidArgumentError, UnknownNameError
-from roundelay.reductions import REDUCTIONS
+from roundelay.engines._native.parts import view
+from roundelay.reductions import CODES, OPS
 from roundelay.schedule import Reach, Schedule, compile_schedule
-from roundelay.tuning import DEFAULT, Tuning, rounds_once
 
-__all__ = ["COLLECTIVES", "OPS", "ProgramCache", "schedule_for"]
+__all__ = ["IN_ARENA", "PRIVATE", "ProgramCache"]
 
-COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
-ALGORITHMS = {name: number for number, name in enumerate(algorithms.names())}
-ALGORITHM_OF = {algorithm.name: algorithm.collective.name for algorithm in algorithms}
-OPS = {name: code for code, name in enumerate(REDUCTIONS)}
-HALVES = ("float16", "bfloat16")
 PRIVATE = Reach()
 #: What is reached into where these buffers of all ranks lie in the arena. Not those of scans: a
 #: result in place of its input would overwrite what later ranks still read.
@@ -59,14 +49,16 @@ ALONE_UP_TO = 4 * 1024 * 1024
 ALONE_RANKS = 8
 PATIENCE_S = 30.0  # for a rank that compiles for all; then others do it for themselves
 
-SizeClass = tuple[int, _core.Program | None, _core.Program | None, int, bool]
+#: Bytes, the program for private buffers and for those in the arena, the number of the algorithm,
+#: and whether it rounds once.
+NativeClass = tuple[int, _core.Program | None, _core.Program | None, int, bool]
 
 
 class ProgramCache:
-    """Chooses the algorithm of a call and gives the native core what it needs to run it."""
+    """Gives the native core what it needs to run a call."""
 
-    def __init__(self, rank: int, size: int, tuning: Tuning, shelf: _core.Shelf) -> None:
-        self.rank, self.size, self.tuning = rank, size, tuning
+    def __init__(self, rank: int, selection: Selection, shelf: _core.Shelf) -> None:
+        self.rank, self.size, self._selection = rank, selection.size, selection
         self._shelf = shelf
         self._known: dict[tuple[str, int, Reach], _core.Program] = {}
 
@@ -77,7 +69,7 @@ class ProgramCache:
 
     def arguments(self, call: CollectiveCall, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
-        name = chosen(self.tuning, call, algorithm, self.size)
+        name = self._selection.choose(call, algorithm)
         reaches = AGREE_FROM <= call.nbytes <= self._reach_up_to(call.collective)
         return (
             self.program(name, call.root),
@@ -85,7 +77,7 @@ class ProgramCache:
             None if call.input is None else view(call.input),
             None if call.output is None else view(call.output),
             COLLECTIVES[call.collective],
-            ALGORITHMS[name],
+            self._selection.number(name),
             word_of(call),
             CODES[call.dtype],
             OPS[call.op],
@@ -105,7 +97,7 @@ class ProgramCache:
 
     def _compiled(self, name: str, root: int, reach: Reach) -> bytes:
         if self.size <= ALONE_RANKS:
-            return kept(name, self.size, root, reach)[self.rank]
+            return kept(self._selection.schedule(name, root), reach)[self.rank]
         text = f"{name} {self.size} {root} {reach}"
         key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1
         deadline = time.monotonic() + PATIENCE_S
@@ -119,7 +111,7 @@ class ProgramCache:
             return found
         try:
             with _no_collections():
-                parts = compiled(name, self.size, root, reach)
+                parts = compiled(self._selection.schedule(name, root), reach)
             with contextlib.suppress(_core.OutOfMemory):  # the others make it too, then
                 self._shelf.put(key, parts)
         finally:
@@ -134,17 +126,16 @@ class ProgramCache:
     def _reach(self, collective: str) -> Reach | None:
         return IN_ARENA.get(collective) if self.size > 1 else None
 
-    def size_classes(self, collective: str, root: int) -> list[SizeClass]:
+    def size_classes(self, collective: str, root: int) -> list[NativeClass]:
         """Return the programs of plain calls by size; those that were asked for need no Python."""
-        found: list[SizeClass] = []
+        found: list[NativeClass] = []
         reach, limit = self._reach(collective), self._reach_up_to(collective)
-        for choice in self.tuning.table[collective]:
-            once = rounds_once(choice.algorithm, self.size)
-            program = self._known.get((choice.algorithm, root, PRIVATE))
-            most, number = int(min(choice.up_to, EVER)), ALGORITHMS[choice.algorithm]
+        for up_to, name, once in self._selection.size_classes(collective):
+            program = self._known.get((name, root, PRIVATE))
+            most, number = int(min(up_to, EVER)), self._selection.number(name)
             found.append((min(most, AGREE_FROM - 1), program, None, number, once))
             if most >= AGREE_FROM:
-                in_arena = self._known.get((choice.algorithm, root, reach)) if reach else None
+                in_arena = self._known.get((name, root, reach)) if reach else None
                 both = program if in_arena or not reach else None
                 found.append((min(most, limit), both, in_arena, number, once))
             if most > limit:
@@ -168,52 +159,12 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def compiled(name: str, size: int, root: int, reach: Reach) -> list[bytes]:
+def compiled(schedule: Schedule, reach: Reach) -> list[bytes]:
     """Return every rank's program, for the native core."""
-    programs = compile_schedule(algorithms.load(name).schedule(size, root), reach)
-    return encoded(programs, range(size))
+    return encoded(compile_schedule(schedule, reach), range(schedule.size))
 
 
 @lru_cache(maxsize=128)
-def kept(name: str, size: int, root: int, reach: Reach) -> list[bytes]:
+def kept(schedule: Schedule, reach: Reach) -> list[bytes]:
     """Return the same once more for ranks that are threads, for groups, and for forks."""
-    return compiled(name, size, root, reach)
-
-
-def chosen(tuning: Tuning, call: CollectiveCall, algorithm: str | None, size: int) -> str:
-    """Return the full name of the algorithm for a call: the one asked for, or the best."""
-    if algorithm is not None:
-        return _forced(call.collective, algorithm)
-    name = tuning.choose(call.collective, call.nbytes)
-    if (call.dtype in HALVES or call.op == "avg") and not rounds_once(name, size):
-        return DEFAULT.choose(call.collective, call.nbytes)
-    return name
-
-
-def schedule_for(size: int, tuning: Tuning) -> ScheduleFor:
-    """Return what finds the schedule of a call, for engines that walk schedules themselves."""
-    known: dict[tuple[str, int], Schedule] = {}
-
-    def find(call: CollectiveCall, algorithm: str | None) -> Schedule:
-        key = chosen(tuning, call, algorithm, size), call.root
-        if key not in known:
-            known[key] = algorithms.load(key[0]).schedule(size, call.root)
-        return known[key]
-
-    return find
-
-
-def _forced(collective: str, algorithm: str) -> str:
-    """Return the full name of an algorithm that the caller asked for."""
-    prefix = f"{collective}_"
-    if not isinstance(algorithm, str):
-        raise InvalidArgumentError(
-            f"{collective}: algorithm is a name, such as those of `roundelay list {collective}`, "
-            f"not {shown(algorithm)}."
-        )
-    name = prefix + algorithm.removeprefix(prefix)
-    if ALGORITHM_OF.get(name) != collective:
-        same = [other for other, of in ALGORITHM_OF.items() if of == collective]
-        known = [other.removeprefix(prefix) for other in same]
-        raise UnknownNameError(f"algorithms of {collective}", algorithm, known)
-    return name
+    return compiled(schedule, reach)

@@ -13,22 +13,31 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.communicator.buffers import CODES, view
-from roundelay.communicator.call_builder import CallBuilder
-from roundelay.communicator.doings import left_over
-from roundelay.communicator.lazily import Lazily
-from roundelay.communicator.native_calls import NativeCallRequest, NativeMessageRequest
-from roundelay.communicator.pool import Pool
-from roundelay.communicator.programs import COLLECTIVES, ProgramCache
-from roundelay.communicator.trouble import (
+from roundelay.engines._base import (
+    AXIS,
+    COLLECTIVES,
+    ENDINGS,
+    INNER_TAGS,
+    CollectiveCall,
+    Engine,
+    Selection,
+    no_fast_path,
+)
+from roundelay.engines._native.lazily import Lazily
+from roundelay.engines._native.parts import view
+from roundelay.engines._native.pool import Pool
+from roundelay.engines._native.programs import ProgramCache
+from roundelay.engines._native.requests import NativeCallRequest, NativeMessageRequest
+from roundelay.engines._native.trouble import (
     explain,
     own_doing,
     refuse_nested,
+    tell_broken,
+    tell_slow,
     told_lost,
     warn_slow,
 )
-from roundelay.engines._base import ENDINGS, INNER_TAGS, CollectiveCall, Engine, no_fast_path
-from roundelay.engines._native.call_words import AXIS
+from roundelay.engines._native.world_report import left_over
 from roundelay.errors import (
     CommunicationError,
     InvalidArgumentError,
@@ -38,8 +47,7 @@ from roundelay.errors import (
 )
 from roundelay.processes.death import DEAD, LOSSES
 from roundelay.processes.limits import limit_hit
-from roundelay.reductions import Array
-from roundelay.tuning import Tuning, default_for
+from roundelay.reductions import CODES, Array
 
 __all__ = ["NativeEngine"]
 
@@ -48,7 +56,7 @@ REGROUP = INNER_TAGS + (1 << 61)  # a tag that no other message has
 PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
 
 # Source lines in errors are the caller's, never ours.
-_core.set_package(str(Path(__file__).parent.parent) + "/")
+_core.set_package(str(Path(__file__).parents[2]) + "/")
 _core.on_nested(refuse_nested)
 
 
@@ -68,8 +76,8 @@ class NativeEngine(Engine):
         self,
         world: _core.World,
         rank: int,
+        selection: Selection,
         *,
-        tuning: Tuning | None = None,
         timeout: float = 60.0,
         _ranks: Sequence[int] | None = None,
         _block: _core.Block | None = None,
@@ -80,14 +88,14 @@ class NativeEngine(Engine):
         self.ranks = range(world.size) if _ranks is None else _ranks  # in the world
         self.rank, self.size = rank, len(self.ranks)
         me = weakref.ref(self)  # the native group must not keep its engine alive
-        self.slow = partial(_tell_slow, me)
+        self.slow = partial(tell_slow, me)
         self.native: _core.Group | None = _core.Group(
             world,
             _block,  # the group's own memory, which goes back with the last rank
             rank,
             list(_ranks or ()),  # none are all
             on_slow=self.slow,
-            on_broken=partial(_tell_broken, me),
+            on_broken=partial(tell_broken, me),
             parent=None if _parent is None else _parent._open(),
             serial=_mail_group,
         )
@@ -97,7 +105,7 @@ class NativeEngine(Engine):
         )
         self._mail_group = _mail_group  # a number that no other group ever has
         self._above = None if _parent is None else _parent._root
-        self._tuning = tuning or default_for(self.size)
+        self.selection = selection
         self._timeout = timeout
         self.native.set_timeout(timeout)
         self.fast_path = self.native.fast_path  # no Python between the caller and the native core
@@ -127,7 +135,7 @@ class NativeEngine(Engine):
     @Lazily
     def _programs(self) -> ProgramCache:
         shelf = _core.Shelf(self.world, self.ranks[self.rank])
-        return ProgramCache(self.rank, self.size, self._tuning, shelf)
+        return ProgramCache(self.rank, self.selection, shelf)
 
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:
         """Walk the program of the call on this thread."""
@@ -227,7 +235,7 @@ class NativeEngine(Engine):
         made = type(self)(
             self.world,
             list(ranks).index(self.rank),
-            tuning=self._tuning,
+            self.selection.for_size(len(ranks)),
             timeout=self.timeout,
             _ranks=[self.ranks[rank] for rank in ranks],
             _block=_core.Block(self.world, place, nbytes),
@@ -273,9 +281,11 @@ class NativeEngine(Engine):
         return [pulled for pulled, _ in pairs], given
 
     def _told_by_all(self, mine: Array) -> Array:
-        call = CallBuilder(self.rank, self.size).all_gather(mine, None, None, None)
-        self.run(call, None)
-        every: Array = call.finish()
+        every = np.empty((self.size, mine.size), mine.dtype)
+        self.run(CollectiveCall(
+            "all_gather", mine.dtype.name, mine.itemsize, mine.size, every.nbytes, lambda: None,
+            mine, every,
+        ), None)  # fmt: skip
         return every
 
     def _room(self, nbytes: int, ranks: int) -> int:
@@ -383,13 +393,3 @@ class NativeEngine(Engine):
             return
         rank = self.ranks.index(world_rank) if world_rank in self.ranks else -1
         warn_slow(self, rank, seconds)
-
-
-def _tell_slow(engine: weakref.ref[NativeEngine], rank: int, seconds: float) -> None:
-    if (alive := engine()) is not None:
-        warn_slow(alive, rank, seconds)
-
-
-def _tell_broken(engine: weakref.ref[NativeEngine]) -> None:
-    if (alive := engine()) is not None:
-        raise explain(alive) from None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from roundelay import _core
-from roundelay.communicator.buffers import DTYPES
-from roundelay.communicator.trouble import cancelled, explain, told_lost
+from roundelay.engines._native.trouble import cancelled, explain, told_lost
 from roundelay.errors import PeerLost
+from roundelay.reductions import DTYPES
 
 if TYPE_CHECKING:
-    from roundelay.communicator.native import NativeEngine
+    from roundelay.engines._native.engine import NativeEngine
 
 __all__ = ["NativeCallRequest", "NativeMessageRequest"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.communicator import doings
+from roundelay.engines._native.world_report import WorldReport
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -20,9 +21,18 @@ from roundelay.errors import (
 from roundelay.processes.death import step_of
 
 if TYPE_CHECKING:
-    from roundelay.communicator.native import NativeEngine
+    from roundelay.engines._native.engine import NativeEngine
 
-__all__ = ["cancelled", "explain", "own_doing", "refuse_nested", "told_lost", "warn_slow"]
+__all__ = [
+    "cancelled",
+    "explain",
+    "own_doing",
+    "refuse_nested",
+    "tell_broken",
+    "tell_slow",
+    "told_lost",
+    "warn_slow",
+]
 
 
 PATIENCE = 1.0  # seconds, for ranks that are on their way, and perhaps still compile
@@ -51,7 +61,7 @@ def _explain(engine: NativeEngine) -> CommunicationError:
         return CommunicationError("The group is broken, but nobody said why.")
     kind, culprit, finder, at, call, text = world.trouble
     if kind == "mismatch" or (kind == "lost" and text in GONE):
-        table = _calls(world, at, call) if call else f":\n{_waits(world, at, call)}"
+        table = _calls(engine, at, call) if call else f":\n{_waits(engine, at, call)}"
         if kind == "mismatch" and call and table.count("\n") == 1:
             table += "\nThey look alike: they differ in counts=, which must be one list on all."
         if kind == "mismatch" or culprit == engine.ranks[engine.rank]:
@@ -59,7 +69,8 @@ def _explain(engine: NativeEngine) -> CommunicationError:
         how = GONE[text]
         return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it{table}")
     if kind == "lost":
-        last = doings.last(doings.last_of(world, engine.at, culprit))
+        report = _report(engine)
+        last = report.last(report.last_of(engine.at, culprit))
         return PeerLost(f"{told_lost(world, culprit)} {last[0].upper()}{last[1:]}.")
     if kind == "timeout":
         # As the one who waited found it: a rank that goes on later is no witness of its own stop.
@@ -67,7 +78,7 @@ def _explain(engine: NativeEngine) -> CommunicationError:
         whom = _whom(world, finder, culprit, stopped=stopped)
         return CollectiveTimeout(
             f"Rank {finder} waited {limit} s for {whom}. What the ranks were doing:\n"
-            f"{_waits(world, at, call)}{doings.circle(world)}"
+            f"{_waits(engine, at, call)}{_report(engine).circle()}"
         )
     if kind == "failed":
         return PeerLost(f"Rank {culprit} failed{_step(world, culprit)}: {text}")
@@ -127,7 +138,7 @@ def warn_slow(engine: NativeEngine, rank: int, seconds: float) -> None:
     if rank >= 0:
         other = engine.ranks[rank]
         whom = _whom(engine.world, me, other, stopped=_is_stopped(engine.world, other))
-    what = "; ".join(doings.of_rank(engine.world, engine.at, 0, me))
+    what = "; ".join(_report(engine).of_rank(engine.at, 0, me))
     if engine.world.trouble is None:
         sys.stderr.write(
             f"roundelay: rank {me} has waited {seconds:.0f} s for {whom}; it gives up after "
@@ -135,16 +146,21 @@ def warn_slow(engine: NativeEngine, rank: int, seconds: float) -> None:
         )
 
 
-def _calls(world: _core.World, at: int, call: int) -> str:
+def _report(engine: NativeEngine) -> WorldReport:
+    return WorldReport(engine.world, engine.selection.algorithms)
+
+
+def _calls(engine: NativeEngine, at: int, call: int) -> str:
     """Say in which group, and list who called what there, where; one line for all that agree."""
+    world, report = engine.world, _report(engine)
     _let_all_come(world, at, call)
     seen: dict[str, list[int]] = {}
     for rank, record, latest in world.calls(at, call)[2]:
-        line = doings.call(record)
+        line = report.call(record)
         if record[0] != call:
-            line = f"not there; {doings.last(latest)}" if latest[0] else "has made no call yet"
+            line = f"not there; {report.last(latest)}" if latest[0] else "has made no call yet"
         seen.setdefault(line, []).append(rank)
-    return f"{doings.group(world, at)}:\n{_lines(seen)}"
+    return f"{report.group(at)}:\n{_lines(seen)}"
 
 
 def _let_all_come(world: _core.World, at: int, call: int) -> None:
@@ -156,11 +172,12 @@ def _let_all_come(world: _core.World, at: int, call: int) -> None:
         time.sleep(0.002)
 
 
-def _waits(world: _core.World, at: int, call: int) -> str:
+def _waits(engine: NativeEngine, at: int, call: int) -> str:
     """List what every rank was doing when it went wrong; one line for all that did the same."""
+    report = _report(engine)
     seen: dict[str, list[int]] = {}
-    for rank in range(world.size):
-        for line in doings.of_rank(world, at, call, rank):
+    for rank in range(engine.world.size):
+        for line in report.of_rank(at, call, rank):
             seen.setdefault(line, []).append(rank)
     return _lines(seen)
 
@@ -189,3 +206,15 @@ def _is_stopped(world: _core.World, rank: int) -> bool:
             return False
         time.sleep(0.02)
     return bool(before) and world.heartbeat(rank) == before
+
+
+def tell_slow(engine: weakref.ref[NativeEngine], rank: int, seconds: float) -> None:
+    """Warn, as long as the engine is there."""
+    if (alive := engine()) is not None:
+        warn_slow(alive, rank, seconds)
+
+
+def tell_broken(engine: weakref.ref[NativeEngine]) -> None:
+    """Raise what went wrong, as long as the engine is there."""
+    if (alive := engine()) is not None:
+        raise explain(alive) from None

@@ -1,0 +1,87 @@
+"""Which algorithm runs a call: the one that was asked for, or the best for its bytes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from roundelay.algorithms import algorithms
+from roundelay.arguments import shown
+from roundelay.engines import CollectiveCall, SizeClass
+from roundelay.engines import Selection as Selects
+from roundelay.errors import InvalidArgumentError, UnknownNameError
+from roundelay.schedule import Schedule
+from roundelay.tuning import DEFAULT, Tuning, host_tuning, rounds_once
+
+__all__ = ["Selection", "anywhere"]
+
+NUMBERS = {name: number for number, name in enumerate(algorithms.names())}
+SHORT_NAMES = tuple(algorithm.short_name for algorithm in algorithms)
+COLLECTIVE_OF = {algorithm.name: algorithm.collective.name for algorithm in algorithms}
+HALVES = ("float16", "bfloat16")
+
+
+class Selection(Selects):
+    """The choice for one number of ranks, by the table of this host unless another is given."""
+
+    algorithms = SHORT_NAMES
+
+    def __init__(
+        self, size: int, tuning: Tuning | None = None, *, cores: int | None = None
+    ) -> None:
+        self.size, self.cores = size, cores
+        self._given = tuning
+        self.tuning = tuning or host_tuning(size, cores=cores)
+
+    def for_size(self, size: int) -> Selection:
+        """Return the choice for a group of so many ranks."""
+        return Selection(size, self._given, cores=self.cores)
+
+    def choose(self, call: CollectiveCall, algorithm: str | None) -> str:
+        """Return the full name of the algorithm for a call."""
+        if algorithm is not None:
+            return _forced(call.collective, algorithm)
+        name = self.tuning.choose(call.collective, call.nbytes)
+        if (call.dtype in HALVES or call.op == "avg") and not rounds_once(name, self.size):
+            return DEFAULT.choose(call.collective, call.nbytes)
+        return name
+
+    def size_classes(self, collective: str) -> list[SizeClass]:
+        """Return what `choose` says by bytes, and for which of it halves must ask again."""
+        return [
+            SizeClass(choice.up_to, choice.algorithm, rounds_once(choice.algorithm, self.size))
+            for choice in self.tuning.table[collective]
+        ]
+
+    def number(self, name: str) -> int:
+        """Return the place of an algorithm in `algorithms`."""
+        return NUMBERS[name]
+
+    def schedule(self, name: str, root: int) -> Schedule:
+        """Return an algorithm's schedule."""
+        return _schedule(name, self.size, root)
+
+
+def anywhere(size: int) -> Selection:
+    """Return the choice for ranks that may be on any host."""
+    return Selection(size, cores=0)
+
+
+@lru_cache(maxsize=128)
+def _schedule(name: str, size: int, root: int) -> Schedule:
+    return algorithms.load(name).schedule(size, root)
+
+
+def _forced(collective: str, algorithm: str) -> str:
+    """Return the full name of an algorithm that the caller asked for."""
+    prefix = f"{collective}_"
+    if not isinstance(algorithm, str):
+        raise InvalidArgumentError(
+            f"{collective}: algorithm is a name, such as those of `roundelay list {collective}`, "
+            f"not {shown(algorithm)}."
+        )
+    name = prefix + algorithm.removeprefix(prefix)
+    if COLLECTIVE_OF.get(name) != collective:
+        same = [other for other, of in COLLECTIVE_OF.items() if of == collective]
+        known = [other.removeprefix(prefix) for other in same]
+        raise UnknownNameError(f"algorithms of {collective}", algorithm, known)
+    return name

@@ -1,0 +1,146 @@
+"""What ranks do and wait for, as the shared memory shows it: in words, with the user's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roundelay import _core
+from roundelay.collectives import collectives
+from roundelay.engines._base import ENDINGS, INNER_TAGS
+from roundelay.engines._native.call_words import read_word
+from roundelay.errors import ranks_text
+from roundelay.reductions import DTYPES, OPS
+
+__all__ = ["WorldReport", "left_over"]
+
+Record = tuple[int, int, int, int, int, int, int, str]
+
+ENDING = 0xFF  # the native core's mark, in place of a collective
+CALL, RECV = 1, 2  # its numbers for what is waited for
+OWN = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
+ENDED = {
+    "closed": "closed the communicator",
+    "returned": "returned from its function",
+    "script": "came to the end of its script",
+    "dropped": "let go of the group",
+}
+
+
+class WorldReport:
+    """What the ranks of a world do, with the names of algorithms by number."""
+
+    def __init__(self, world: _core.World, algorithms: Sequence[str]) -> None:
+        self._world, self._algorithms = world, algorithms
+
+    def call(self, record: Record) -> str:
+        """Describe a call: what, with what, how and where."""
+        number, collective, algorithm, dtype, op, count, root, site = record
+        where = f" at {site}" if site else ""
+        if collective == ENDING:
+            return f"{ENDED[ENDINGS[root]]}{where}"
+        made = collectives.load(collectives.names()[collective])
+        word = read_word(root, rooted=made.rooted)
+        details = f" {DTYPES[dtype]}[{count}]" if made.name != "barrier" else ""
+        if made.reduces and made.name != "barrier":
+            details += f" op={list(OPS)[op]}"
+        if made.rooted:
+            details += f" root={word.root}"
+        if word.axis:
+            details += " axis=0"
+        if word.rest:  # only reductions have one of the user's own, and no label
+            own = word.call in OWN and not made.reduces
+            details += f" op=rd.Op {word.rest:x}" if own else f" label={word.rest}"
+        short = self._algorithms[algorithm]
+        if word.call not in ("", made.name):
+            return f"{word.call} #{number}, by {made.name}{details} ({short}){where}"
+        return f"{made.name} #{number}{details} ({short}){where}"
+
+    def last(self, record: Record) -> str:
+        """Tell of the last call of a rank."""
+        if not record[0]:
+            return "it had made no call yet"
+        return (
+            self.call(record) if record[1] == ENDING else f"its last call was {self.call(record)}"
+        )
+
+    def last_of(self, at: int, rank: int) -> Record:
+        """Return a rank's last call in that group; if it made none, in the group of all ranks."""
+        whole = self._world.calls(self._world.group_at)[2]
+        inside = {member: latest for member, _, latest in self._world.calls(at)[2]} if at else {}
+        found = inside.get(rank, whole[rank][2])
+        return found if found[0] else whole[rank][2]
+
+    def group(self, at: int) -> str:
+        """Say in which group; nothing for the group of all ranks."""
+        if at in (0, self._world.group_at):
+            return ""
+        serial, made, members = self._world.calls(at)
+        where = f"; made at {made}" if made else ""
+        return f" in group {serial} ({ranks_text([member[0] for member in members])}{where})"
+
+    def of_rank(self, at: int, number: int, rank: int) -> list[str]:
+        """Say what the threads of a rank wait for, or what it did last.
+
+        `number` is the call that went wrong in the group that lies at `at`: who shows that one and
+        does not wait came to it when all was over.
+        """
+        found = [self._wait(rank, wait) for wait in self._world.waits(rank)]
+        latest = self.last_of(at, rank)
+        if found:
+            ended = [f"{self.call(latest)}{self.group(at)}"] if latest[1] == ENDING else []
+            return [*ended, *found]
+        records = (
+            {one: record for one, record, _ in self._world.calls(at, number)[2]} if number else {}
+        )
+        if latest[0] and latest == records.get(rank):
+            return [f"came too late to {self.call(latest)}"]
+        if latest[1] == ENDING:
+            return [f"{self.call(latest)}{self.group(at)}"]
+        return [f"not waiting; {self.last(latest)}"]
+
+    def _wait(self, rank: int, wait: tuple[int, int, int, int, int, str]) -> str:
+        kind, at, number, other, tag, site = wait
+        who = "any rank" if other < 0 else "itself" if other == rank else f"rank {other}"
+        if kind == CALL:
+            records = {member: record for member, record, _ in self._world.calls(at, number)[2]}
+            return f"{self.call(records[rank])}{self.group(at)}, waiting for {who}"
+        said, where = _tag(tag), f" at {site}" if site else ""
+        way = "recv from" if kind == RECV else "send to"
+        return f"{way} {who}, {said},{where}{self.group(at)}".rstrip(",")
+
+    def circle(self) -> str:
+        """Name ranks that wait for one another in a circle, in a line of its own, if any do.
+
+        A rank that waits in several threads counts by one of them.
+        """
+        waits = {rank: self._world.waits(rank) for rank in range(self._world.size)}
+        waits_for = {rank: found[0][3] for rank, found in waits.items() if found}
+        for start in waits_for:
+            path = [start]
+            while (after := waits_for.get(path[-1], -1)) not in (-1, *path):
+                path.append(after)
+            if after == start and len(path) > 1:
+                steps = ", ".join(f"rank {one} waits for rank {waits_for[one]}" for one in path)
+                return f"\nThey wait in a circle: {steps}."
+        return ""
+
+
+def left_over(rank: int, requests: list[tuple[bool, int, int, int, int, str]]) -> str:
+    """Return the warning of messages that nobody received, and receives that got none."""
+    came: list[str] = []
+    wanted: list[str] = []
+    for sent, other, tag, nbytes, dtype, site in requests:
+        said = _tag(tag)
+        who = "any rank" if other < 0 else f"rank {other}"
+        where = f" at {site}" if site else ""
+        one = f"from {who}, {said}, {nbytes} bytes of {DTYPES[dtype]}{where}"
+        (came if sent else wanted).append(one)
+    told = [f"messages that it never received: {'; '.join(came)}"] if came else []
+    told += [f"receives for which no message came: {'; '.join(wanted)}"] if wanted else []
+    return f"roundelay: rank {rank} ended with {', and with '.join(told)}."
+
+
+def _tag(tag: int) -> str:
+    if tag == _core.ANY_TAG:
+        return "any tag"
+    return "part of an object" if tag >= INNER_TAGS else f"tag {tag}"
