@@ -15,15 +15,14 @@ import pytest
 
 import roundelay as rd
 from roundelay.algorithms import algorithms
-from roundelay.communicator.join import schedules
 from roundelay.communicator.selection import Selection
-from roundelay.engines._hierarchical import calls as hierarchical_calls
-from roundelay.engines._hierarchical.engine import HierarchicalEngine
 from roundelay.engines._native.engine import NativeEngine
 from roundelay.engines.gloo.engine import GlooEngine
+from roundelay.engines.hierarchical import _calls as hierarchical_calls
+from roundelay.engines.hierarchical.engine import HierarchicalEngine
 from roundelay.engines.reference import Reference
-from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import CollectiveMismatch
+from roundelay.processes.reports import run_forked
 from roundelay.processes.wire import decode, encode
 from roundelay.rendezvous.by_store import StoreRendezvous
 from roundelay.rendezvous.hosts import address_towards, host_identity, ranks_by_host
@@ -67,13 +66,15 @@ def on_hosts(
                 make = partial(torch.distributed.FileStore, f"{folder}/store", size)
                 store = open_store(make, "the store of this test", b"", timeout)
                 meeting = StoreRendezvous(store, rank, size, "127.0.0.1")
-                everyone = GlooEngine(meeting, schedules, timeout=timeout)
+                everyone = GlooEngine(
+                    meeting, lambda size: Selection(size, cores=0).schedule_for, timeout=timeout
+                )
             comm = rd.Communicator(HierarchicalEngine(HostTopology(hosts, rank), inside, everyone))
             result = encode(work(comm))
             comm.close()
             return result
 
-        return [decode(result) for result in SharedMemory.start(body, size)]
+        return [decode(result) for result in run_forked(size, body)]
 
 
 @pytest.mark.parametrize("hosts", HOSTS)

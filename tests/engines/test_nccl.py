@@ -14,8 +14,8 @@ import pytest
 import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.communicator import buffers
-from roundelay.communicator.join import schedules
-from roundelay.engines.gloo import Gloo
+from roundelay.communicator.selection import Selection
+from roundelay.engines.gloo._runner import fork_at
 from roundelay.engines.nccl import Nccl
 from roundelay.engines.nccl.engine import NcclEngine
 from roundelay.engines.reference import Reference
@@ -37,13 +37,18 @@ def seen_as_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_ranks(work: Any, size: int) -> list[Any]:
     def body(meeting: StoreRendezvous) -> bytes:
-        end = NcclEngine(meeting, schedules, timeout=60, library="gloo")
+        end = NcclEngine(
+            meeting,
+            lambda size: Selection(size, cores=0).schedule_for,
+            timeout=60,
+            library="gloo",
+        )
         comm = rd.Communicator(end)
         result = encode(work(comm))
         comm.close()
         return result
 
-    return [decode(result) for result in Gloo.start(body, size)]
+    return [decode(result) for result in fork_at(size, body)]
 
 
 def sample(dtype: str, count: int, rank: int) -> Any:

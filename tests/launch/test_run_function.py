@@ -367,14 +367,13 @@ def test_the_engine_ends_its_processes_with_itself(wait_until: Any) -> None:
     engine = SharedMemory()
     for _ in range(2):
         engine.run(schedule, inputs)
-    children = engine._children
-    assert children is not None
-    pids = list(children._pids)
+    assert engine._forked is not None
+    pids = list(engine._forked.children._pids)
     assert not any(map(gone, pids))
     engine.run(algorithms.load("all_reduce_ring").schedule(2), inputs[:2])
     assert all(map(gone, pids))  # another schedule, other processes
-    last = list(engine._children._pids) if engine._children else []
-    del engine, children
+    last = list(engine._forked.children._pids)
+    del engine
     wait_until(lambda: all(map(gone, last)))
 
 
@@ -385,8 +384,8 @@ def test_a_worker_of_the_engine_that_dies_is_named_and_replaced() -> None:
     inputs = [np.ones(2)] * 3
     with SharedMemory() as engine:
         engine.run(schedule, inputs)
-        assert engine._children is not None
-        os.kill(engine._children._pids[1], signal.SIGKILL)
+        assert engine._forked is not None
+        os.kill(engine._forked.children._pids[1], signal.SIGKILL)
         with pytest.raises(RankFailed, match=r"rank 1 .*SIGKILL"):
             engine.run(schedule, inputs)
         np.testing.assert_array_equal(engine.run(schedule, inputs)[0], [3, 3])

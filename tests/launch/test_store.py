@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from roundelay.communicator.join import await_all
 from roundelay.errors import InvalidArgumentError, RendezvousError
 from roundelay.launch.environment import StoreAt
 from roundelay.launch.store import store_at
+from roundelay.rendezvous.by_store import await_all
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, StoreLost, open_store
 

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import roundelay as rd
-from roundelay.communicator.join import UNSIGNED
-from roundelay.engines._hierarchical.engine import HierarchicalEngine
 from roundelay.engines._native.engine import NativeEngine
+from roundelay.engines.hierarchical.engine import HierarchicalEngine
+from roundelay.rendezvous.by_store import UNSIGNED
 from roundelay.rendezvous.hosts import host_identity
 
 torch = pytest.importorskip("torch")

@@ -112,7 +112,7 @@ def make_late(comm: Any, seed: int) -> Any:
 
         return call
 
-    for name in ("run", "start", "post"):
+    for name in ("run", "begin", "post"):
         setattr(engine, name, slow(getattr(engine, name)))
     make = engine.group
     comm._fast_path = slow(comm._fast_path)
@@ -120,7 +120,7 @@ def make_late(comm: Any, seed: int) -> Any:
     def group(ranks: Any) -> Any:
         made = make(ranks)
         if made is not None:
-            for name in ("run", "start", "post"):
+            for name in ("run", "begin", "post"):
                 setattr(made, name, slow(getattr(made, name)))
         return made
 

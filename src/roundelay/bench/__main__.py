@@ -20,9 +20,10 @@ from roundelay.bench.peer_mpi import MPIS, Mpi
 from roundelay.bench.rank import Peer, be_rank
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
-from roundelay.engines._native.engine import NativeEngine
+from roundelay.engines.shared_memory import SharedMemory
 from roundelay.launch import run
-from roundelay.rendezvous.one_host import Job, rendezvous
+from roundelay.rendezvous.one_host import Job
+from roundelay.rendezvous.place import Place
 
 MEET_S = 60.0
 
@@ -42,8 +43,8 @@ def main() -> None:
 def _under_mpirun(spec: Spec, peer: str) -> None:
     mpi = Mpi(peer)
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    world = rendezvous(Job(spec.job, spec.size, folder), mpi.rank, timeout=MEET_S)
-    comm = Communicator(NativeEngine(world, mpi.rank, Selection(spec.size)))
+    place = Place(mpi.rank, Job(spec.job, spec.size, folder))
+    comm = Communicator(SharedMemory.join(place, select=Selection, timeout=MEET_S))
     file = folder / f"roundelay-bench-{spec.job}"
     try:
         _measure(comm, spec, file, {peer: mpi})

@@ -350,7 +350,7 @@ class Communicator(Groups, ObjectCalls):
     def _later(self, call: CollectiveCall, algorithm: str | None) -> Handle:
         if not self._engine.devices:
             require_host(call.collective, (call.input, call.output))
-        return Handle(self, self._engine.start(call, algorithm), call.finish)
+        return Handle(self, self._engine.begin(call, algorithm), call.finish)
 
 
 def _named(op: str | Op) -> str:

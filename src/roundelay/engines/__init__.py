@@ -11,10 +11,11 @@ from roundelay.engines._base import (
     MessageRequest,
     Request,
     ScheduleFor,
-    ScheduleRunner,
+    Select,
     Selection,
     SizeClass,
 )
+from roundelay.engines._harness import Harness
 from roundelay.registry import Family
 
 __all__ = [
@@ -25,10 +26,11 @@ __all__ = [
     "Buffer",
     "CollectiveCall",
     "Engine",
+    "Harness",
     "MessageRequest",
     "Request",
     "ScheduleFor",
-    "ScheduleRunner",
+    "Select",
     "Selection",
     "SizeClass",
     "engines",
@@ -39,4 +41,4 @@ def _class_name(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-engines: Family[type[ScheduleRunner]] = Family(__name__, public=_class_name)
+engines: Family[type[Harness]] = Family(__name__, public=_class_name)

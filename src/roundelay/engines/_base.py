@@ -16,7 +16,7 @@ import numpy as np
 
 from roundelay.collectives import collectives
 from roundelay.errors import NoRoomError
-from roundelay.reductions import Array, Located, Op
+from roundelay.reductions import Array, Located
 from roundelay.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = [
     "MessageRequest",
     "Request",
     "ScheduleFor",
-    "ScheduleRunner",
+    "Select",
     "Selection",
     "SizeClass",
     "no_fast_path",
@@ -81,6 +81,13 @@ class CollectiveCall:
 
 #: The schedule for a call, by the name of an algorithm or, for None, the best one.
 ScheduleFor = Callable[[CollectiveCall, str | None], Schedule]
+
+
+class Select(Protocol):
+    """Makes the selection for so many ranks: on this host, or with no cores known, anywhere."""
+
+    def __call__(self, size: int, *, cores: int | None = None) -> Selection:
+        """Return it."""
 
 
 class SizeClass(NamedTuple):
@@ -174,7 +181,7 @@ class Engine(ABC):
         """Run a call, after all that were started before."""
 
     @abstractmethod
-    def start(self, call: CollectiveCall, algorithm: str | None) -> Request:
+    def begin(self, call: CollectiveCall, algorithm: str | None) -> Request:
         """Run a call in the background, in the order of the calls."""
 
     @abstractmethod
@@ -278,21 +285,3 @@ def _own_bytes(nbytes: int) -> Array:
     if nbytes > available:
         raise NoRoomError(nbytes, available, "empty")
     return np.empty(nbytes, np.uint8)
-
-
-class ScheduleRunner(Protocol):
-    """Runs schedules on buffers. One file per engine; `reference.py` is the readable one."""
-
-    def run(
-        self,
-        schedule: Schedule,
-        inputs: Sequence[Buffer | None],
-        *,
-        op: str | Op = "sum",
-        counts: Sequence[int] | None = None,
-    ) -> list[Buffer | None]:
-        """Return each rank's output, flat; None where the contract leaves a rank nothing.
-
-        `inputs[rank]` holds the blocks that the contract gives that rank, one after the other.
-        `counts` gives the elements of every block; by default a rank's blocks are equally long.
-        """

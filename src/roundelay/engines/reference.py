@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from roundelay.engines._base import Buffer
-from roundelay.engines._inputs import outgoing, prepare
-from roundelay.reductions import Array, Op, fold
-from roundelay.schedule import Cell, Layout, Schedule, prove, replay, split
+from roundelay.engines._harness import Harness, Part
+from roundelay.engines._inputs import prepare
+from roundelay.reductions import Array, Op, Reduction, fold, reduction
+from roundelay.schedule import Cell, Schedule, prove, replay, split
 
 __all__ = ["Reference"]
 
 
-class Reference:
+class Reference(Harness):
     """Runs any schedule for all ranks in a loop; slow, readable, and what every engine must equal.
 
     >>> from roundelay.algorithms import algorithms
@@ -24,24 +25,20 @@ class Reference:
     array([10, 10])
     """
 
-    def run(
-        self,
-        schedule: Schedule,
-        inputs: Sequence[Buffer | None],
-        *,
-        op: str | Op = "sum",
-        counts: Sequence[int] | None = None,
-    ) -> list[Buffer | None]:
-        """Return each rank's output, flat; None where the contract leaves a rank nothing."""
-        (cells,) = deque(self.trace(schedule, inputs, op=op, counts=counts), maxlen=1)
-        outputs: dict[int, list[Array]] = {}
+    def outputs(
+        self, schedule: Schedule, parts: Sequence[Part], op: Op | None
+    ) -> Sequence[Array | None]:
+        """Take every step for all ranks; see what each then holds."""
+        arrays, counts = [part.array for part in parts], parts[0].counts
+        chosen = reduction(op or parts[0].op)
+        (cells,) = deque(_trace(schedule, arrays, counts, chosen), maxlen=1)
+        held: dict[int, list[Array]] = {}
         for cell, _ in sorted(schedule.due_after()):
             if cell not in cells:
                 prove(schedule)  # says which transfer is missing
-            outputs.setdefault(cell.rank, []).append(cells[cell])
+            held.setdefault(cell.rank, []).append(cells[cell])
         return [
-            outgoing(np.concatenate(outputs[rank])) if rank in outputs else None
-            for rank in range(schedule.size)
+            np.concatenate(held[rank]) if rank in held else None for rank in range(schedule.size)
         ]
 
     def trace(
@@ -53,34 +50,41 @@ class Reference:
         counts: Sequence[int] | None = None,
     ) -> Iterator[dict[Cell, Array]]:
         """Yield what every cell holds before the first step and after each."""
-        made, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
-        cells = dict(_cut(schedule, arrays, layout))
-        yield cells
+        chosen, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
+        return _trace(schedule, arrays, layout.counts, chosen)
 
-        everyone = (1 << schedule.size) - 1
-        for step in replay(schedule):
-            written = {}
-            for write in step.writes:
-                operands = [cells[Cell(src, write.cell.chunk)] for src in write.sources]
-                complete = made.name == "avg" and write.value.ranks == everyone
-                folded = len(operands) > 1
-                written[write.cell] = fold(
-                    made, operands, divide_by=schedule.size if complete and folded else None
-                )
-            cells = {**cells, **written}
-            yield cells
+
+def _trace(
+    schedule: Schedule,
+    arrays: Sequence[Array | None],
+    counts: Sequence[int],
+    by: Reduction,
+) -> Iterator[dict[Cell, Array]]:
+    cells = dict(_cut(schedule, arrays, counts))
+    yield cells
+
+    everyone = (1 << schedule.size) - 1
+    for step in replay(schedule):
+        written = {}
+        for write in step.writes:
+            operands = [cells[Cell(src, write.cell.chunk)] for src in write.sources]
+            complete = by.name == "avg" and write.value.ranks == everyone
+            divide_by = schedule.size if complete and len(operands) > 1 else None
+            written[write.cell] = fold(by, operands, divide_by=divide_by)
+        cells = {**cells, **written}
+        yield cells
 
 
 def _cut(
-    schedule: Schedule, arrays: Sequence[Array | None], layout: Layout
+    schedule: Schedule, arrays: Sequence[Array | None], counts: Sequence[int]
 ) -> Iterator[tuple[Cell, Array]]:
     """Cut every rank's input into its blocks, and every block into its parts."""
     for rank, array in enumerate(arrays):
         data = np.zeros(0) if array is None else array
         start = 0
         for block in schedule.collective.before(schedule.size, schedule.root, rank):
-            whole = data[start : start + layout.counts[block]]
-            start += layout.counts[block]
+            whole = data[start : start + counts[block]]
+            start += counts[block]
             for chunk, run in zip(
                 schedule.chunks_of(block), split(len(whole), schedule.parts), strict=True
             ):

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Self
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from roundelay import _core
-from roundelay.engines._base import Buffer
-from roundelay.engines._inputs import outgoing, prepare
-from roundelay.engines._native.parts import (
-    Part,
-    call_native,
-    common_dtype,
-    fold_in_python,
-    make_group,
-)
-from roundelay.errors import RankFailed
-from roundelay.processes.channel import Channel
-from roundelay.processes.children import Children
-from roundelay.processes.reports import as_raised, collect, report
-from roundelay.processes.wire import decode, encode
-from roundelay.reductions import Op, reduction
-from roundelay.schedule import Programs, Schedule, compile_schedule
+from roundelay.engines._base import Engine, Select
+from roundelay.engines._forked import Answer, ForkedHarness, Serve
+from roundelay.engines._harness import Part
+from roundelay.engines._native.engine import NativeEngine
+from roundelay.engines._native.join import native_engine
+from roundelay.engines._native.parts import call_native, fold_in_python, make_group
+from roundelay.engines.hierarchical import Hierarchical
+from roundelay.errors import InvalidArgumentError
+from roundelay.processes.reports import run_forked
+from roundelay.reductions import Array, Op
+from roundelay.rendezvous.place import Place
+from roundelay.rendezvous.store import OpenStore, no_store
+from roundelay.schedule import Schedule, compile_schedule
 
 __all__ = ["SharedMemory"]
 
-END_S = 5.0  # for ranks that have answered to end by themselves
-INTERRUPTED_S = 1.0
+OF_ONE_HOST = "The engine shared_memory joins the ranks of one host, but"
 
 
-class SharedMemory:
+class SharedMemory(ForkedHarness):
     """Runs a schedule on the native core, one process per rank.
 
-    The processes live on for as long as the same schedule is run. They end with `close()`, with
-    the engine object, or with this process, however that ends.
+    The processes live on for as long as the same schedule is run.
 
+    >>> import numpy as np
     >>> from roundelay.algorithms import algorithms
     >>> ring = algorithms.load("all_reduce_ring").schedule(4)
     >>> with SharedMemory() as engine:
@@ -46,102 +39,51 @@ class SharedMemory:
     array([10, 10])
     """
 
-    def __init__(self) -> None:
-        self._made_for: tuple[Schedule, Op | None] | None = None
-        self._children: Children | None = None
-        self._end: Callable[[], object] = _nothing
+    @classmethod
+    def start(
+        cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
+    ) -> list[Any]:
+        """Fork the ranks."""
+        selection = select(size)  # before the fork, so that all share it
+        return run_forked(
+            size, lambda world, rank: body(NativeEngine(world, rank, selection, timeout=timeout))
+        )
 
-    def run(
-        self,
-        schedule: Schedule,
-        inputs: Sequence[Buffer | None],
-        *,
-        op: str | Op = "sum",
-        counts: Sequence[int] | None = None,
-    ) -> list[Buffer | None]:
-        """Return each rank's output, flat; None where the contract leaves a rank nothing."""
-        made, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
-        children = self._forked_for(schedule, op if isinstance(op, Op) else None)
-        nothing = np.empty(0, common_dtype(arrays))  # also says the dtype
-        try:
-            for array, channel in zip(arrays, children.channels, strict=True):
-                given = nothing if array is None else array
-                channel.send(encode((array is None, given, made.name, layout.counts)))
-            outputs = [decode(reply) for reply in collect(children)]
-        except RankFailed as error:
-            self.close()
-            raise as_raised(error) from None
-        except BaseException:
-            self.close()
-            raise
-        return [None if output is None else outgoing(output) for output in outputs]
+    @classmethod
+    def join(
+        cls, place: Place, store: OpenStore = no_store, *, select: Select, timeout: float
+    ) -> Engine:
+        """Meet the ranks of this host; others there may not be."""
+        if place.by == "store":
+            raise InvalidArgumentError(
+                f"{OF_ONE_HOST} this job has several. Leave engine out: then it is shared memory "
+                f"inside every host and Gloo between them."
+            )
+        if place.by == "host":
+            return native_engine(place.job, place.rank, select=select, timeout=timeout)
+        joined = Hierarchical.join(place, store, select=select, timeout=timeout)
+        if not isinstance(joined, NativeEngine):
+            joined.close()
+            raise InvalidArgumentError(
+                f"{OF_ONE_HOST} mpirun started some elsewhere. Leave engine out: then it is shared "
+                f"memory inside every host and MPI between them."
+            )
+        return joined
 
-    @staticmethod
-    def start(body: Callable[[_core.World, int], bytes], size: int) -> list[bytes]:
-        """Run `body` on `size` new processes; return what each gave, in rank order.
+    def serve(self, schedule: Schedule, op: Op | None, until_closed: ExitStack) -> Serve:
+        """Compile here, so that no fork need."""
+        del until_closed
+        programs = compile_schedule(schedule)
 
-        The first error of a rank is raised as `RankFailed`; the others are told, and have ended
-        when it is. They also end when the thread that called this does.
-        """
+        @contextmanager
+        def be_rank(world: _core.World, rank: int) -> Iterator[Answer]:
+            group = make_group(world, rank)
 
-        def be_rank(world: _core.World, rank: int, channel: Channel) -> None:
-            if not report(partial(body, world, rank), world, rank, channel):
-                raise SystemExit(1)
+            def answer(_: str, part: Part) -> Array | None:
+                if op is None:
+                    return call_native(group, programs, rank, part)
+                return fold_in_python(world, group, schedule, rank, part, op.reduction)
 
-        with Children(be_rank, size, tied=True) as children:
-            try:
-                results = collect(children)
-            except KeyboardInterrupt:
-                children.world.fail("interrupted", 0, "KeyboardInterrupt")
-                children.end(grace=INTERRUPTED_S)
-                raise
-            children.end(grace=END_S)
-            return results
+            yield answer
 
-    def close(self) -> None:
-        """End the processes."""
-        self._end()
-        self._made_for, self._children, self._end = None, None, _nothing
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _forked_for(self, schedule: Schedule, op: Op | None) -> Children:
-        """Return processes that know this schedule and this function: a fork carries both along."""
-        now = self._made_for
-        if self._children is not None and now and now[0] is schedule and now[1] is op:
-            return self._children
-        self.close()
-        serve = _server(compile_schedule(schedule), op)
-        children = Children(serve, schedule.size, tied=False)
-        self._made_for, self._children = (schedule, op), children
-        self._end = weakref.finalize(self, children.end)
-        return children
-
-
-def _server(programs: Programs, op: Op | None) -> Callable[[_core.World, int, Channel], None]:
-    """Return what a rank does: run its part for every request, until there are no more."""
-
-    def serve(world: _core.World, rank: int, channel: Channel) -> None:
-        group = make_group(world, rank)
-
-        def answer(request: bytes) -> bytes:
-            absent, array, name, counts = decode(request)
-            part = Part(None if absent else array, array.dtype, name, counts)
-            if op is None:
-                return encode(call_native(group, programs, rank, part))
-            made = reduction(op)
-            return encode(fold_in_python(world, group, programs.schedule, rank, part, made))
-
-        while (request := channel.receive()) is not None:
-            if not report(partial(answer, request), world, rank, channel):
-                raise SystemExit(1)
-
-    return serve
-
-
-def _nothing() -> None:
-    """No processes, nothing to end."""
+        return be_rank

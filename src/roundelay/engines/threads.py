@@ -9,15 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from roundelay import _core
-from roundelay.engines._base import Buffer
-from roundelay.engines._inputs import outgoing, prepare
-from roundelay.engines._native.parts import (
-    Part,
-    call_native,
-    common_dtype,
-    fold_in_python,
-    make_group,
-)
+from roundelay.engines._base import Engine, Select
+from roundelay.engines._harness import Harness, Part
+from roundelay.engines._native.engine import NativeEngine
+from roundelay.engines._native.parts import call_native, fold_in_python, make_group
 from roundelay.errors import ranks_text
 from roundelay.processes.death import is_consequence, passes, step_of
 from roundelay.processes.limits import telling_limits
@@ -31,7 +26,7 @@ Result = TypeVar("Result")
 SOON_S = 1.0  # for ranks to end by themselves after Ctrl-C
 
 
-class Threads:
+class Threads(Harness):
     """Runs a schedule on the native core, one thread per rank.
 
     >>> import numpy as np
@@ -41,44 +36,41 @@ class Threads:
     array([10, 10])
     """
 
+    in_processes = False
+
     def __init__(self) -> None:
         self._groups: dict[int, tuple[_core.World, list[_core.Group]]] = {}  # by size
         self._programs: Programs | None = None  # of the latest schedule
 
-    def run(
-        self,
-        schedule: Schedule,
-        inputs: Sequence[Buffer | None],
-        *,
-        op: str | Op = "sum",
-        counts: Sequence[int] | None = None,
-    ) -> list[Buffer | None]:
-        """Return each rank's output, flat; None where the contract leaves a rank nothing."""
-        made, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
+    @classmethod
+    def start(
+        cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
+    ) -> list[Any]:
+        """Run the ranks; the first error is raised as it was, with the rank in a note."""
+        selection = select(size)
+        return _run_all(
+            make_world(size),
+            lambda world, rank: body(NativeEngine(world, rank, selection, timeout=timeout)),
+        )
+
+    def outputs(
+        self, schedule: Schedule, parts: Sequence[Part], op: Op | None
+    ) -> Sequence[Array | None]:
+        """Run a thread for each part."""
         if self._programs is None or self._programs.schedule is not schedule:
             self._programs = compile_schedule(schedule)
-        programs, dtype, size = self._programs, common_dtype(arrays), schedule.size
+        programs, size = self._programs, schedule.size
         # A world that has seen trouble is of no more use, so it is kept only after a good run.
         world, groups = self._groups.pop(size) if size in self._groups else _make_groups(size)
 
         def body(world: _core.World, rank: int) -> Array | None:
-            part = Part(arrays[rank], dtype, made.name, layout.counts)
-            if isinstance(op, Op):
-                return fold_in_python(world, groups[rank], schedule, rank, part, made)
-            return call_native(groups[rank], programs, rank, part)
+            if op is None:
+                return call_native(groups[rank], programs, rank, parts[rank])
+            return fold_in_python(world, groups[rank], schedule, rank, parts[rank], op.reduction)
 
         outputs = _run_all(world, body)
         self._groups[size] = world, groups
-        return [None if output is None else outgoing(output) for output in outputs]
-
-    @staticmethod
-    def start(body: Callable[[_core.World, int], Result], size: int) -> list[Result]:
-        """Run `body` on `size` ranks of a new world; return what each gave, in rank order.
-
-        The first error of a rank is raised as it was, with the rank in a note; the others are
-        told, and have ended when it is.
-        """
-        return _run_all(make_world(size), body)
+        return outputs
 
     def close(self) -> None:
         """Let go of the memory that is kept for the next run."""

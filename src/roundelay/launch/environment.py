@@ -20,9 +20,9 @@ from roundelay import _core
 from roundelay.errors import InvalidArgumentError
 from roundelay.launch.local import MOST_RANKS, check_timeout
 from roundelay.rendezvous.one_host import Job
+from roundelay.rendezvous.place import Place
 
 __all__ = [
-    "Place",
     "StoreAt",
     "base_directory",
     "found_place",
@@ -41,19 +41,6 @@ OF_MPI = (
     ("PMIX_RANK", "", ""),
 )
 LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|\[::1\]", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of this process among the ranks of a job, and by what they find one another.
-
-    By `host`: all ranks are on this one. By `store`: torch's, because there may be several hosts.
-    By `mpi`: MPI itself knows; rank and size are then its business.
-    """
-
-    rank: int
-    job: Job
-    by: Literal["host", "store", "mpi"] = "host"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,14 @@ from roundelay import _core
 from roundelay.arguments import seconds as read_seconds
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
-from roundelay.communicator.join import schedules
 from roundelay.communicator.selection import Selection
-from roundelay.engines import Engine, engines
+from roundelay.engines import Engine
 from roundelay.engines._native.engine import NativeEngine
-from roundelay.engines.gloo import Gloo
-from roundelay.engines.gloo.engine import GlooEngine
-from roundelay.engines.shared_memory import SharedMemory
-from roundelay.engines.threads import Threads
-from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
+from roundelay.errors import InvalidArgumentError, RankFailed, UnsendableError
+from roundelay.launch.choice import engine_called
 from roundelay.processes.death import ServerFinished
 from roundelay.processes.reports import as_raised
 from roundelay.processes.wire import decode, encode
-from roundelay.rendezvous.by_store import StoreRendezvous
 
 __all__ = ["MOST_RANKS", "check_timeout", "run"]
 
@@ -30,7 +25,6 @@ MOST_RANKS = 1024
 TIMEOUT_S = 60.0
 FEW_RANKS = 8  # what is saved on each is not worth a rehearsal
 REHEARSALS = 10  # after which Python has settled
-STARTING = ("gloo", "shared_memory", "threads")
 
 
 def run(
@@ -53,11 +47,11 @@ def run(
     >>> run(lambda comm, factor: comm.rank * factor, ranks=3, engine="threads", args=(10,))
     [0, 10, 20]
     """
-    _check(fn, args, engine)
+    _check(fn, args)
+    kind = engine_called(engine, "start")
     ranks = whole("ranks", ranks, 1, MOST_RANKS)
     given = tuple(args)
     limit = check_timeout("timeout", timeout)
-    selection = Selection(ranks)
 
     def body(engine: Engine) -> Any:
         comm = Communicator(engine)
@@ -68,26 +62,16 @@ def run(
         _end(comm, fn)  # a rank that fails says so instead of goodbye
         return result
 
-    def native(world: _core.World, rank: int) -> NativeEngine:
-        return NativeEngine(world, rank, selection, timeout=limit)
-
-    if engine == "threads":
-        return Threads.start(lambda world, rank: body(native(world, rank)), ranks)
-
     def packed(engine: Engine) -> bytes:
         result = body(engine)
         return encode(result, allow_pickle=allow_pickle, what=f"the result of rank {engine.rank}")
 
-    def packed_native(world: _core.World, rank: int) -> bytes:
-        return packed(native(world, rank))
-
+    if not kind.in_processes:
+        return kind.start(ranks, body, select=Selection, timeout=limit)
+    if ranks > FEW_RANKS:
+        _rehearse()
     try:
-        if engine == "gloo":
-            results = Gloo.start(lambda at: _telling(at, packed, limit), ranks)
-        else:
-            if ranks > FEW_RANKS:
-                _rehearse()
-            results = SharedMemory.start(packed_native, ranks)
+        results = kind.start(ranks, packed, select=Selection, timeout=limit)
     except RankFailed as error:
         raise (as_raised(error) if error.kind == UnsendableError.__name__ else error) from None
     return [decode(result, allow_pickle=allow_pickle) for result in results]
@@ -104,16 +88,6 @@ def _rehearse() -> None:
         world = _core.World.create(1, arena=0, slot_bytes=64)
         world.enter(0)
         Communicator(NativeEngine(world, 0, Selection(1))).close()
-
-
-def _telling(at: StoreRendezvous, work: Callable[[Engine], bytes], timeout: float) -> bytes:
-    """Work as a rank of Gloo's, and tell the others if that fails; native worlds know by it."""
-    engine = GlooEngine(at, schedules, timeout=timeout)
-    try:
-        return work(engine)
-    except BaseException as error:
-        engine.fail("failed", f"{type(error).__name__}: {error}")
-        raise
 
 
 def _end(comm: Communicator, fn: Callable[..., Any]) -> None:
@@ -135,17 +109,10 @@ def check_timeout(name: str, seconds: float | None) -> float:
     return read_seconds(name, seconds)
 
 
-def _check(fn: object, args: object, engine: object) -> None:
+def _check(fn: object, args: object) -> None:
     if not callable(fn):
         raise InvalidArgumentError(f"run needs a function of a communicator, not {shown(fn)}.")
     if not isinstance(args, Iterable) or isinstance(args, str):
         raise InvalidArgumentError(
             f"args is a tuple of what fn takes beside the communicator, not {shown(args)}."
         )
-    if not isinstance(engine, str) or engine not in STARTING:
-        if isinstance(engine, str) and engine in engines.names():
-            raise InvalidArgumentError(
-                f"The engine {engine} runs schedules, but starts no ranks; "
-                f"run takes {' or '.join(STARTING)}."
-            )
-        raise UnknownNameError("engines", str(engine), STARTING)

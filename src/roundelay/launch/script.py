@@ -9,14 +9,17 @@ from functools import partial
 from types import TracebackType
 
 from roundelay import _core
+from roundelay.arguments import FOREVER_S
 from roundelay.communicator import Communicator
+from roundelay.communicator.selection import Selection
 from roundelay.engines import Engine
 from roundelay.engines.mpi.library import load_mpi
 from roundelay.errors import InvalidArgumentError, RoundelayError
-from roundelay.launch.ends import check_engine, engine_for
+from roundelay.launch.choice import engine_called
 from roundelay.launch.environment import found_place, found_timeout
 from roundelay.launch.local import check_timeout
 from roundelay.launch.spared import tell_launcher
+from roundelay.launch.store import job_store
 
 __all__ = ["init"]
 
@@ -73,7 +76,8 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
     call. A rank that ends by an exception takes the others with it, at once and by name.
     """
     global _started  # noqa: PLW0603 - see above
-    check_engine(engine)
+    if engine is not None:
+        engine_called(engine, "join")
     if _started is not None:
         if _started.pid != os.getpid():
             raise InvalidArgumentError(
@@ -84,7 +88,14 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
     default = found_timeout(os.environ)  # read in any case: a wrong one is told
     limit = check_timeout("timeout", default if timeout is None else timeout)
     place = found_place(os.environ)
-    joined = engine_for(engine, place, os.environ, timeout=limit)
+    # Without a name: shared memory where all ranks are on one host; else that inside every host.
+    several = "shared_memory" if place.by == "host" else "hierarchical"
+    joined = engine_called(engine or several, "join").join(
+        place,
+        partial(job_store, place, os.environ, limit),
+        select=Selection,
+        timeout=min(limit, FOREVER_S),  # sockets and stores know no infinity
+    )
     joined.on_spare = partial(tell_launcher, joined.rank)
     _started = _Started(Communicator(joined), joined, by_mpi=engine == "mpi" or place.by == "mpi")
     _started.install()

@@ -15,7 +15,8 @@ from typing import Any
 
 from roundelay.engines.gloo.groups import load_torch
 from roundelay.errors import RendezvousError
-from roundelay.launch.environment import LOOPBACK, Place, StoreAt, found_store
+from roundelay.launch.environment import LOOPBACK, StoreAt, found_store
+from roundelay.rendezvous.place import Place
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, StoreLost, open_store
 

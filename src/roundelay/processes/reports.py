@@ -6,6 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,12 @@ from roundelay.processes.children import Children
 from roundelay.processes.death import goes_on, is_consequence, passes, step_of
 from roundelay.processes.wire import encode
 
-__all__ = ["as_raised", "collect", "report"]
+__all__ = ["as_raised", "collect", "report", "run_forked"]
 
 DONE, FAILED = b"+", b"-"
 OURS = str(Path(__file__).parent.parent) + os.sep
+END_S = 5.0  # for ranks that have answered to end by themselves
+INTERRUPTED_S = 1.0
 GRACE_S = 5.0  # for the others, once one rank has failed, to say how they fared
 
 
@@ -55,6 +58,28 @@ def report(work: Callable[[], bytes], world: _core.World, rank: int, channel: Ch
         channel.send(FAILED + msgspec.msgpack.encode(failure))
         return False
     return True
+
+
+def run_forked(size: int, body: Callable[[_core.World, int], bytes]) -> list[bytes]:
+    """Run `body` on `size` new processes; return what each gave, in rank order.
+
+    The first error of a rank is raised as `RankFailed`; the others are told, and have ended when it
+    is. They also end when the thread that called this does.
+    """
+
+    def be_rank(world: _core.World, rank: int, channel: Channel) -> None:
+        if not report(partial(body, world, rank), world, rank, channel):
+            raise SystemExit(1)
+
+    with Children(be_rank, size, tied=True) as children:
+        try:
+            results = collect(children)
+        except KeyboardInterrupt:
+            children.world.fail("interrupted", 0, "KeyboardInterrupt")
+            children.end(grace=INTERRUPTED_S)
+            raise
+        children.end(grace=END_S)
+        return results
 
 
 def collect(children: Children) -> list[bytes]:

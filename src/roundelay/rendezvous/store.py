@@ -27,7 +27,16 @@ from roundelay.rendezvous._store_connection import (
     first_line,
 )
 
-__all__ = ["HURRY_S", "SILENT_S", "Store", "StoreLost", "first_line", "open_store"]
+__all__ = [
+    "HURRY_S",
+    "SILENT_S",
+    "OpenStore",
+    "Store",
+    "StoreLost",
+    "first_line",
+    "no_store",
+    "open_store",
+]
 
 T = TypeVar("T")
 
@@ -153,6 +162,11 @@ class Store:
         return _opened(self.secret, self.corner + key, found)
 
 
+def no_store() -> Store:
+    """Refuse: these ranks find one another without a store."""
+    raise RendezvousError("these ranks have no store by which they could find one another.")
+
+
 def open_store(make: Callable[[], Any], where: str, secret: bytes, timeout: float) -> Store:
     """Return the store that `make` connects to, within the timeout."""
     connection = StoreConnection(where)
@@ -179,3 +193,7 @@ def _sealed(secret: bytes, name: str, value: bytes) -> bytes:
     """Return a value behind its signature."""
     text = f"{name}\n".encode() + value
     return hmac.digest(secret or b"nobody's", text, "sha256")[:SIGNATURE] + value
+
+
+#: Opens the store of a job, if anybody needs it.
+OpenStore = Callable[[], Store]

@@ -18,14 +18,14 @@ from pathlib import Path
 import msgspec
 from torch._C import _distributed_c10d as torch_store
 
-from roundelay import _core
 from roundelay.communicator import Communicator
-from roundelay.communicator.join import await_all, join
 from roundelay.communicator.selection import Selection
-from roundelay.engines._native.engine import NativeEngine
-from roundelay.processes.world import make_world
+from roundelay.engines.hierarchical import Hierarchical
+from roundelay.engines.shared_memory import SharedMemory
+from roundelay.rendezvous.by_store import await_all
 from roundelay.rendezvous.hosts import host_identity
-from roundelay.rendezvous.one_host import Job, rendezvous
+from roundelay.rendezvous.one_host import Job
+from roundelay.rendezvous.place import Place
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, open_store
 
@@ -58,9 +58,7 @@ def rendezvous_by_store(
 ) -> Connected:
     """Return the communicator of the ranks that share this store. All of them call it."""
     if size == 1:
-        world = make_world(1)
-        world.enter(0)
-        return _on_one_host(world, rank, timeout)
+        return _on_one_host(Job("alone", 1, Path()), rank, timeout)
     where = "the store of init_process_group"
     store = open_store(lambda: given, where, found_secret(os.environ), timeout).within("roundelay")
     keys = [f"host/{other}" for other in range(size)]
@@ -73,20 +71,22 @@ def rendezvous_by_store(
         store.set(RENDEZVOUS, msgspec.json.encode(told))
     told = _read(await_all(store, [RENDEZVOUS], rank, size, timeout, came=REACHED)[0])
     job = Job(f"torch\n{told.token}", size, Path(told.folder))
-    world = rendezvous(job, rank, timeout=timeout)
+    connected = _on_one_host(job, rank, timeout)
     if rank == 0:  # so that a group of the same name, made later, finds nothing of this one
         _forget(store, [*keys, RENDEZVOUS])
-    return _on_one_host(world, rank, timeout)
+    return connected
 
 
-def _on_one_host(world: _core.World, rank: int, timeout: float) -> Connected:
-    engine = NativeEngine(world, rank, Selection(world.size), timeout=timeout)
-    return Connected(Communicator(engine), lambda word, text: world.fail(word, rank, text))
+def _on_one_host(job: Job, rank: int, timeout: float) -> Connected:
+    engine = SharedMemory.join(Place(rank, job), select=Selection, timeout=timeout)
+    return Connected(Communicator(engine), engine.fail)
 
 
 def _on_several_hosts(store: Store, rank: int, size: int, timeout: float) -> Connected:
     """Join hosts: shared memory inside each, Gloo between; who fails is missed there."""
-    engine = join(store.within("hosts"), rank, size, timeout=timeout)
+    engine = Hierarchical.join_by_store(
+        store.within("hosts"), rank, size, select=Selection, timeout=timeout
+    )
     return Connected(Communicator(engine), lambda _word, _text: engine.close())
 
 

@@ -160,7 +160,7 @@ class NativeEngine(Engine):
         size_classes = self._programs.size_classes(collective, root)
         self._open().register(COLLECTIVES[collective], word, reduces, *blocks, size_classes)
 
-    def start(self, call: CollectiveCall, algorithm: str | None) -> NativeCallRequest:
+    def begin(self, call: CollectiveCall, algorithm: str | None) -> NativeCallRequest:
         """Have the native progress thread walk the program."""
         native = self._open()
         try:

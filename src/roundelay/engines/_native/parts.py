@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from roundelay import _core
 from roundelay.engines._base import COLLECTIVES
+from roundelay.engines._harness import Part
 from roundelay.engines._native.encode import native_program
 from roundelay.engines._over_messages import RankSchedule
 from roundelay.reductions import CODES, OPS, Array, Reduction, fold
 from roundelay.schedule import Programs, Schedule
 
 __all__ = [
-    "Part",
     "call_native",
-    "common_dtype",
     "fold_in_python",
     "make_group",
     "view",
@@ -27,21 +24,6 @@ __all__ = [
 
 TIMEOUT_S = 60.0
 IN_FOREGROUND = False
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one rank brings to a run, and what it must know of the others."""
-
-    array: Array | None
-    dtype: np.dtype[Any]  # of all ranks, also of those that bring nothing
-    op: str
-    counts: tuple[int, ...]
-
-
-def common_dtype(arrays: Sequence[Array | None]) -> np.dtype[Any]:
-    """Return the dtype of those ranks that bring anything; bytes if nobody does."""
-    return next((array.dtype for array in arrays if array is not None), np.dtype(np.uint8))
 
 
 def make_group(world: _core.World, rank: int) -> _core.Group:

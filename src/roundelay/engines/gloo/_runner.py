@@ -1,46 +1,42 @@
-"""Ranks as processes that Gloo connects, PyTorch's library for CPUs; on one host or on many."""
+"""Gloo from outside: ranks that are forks of this process, and those that a launcher started."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from roundelay import _core
-from roundelay.engines._base import Buffer, CollectiveCall, ScheduleFor
-from roundelay.engines._inputs import outgoing, prepare
-from roundelay.engines._native.parts import Part, common_dtype
+from roundelay.engines._base import CollectiveCall, Engine, ScheduleFor, Select
+from roundelay.engines._forked import Answer, ForkedHarness, Serve
+from roundelay.engines._harness import Part
 from roundelay.engines._over_messages import OverMessages, Post, RankSchedule
 from roundelay.engines.gloo.engine import GlooEngine
 from roundelay.engines.gloo.groups import Schedules, load_torch
-from roundelay.engines.shared_memory import SharedMemory
-from roundelay.errors import InvalidArgumentError, RankFailed
-from roundelay.processes.channel import Channel
-from roundelay.processes.children import Children
-from roundelay.processes.reports import as_raised, collect, report
-from roundelay.processes.wire import decode, encode
+from roundelay.errors import InvalidArgumentError
+from roundelay.processes.reports import run_forked
 from roundelay.reductions import Array, Op, fold
-from roundelay.rendezvous.by_store import StoreRendezvous
-from roundelay.rendezvous.store import open_store
+from roundelay.rendezvous.by_store import StoreRendezvous, rendezvous_at
+from roundelay.rendezvous.place import Place
+from roundelay.rendezvous.store import OpenStore, no_store, open_store
 from roundelay.schedule import Schedule, from_json, prove, to_json
 
-__all__ = ["Gloo"]
+__all__ = ["Gloo", "fork_at"]
 
 TIMEOUT_S = 60.0
 HERE = "127.0.0.1"
 
 
-class Gloo:
+class Gloo(ForkedHarness):
     """Runs a schedule over Gloo's sends and receives, one process of this host per rank.
 
-    The processes live on for as long as as many ranks are asked for. They end with `close()`, with
-    the engine object, or with this process, however that ends.
+    The processes live on for as long as as many ranks are asked for.
 
     >>> from roundelay.algorithms import algorithms
     >>> ring = algorithms.load("all_reduce_ring").schedule(2)
@@ -49,50 +45,42 @@ class Gloo:
     array([3, 3])
     """
 
+    engine: type[GlooEngine] = GlooEngine
+
     def __init__(self) -> None:
-        self._made_for: tuple[int, Op | None] | None = None
-        self._known: Schedule | None = None  # what the ranks have been told
-        self._children: Children | None = None
-        self._end: Callable[[], object] = _nothing
+        self._told: Schedule | None = None  # what the ranks know
 
-    def run(
-        self,
-        schedule: Schedule,
-        inputs: Sequence[Buffer | None],
-        *,
-        op: str | Op = "sum",
-        counts: Sequence[int] | None = None,
-    ) -> list[Buffer | None]:
-        """Return each rank's output, flat; None where the contract leaves a rank nothing."""
-        made, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
-        self.check(schedule.size)
-        children = self._forked_for(schedule.size, op if isinstance(op, Op) else None)
-        nothing = np.empty(0, common_dtype(arrays))  # also says the dtype
-        text = ""
-        if schedule is not self._known:
-            prove(schedule)  # or ranks might wait for what nobody sends
-            text, self._known = to_json(schedule), schedule
-        try:
-            for array, channel in zip(arrays, children.channels, strict=True):
-                given = nothing if array is None else array
-                channel.send(encode((text, array is None, given, made.name, layout.counts)))
-            outputs = [decode(reply) for reply in collect(children)]
-        except RankFailed as error:
-            self.close()
-            raise as_raised(error) from None
-        except BaseException:
-            self.close()
-            raise
-        return [None if output is None else outgoing(output) for output in outputs]
+    @classmethod
+    def start(
+        cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
+    ) -> list[Any]:
+        """Fork the ranks, and have Gloo connect them."""
 
-    @staticmethod
-    def start(body: Callable[[StoreRendezvous], bytes], size: int) -> list[bytes]:
-        """Run `body` on `size` new processes of this host; return what each gave, in rank order."""
-        torch = load_torch("gloo")
-        with tempfile.TemporaryDirectory(prefix="roundelay-gloo-") as folder:
-            return SharedMemory.start(
-                lambda _, rank: body(_rendezvous(torch, folder, rank, size)), size
+        def be_rank(at: StoreRendezvous) -> bytes:
+            engine = GlooEngine(at, _schedules(select), timeout=timeout)
+            try:
+                result: bytes = body(engine)
+            except BaseException as error:
+                engine.fail("failed", f"{type(error).__name__}: {error}")
+                raise
+            return result
+
+        return fork_at(size, be_rank)
+
+    @classmethod
+    def join(
+        cls, place: Place, store: OpenStore = no_store, *, select: Select, timeout: float
+    ) -> Engine:
+        """Connect the ranks by the store of their job."""
+        name = cls.__name__.lower()
+        if place.by == "mpi":
+            raise InvalidArgumentError(
+                f"mpirun started these ranks, but the engine {name} needs torch's store. Start "
+                f"with `roundelay run` or torchrun, or use engine='mpi'."
             )
+        several = place.by == "store"
+        at = rendezvous_at(store(), place.rank, place.job.size, several_hosts=several)
+        return cls.engine(at.within(name), _schedules(select), timeout=timeout)
 
     def check(self, size: int) -> None:
         """Refuse a number of ranks that can't be had here; processes can."""
@@ -100,81 +88,72 @@ class Gloo:
     def connect(
         self, rendezvous: StoreRendezvous, schedules: Schedules, timeout: float
     ) -> tuple[GlooEngine, Post]:
-        """Return the end of a rank, and what posts the transfers of its schedules."""
+        """Return the engine of a rank, and what posts the transfers of its schedules."""
         engine = GlooEngine(rendezvous, schedules, timeout=timeout)
         return engine, engine.slot
 
+    def key(self, schedule: Schedule, op: Op | None) -> object:
+        """Keep ranks for any schedule on as many of them."""
+        return schedule.size, op
+
+    def text(self, schedule: Schedule) -> str:
+        """Tell the ranks of a schedule once, if it is proved."""
+        if schedule is self._told:
+            return ""
+        prove(schedule)  # or ranks might wait for what nobody sends
+        self._told = schedule
+        return to_json(schedule)
+
     def close(self) -> None:
         """End the processes."""
-        self._end()
-        self._made_for, self._known, self._children, self._end = None, None, None, _nothing
+        super().close()
+        self._told = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _forked_for(self, size: int, op: Op | None) -> Children:
-        """Return so many processes that know this function: a fork carries it along."""
-        if self._children is not None and self._made_for == (size, op):
-            return self._children
-        self.close()
-        torch = load_torch("gloo")  # here, so that the children need not
+    def serve(self, schedule: Schedule, op: Op | None, until_closed: ExitStack) -> Serve:
+        """Load torch here, so that the forks need not."""
+        size = schedule.size
+        self.check(size)
+        torch = load_torch("gloo")
         folder = tempfile.mkdtemp(prefix="roundelay-gloo-")
-        serve = _server(self.connect, torch, folder, size, op)
-        children = Children(serve, size, tied=False)
-        self._made_for, self._children = (size, op), children
-        self._end = weakref.finalize(self, _end, children, folder)
-        return children
+        until_closed.callback(shutil.rmtree, folder, ignore_errors=True)
+        connect = self.connect
+
+        @contextmanager
+        def be_rank(_: _core.World, rank: int) -> Iterator[Answer]:
+            engine, post = connect(_in_folder(torch, folder, rank, size), _no_schedules, TIMEOUT_S)
+            walk, asked = OverMessages(rank, post), list[Schedule]()  # the latest one
+
+            def answer(text: str, part: Part) -> Array | None:
+                if text:
+                    asked[:] = [from_json(text)]
+                if op is None:
+                    return _walked(walk, asked[0], rank, part)
+                chunks = RankSchedule.of(asked[0], rank).walk(
+                    part.array, part.dtype, part.counts, lambda x, _: fold(op.reduction, x), post
+                )
+                return np.concatenate(chunks) if chunks else None
+
+            yield answer
+            engine.close()
+
+        return be_rank
 
 
-def _rendezvous(torch: Any, folder: str, rank: int, size: int) -> StoreRendezvous:
-    path = str(Path(folder) / "store")
-    make = partial(torch.distributed.FileStore, path, size)
-    return StoreRendezvous(
-        open_store(make, f"the store in {folder}", b"", TIMEOUT_S), rank, size, HERE
-    )
+def fork_at(size: int, body: Callable[[StoreRendezvous], bytes]) -> list[bytes]:
+    """Run `body` on `size` new processes of this host, which find one another in a folder."""
+    torch = load_torch("gloo")
+    with tempfile.TemporaryDirectory(prefix="roundelay-gloo-") as folder:
+        return run_forked(size, lambda _, rank: body(_in_folder(torch, folder, rank, size)))
 
 
-def _end(children: Children, folder: str) -> None:
-    children.end()
-    shutil.rmtree(folder, ignore_errors=True)
+def _in_folder(torch: Any, folder: str, rank: int, size: int) -> StoreRendezvous:
+    make = partial(torch.distributed.FileStore, str(Path(folder) / "store"), size)
+    store = open_store(make, f"the store in {folder}", b"", TIMEOUT_S)
+    return StoreRendezvous(store, rank, size, HERE)
 
 
-def _server(
-    connect: Callable[[StoreRendezvous, Schedules, float], tuple[GlooEngine, Post]],
-    torch: Any,
-    folder: str,
-    size: int,
-    op: Op | None,
-) -> Callable[[_core.World, int, Channel], None]:
-    """Return what a rank does: run its part for every request, until there are no more."""
-
-    def serve(world: _core.World, rank: int, channel: Channel) -> None:
-        engine, post = connect(_rendezvous(torch, folder, rank, size), _no_schedules, TIMEOUT_S)
-        walk = OverMessages(rank, post)
-        asked: list[Schedule] = []  # the latest one
-
-        def answer(request: bytes) -> bytes:
-            text, absent, array, name, counts = decode(request)
-            if text:
-                asked[:] = [from_json(text)]
-            part = Part(None if absent else array, array.dtype, name, counts)
-            if op is None:
-                return encode(_walked(walk, asked[0], rank, part))
-            route, made = RankSchedule.of(asked[0], rank), op.reduction
-            found = route.walk(
-                part.array, part.dtype, part.counts, lambda given, _: fold(made, given), post
-            )
-            return encode(np.concatenate(found) if found else None)
-
-        while (request := channel.receive()) is not None:
-            if not report(partial(answer, request), world, rank, channel):
-                raise SystemExit(1)
-        engine.close()
-
-    return serve
+def _schedules(select: Select) -> Schedules:
+    return lambda size: select(size, cores=0).schedule_for
 
 
 def _no_schedules(size: int) -> ScheduleFor:
@@ -189,12 +168,8 @@ def _walked(walk: OverMessages, schedule: Schedule, rank: int, part: Part) -> Ar
     output = np.empty(sum(part.counts[block] for block in after), part.dtype) if after else None
     kind = part.dtype if part.dtype.names is None else part.dtype["value"]
     call = CollectiveCall(
-        schedule.collective.name, kind.name, part.dtype.itemsize, 0, 0, _nothing,
+        schedule.collective.name, kind.name, part.dtype.itemsize, 0, 0, lambda: None,
         part.array, output, op=part.op, root=schedule.root, counts=part.counts,
     )  # fmt: skip
     walk.run(call, schedule)
     return output
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to end."""

@@ -89,7 +89,7 @@ class GlooEngine(Engine):
         described = self._described(call, algorithm)
         self._queue.run(lambda: self._do(described, algorithm), str(described.signature))
 
-    def start(self, call: CollectiveCall, algorithm: str | None) -> QueuedCall:
+    def begin(self, call: CollectiveCall, algorithm: str | None) -> QueuedCall:
         """Run the call on a thread, after those that were started before."""
         self._open()
         described = self._described(call, algorithm)

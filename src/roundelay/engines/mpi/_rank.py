@@ -24,13 +24,13 @@ from roundelay.processes.wire import decode, encode
 from roundelay.reductions import Array
 from roundelay.schedule import Schedule, from_json
 
-__all__ = ["DONE", "FAILED", "FOLD", "Failure", "Request"]
+__all__ = ["DONE", "FAILED", "FOLD", "Failure", "WalkRequest"]
 
 DONE, FAILED, FOLD = b"+", b"-", b"?"  # how an answer begins
 TIMEOUT_S = 60.0
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class WalkRequest(msgspec.Struct, frozen=True, array_like=True):
     """What a rank is to do."""
 
     schedule: str  # as JSON; empty for the one of the request before
@@ -41,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     counts: list[int]
 
 
-_read = msgspec.msgpack.Decoder(Request).decode
+_read = msgspec.msgpack.Decoder(WalkRequest).decode
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -77,7 +77,7 @@ def main(address: str) -> None:
 
 
 def _answer(
-    engine: MpiEngine, channel: Channel, route: RankSchedule | None, asked: Request
+    engine: MpiEngine, channel: Channel, route: RankSchedule | None, asked: WalkRequest
 ) -> Array | None:
     if route is None:
         raise InvalidArgumentError("A request came without a schedule.")

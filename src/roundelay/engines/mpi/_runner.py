@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Self
 
 import msgspec
 import numpy as np
 
-from roundelay.engines._base import Buffer
-from roundelay.engines._inputs import outgoing, prepare
-from roundelay.engines._native.parts import common_dtype
-from roundelay.engines.mpi._rank import Request
+from roundelay.engines._base import Engine, Select
+from roundelay.engines._harness import Harness, Part
+from roundelay.engines.mpi._rank import WalkRequest
 from roundelay.engines.mpi._ranks import MpiRanks
+from roundelay.engines.mpi.engine import mpi_engine
 from roundelay.errors import RankFailed
 from roundelay.processes.reports import as_raised
 from roundelay.processes.wire import decode, encode
-from roundelay.reductions import Op, Reduction, fold
+from roundelay.reductions import Array, Op, fold, reduction
+from roundelay.rendezvous.place import Place
+from roundelay.rendezvous.store import OpenStore, no_store
 from roundelay.schedule import Schedule, prove, to_json
 
 __all__ = ["Mpi"]
 
 
-class Mpi:
+class Mpi(Harness):
     """Runs a schedule on MPI ranks of this host, transfer by transfer, with MPI's send and receive.
 
     `mpirun` is called once for each number of ranks; the processes live on until `close()`, or the
@@ -36,43 +37,41 @@ class Mpi:
         self._latest: dict[int, Schedule] = {}  # which they know
         self._endings: dict[int, weakref.finalize[[], Mpi]] = {}
 
-    def run(
-        self,
-        schedule: Schedule,
-        inputs: Sequence[Buffer | None],
-        *,
-        op: str | Op = "sum",
-        counts: Sequence[int] | None = None,
-    ) -> list[Buffer | None]:
-        """Return each rank's output, flat; None where the contract leaves a rank nothing."""
-        made, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
+    @classmethod
+    def join(
+        cls, place: Place, store: OpenStore = no_store, *, select: Select, timeout: float
+    ) -> Engine:
+        """Join all ranks that mpirun started."""
+        del place, store
+        return mpi_engine(lambda size: select(size, cores=0).schedule_for, timeout)
+
+    def outputs(
+        self, schedule: Schedule, parts: Sequence[Part], op: Op | None
+    ) -> Sequence[Array | None]:
+        """Ask the ranks; mpirun starts them if there are none."""
         ranks = self._started(schedule.size)
         text = ""
         if self._latest.get(schedule.size) is not schedule:
             prove(schedule)  # or ranks might wait for what nobody sends
             text = to_json(schedule)
-        nothing = np.empty(0, common_dtype(arrays))
         try:
-            for array, channel in zip(arrays, ranks.channels, strict=True):
-                request = Request(
-                    text,
-                    encode(nothing if array is None else np.ascontiguousarray(array)),
-                    array is not None,
-                    made.name,
-                    isinstance(op, Op),
-                    list(layout.counts),
-                )
+            for part, channel in zip(parts, ranks.channels, strict=True):
+                array = np.empty(0, part.dtype) if part.array is None else part.array
+                request = WalkRequest(
+                    text, encode(np.ascontiguousarray(array)), part.array is not None, part.op,
+                    op is not None, list(part.counts),
+                )  # fmt: skip
                 channel.send(msgspec.msgpack.encode(request))
             self._latest[schedule.size] = schedule
-            answers = ranks.answers(lambda operands: _folded(made, operands))
+            by = reduction(op or parts[0].op)
+            answers = ranks.answers(lambda operands: encode(fold(by, decode(operands))))
         except RankFailed as error:
             self._drop(schedule.size)
             raise as_raised(error) from None
         except BaseException:
             self._drop(schedule.size)
             raise
-        outputs = [decode(answer) for answer in answers]
-        return [None if output is None else outgoing(output) for output in outputs]
+        return [decode(answer) for answer in answers]
 
     def close(self) -> None:
         """End the processes."""
@@ -80,12 +79,6 @@ class Mpi:
             self._endings.pop(size)()
             del self._ranks[size]
         self._latest.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _started(self, size: int) -> MpiRanks:
         if size not in self._ranks:
@@ -98,7 +91,3 @@ class Mpi:
         self._endings.pop(size).detach()
         self._ranks.pop(size).end(at_once=True)
         self._latest.pop(size, None)
-
-
-def _folded(made: Reduction, operands: bytes) -> bytes:
-    return encode(fold(made, decode(operands)))

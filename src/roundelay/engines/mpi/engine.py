@@ -97,7 +97,7 @@ class MpiEngine(Engine):
         """Begin the call without waiting, and keep asking for it."""
         self._begin_call(call, algorithm, background=False).wait()
 
-    def start(self, call: CollectiveCall, algorithm: str | None) -> _CallRequest:
+    def begin(self, call: CollectiveCall, algorithm: str | None) -> _CallRequest:
         """Let the call stand in line; a thread sees to it."""
         return self._begin_call(call, algorithm, background=True)
 

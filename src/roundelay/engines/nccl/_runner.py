@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from roundelay.engines._over_messages import Post
 from roundelay.engines.gloo import Gloo
@@ -27,6 +27,13 @@ class Nccl(Gloo):
     ...     engine.run(ring, [np.array([r, r]) for r in (1, 2)])[0]
     array([3, 3])
     """
+
+    engine = NcclEngine
+
+    @classmethod
+    def can(cls, what: Literal["start", "join"]) -> bool:
+        """Tell that launchers start these ranks: each must have its own GPU."""
+        return what == "join"
 
     def __init__(self, *, library: str = "nccl") -> None:
         super().__init__()

@@ -57,10 +57,10 @@ class NcclEngine(GlooEngine):
         self._leave = weakref.finalize(self, _leave, self._gpus, library)
         self._on_gpus = NcclCalls(self._torch, self.rank, self.size)
 
-    def start(self, call: CollectiveCall, algorithm: str | None) -> QueuedCall:
+    def begin(self, call: CollectiveCall, algorithm: str | None) -> QueuedCall:
         """Run the call on a thread, after what the caller has given the GPU to do so far."""
         if not _lies_there(call) or self._library != "nccl":
-            return super().start(call, algorithm)
+            return super().begin(call, algorithm)
         cuda = self._torch.cuda
         stream = cuda.current_stream()
         described = self._described(call, algorithm)

@@ -155,7 +155,7 @@ class HierarchicalCalls:
         )  # fmt: skip
         if not background:
             return lambda: self._carry(counted)
-        request = self._lane.start(counted, None)
+        request = self._lane.begin(counted, None)
         return lambda: self._across(request.wait)
 
     def _divide(self, call: CollectiveCall, share: Array) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from roundelay.engines._base import CollectiveCall, Engine, MessageRequest, Request
 from roundelay.engines._call_queue import CallQueue
 from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
-from roundelay.engines._hierarchical.calls import HierarchicalCalls
+from roundelay.engines.hierarchical._calls import HierarchicalCalls
 from roundelay.errors import CollectiveMismatch, CollectiveTimeout, CommunicationError
 from roundelay.reductions import Array
 from roundelay.rendezvous.topology import HostTopology
@@ -64,10 +64,10 @@ class HierarchicalEngine(Engine):
         else:
             self._queue.run(self._work(self._calls, call, algorithm), call.collective)
 
-    def start(self, call: CollectiveCall, algorithm: str | None) -> Request:
+    def begin(self, call: CollectiveCall, algorithm: str | None) -> Request:
         """Run a call on a thread, after those that were started before."""
         if self._calls is None:
-            return self._inside.start(call, algorithm)
+            return self._inside.begin(call, algorithm)
         return self._queue.start(self._work(self._calls, call, algorithm))
 
     def _work(

@@ -1,1 +1,0 @@
-"""Shared memory inside every host, another library between them."""
