@@ -209,7 +209,7 @@ def test_the_norm_is_that_of_one_device(stacks: Any, name: str, norm: float) -> 
         {"bucket_bytes": 0},
         {"stage": 1, "units": ["a"]},
         {"stage": 2, "reshard_after_forward": False},
-        {"reshard_after_forward": 1},
+        {"reshard_after_forward": 2},
     ],
 )
 def test_options_without_a_meaning_are_refused(options: Any) -> None:
