@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,72 @@ def penalty(at: Place) -> None:
         (loss + 0.05 * sum(one.norm() for one in at.shown)).backward()
         at.optimizer.step()
         at.optimizer.zero_grad()
+
+
+#: What a loss may make of a trained parameter and of tensors that are divided like it.
+PENALTIES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "product": lambda p, old, _: (p * old).sum(),
+    "other way": lambda p, old, _: (old * p).sum(),
+    "difference": lambda p, old, _: (p - old).square().sum(),
+    "norm": lambda p, old, _: (p - old - 1).norm(),
+    "fisher": lambda p, old, fisher: (fisher * (p - old) ** 2).sum(),
+    "cosine": lambda p, _, fisher: nn.functional.cosine_similarity(p.view(-1), fisher.view(-1), 0),
+    "mean": lambda p, old, _: nn.functional.mse_loss(p, old),
+    "where": lambda p, old, fisher: torch.where(fisher > 0.01, p, old).square().sum(),
+    "lerp": lambda p, old, _: torch.lerp(p, old, 0.3).square().sum(),
+    "matrix": lambda p, old, _: (p.view(-1)[None] @ old.view(-1, 1)).sum(),
+    "views": lambda p, old, _: (p[0] * old[-1]).sum(),
+    "in place": lambda p, old, fisher: (torch.zeros_like(old).add_(p).mul_(fisher)).sum(),
+    "a list": lambda p, old, _: sum(torch._foreach_mul([p], [old])).sum(),
+}
+
+
+def gradients_of(at: Place) -> dict[str, Any]:
+    at.loss(0).backward()
+    old = [one.detach().clone() * 0.9 for one in at.shown]
+    fisher = [one.grad.detach() ** 2 for one in at.own]
+    found = {}
+    for of, them in (("own", at.own), ("shown", at.shown)):
+        for name, penalty in PENALTIES.items():
+            more = [penalty(*each) for each in zip(them, old, fisher, strict=True)]
+            at.optimizer.zero_grad()
+            (at.loss(1) + 0.1 * sum(more)).backward()
+            found[f"{of} {name}"] = [np.array(one.grad.tolist()) for one in at.own]
+    for name, hook in HOOKS.items():
+        at.optimizer.zero_grad()
+        handles = [one.register_hook(partial(hook, two))
+                   for one, two in zip(at.own, old, strict=True)]  # fmt: skip
+        at.loss(1).backward()
+        found[name] = [np.array(one.grad.tolist()) for one in at.own]
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_penalties_on_what_is_divided_have_one_device_s_gradients(way: str) -> None:
+    """What flows back to a parameter is a whole gradient, which is summed up over the ranks."""
+
+    model = copy.deepcopy(START)
+    expected = gradients_of(Place(model, sgd(model)))
+
+    def be_rank(comm: Any) -> dict[str, Any]:
+        mine = copy.deepcopy(START)
+        return gradients_of(Place(*rd.prepare(mine, sgd(mine), strategy=way, comm=comm), comm))
+
+    for found in rd.run(be_rank, WAYS[way][-1], "threads"):
+        for name, each in expected.items():
+            for one, two in zip(each, found[name], strict=True):
+                np.testing.assert_allclose(two, one, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+#: What a hook may make of a gradient on its way, and of a tensor that is divided.
+HOOKS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda old, grad: grad + 0.5 * old,
+    "mask": lambda old, grad: grad * (old > 0),
+    "instead": lambda old, _: old * 2,
+    "written": lambda old, grad: old.clone().add_(old).mul(grad),
+}
 
 
 def average_of_the_groups(at: Place) -> None:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from roundelay.errors import InvalidArgumentError, NotFiniteError, RoundelayError
 from roundelay.training._edits import Edits
+from roundelay.training._shard import Shard
 from roundelay.training._sparse import sparse_parameters
 from roundelay.training._strategy import Sharing
 
@@ -90,6 +91,8 @@ class Arrivals:
         if scaler is not None:
             scaler.check_scaled()
         grad = self._tensors[index].grad
+        if isinstance(grad, Shard):  # that a hook made of what is divided: each rank brings it
+            self._tensors[index].grad = grad = grad.full().to(grad.dtype)
         if grad is not None and grad.is_sparse and index not in self._sharing.sparse:
             if index not in self._dense:
                 name = self._sharing.setup.parameters[index].name

@@ -47,6 +47,7 @@ class Shard(torch.Tensor):
         kind: str = "tensor",
         wrote: Callable[[], None] | None = None,
         of: tuple[Shard, View] | None = None,
+        strides: Sequence[int] | None = None,
         requires_grad: bool = False,
     ) -> Self:
         """Make a tensor of this shape; where elements come later, its dtype is given.
@@ -60,6 +61,7 @@ class Shard(torch.Tensor):
         made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's way
             cls,
             tuple(shape),
+            strides=strides,
             dtype=dtype,
             device=device or home.device,
             requires_grad=requires_grad,
@@ -82,11 +84,17 @@ class Shard(torch.Tensor):
             return view(root.full())
         return self.home.gather(self.piece.to(self.device)).view(self.shape)
 
+    def lies_like(self, other: torch.Tensor) -> bool:
+        """Tell whether another tensor is divided in the same places."""
+        return (
+            isinstance(other, Shard) and other.of is None
+            and other.shape == self.shape and other.home.counts == self.home.counts
+        )  # fmt: skip
+
     def own(self, other: torch.Tensor) -> torch.Tensor:
         """Return the elements of another tensor of this shape that go with those here."""
         if isinstance(other, Shard):
-            alike = other.shape == self.shape and other.home.counts == self.home.counts
-            if alike and other.of is None:
+            if self.lies_like(other):
                 return other.piece
             other = other.full()
         return self.home.cut(other.expand(self.shape))
@@ -118,8 +126,28 @@ class Shard(torch.Tensor):
 
     # ---- operations
 
-    # Everything goes to the dispatcher.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,  # Any: torch's functions have no public type
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Hand everything to the dispatcher, but have whole tensors enter autograd's graph.
+
+        There each rank computes with its own batch, and what flows back is summed up over ranks.
+        """
+        if any(issubclass(one, torch.nn.Parameter) for one in types):
+            return NotImplemented  # it is away, and knows what to do
+        if torch.is_grad_enabled():
+            from roundelay.training._shard_parameter import for_graph  # noqa: PLC0415 - as below
+
+            whole = for_graph(func, args, kwargs or {})
+            if whole is not None:
+                return func(*whole[0], **whole[1])
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # torch declares it loosely
@@ -176,20 +204,14 @@ class Shard(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         self.refuse("Pickling")
 
-    def data_ptr(self) -> NoReturn:
-        """Refuse: there is no memory of the whole."""
-        self.refuse("data_ptr")
+    def apply_(self, function: Callable[[Any], Any]) -> torch.Tensor:
+        """Have a function of Python change every element. Every rank calls it."""
+        return self.copy_(self.full().apply_(function))
 
-    def untyped_storage(self) -> NoReturn:
-        """Refuse likewise."""
-        self.refuse("untyped_storage")
-
-    def share_memory_(self) -> NoReturn:
-        """Refuse likewise."""
-        self.refuse("share_memory_")
-
-    def __dlpack__(self, **_: Any) -> NoReturn:  # options of no meaning
-        self.refuse("__dlpack__")
+    def map_(self, other: torch.Tensor, function: Callable[[Any, Any], Any]) -> torch.Tensor:
+        """Do so with those of another tensor."""
+        theirs = other.full() if isinstance(other, Shard) else other
+        return self.copy_(self.full().map_(theirs, function))
 
     def __repr__(self) -> str:  # type: ignore[override] # torch's takes contents to be shown
         home = self.home
@@ -213,6 +235,24 @@ class Shard(torch.Tensor):
             f"{call} needs the memory of a whole tensor, but the {self.kind} of {self.home.name} "
             f"is divided between the ranks. {WAY_OUT}"
         )
+
+
+#: What needs memory of the whole; torch would take what is not there for it.
+MEMORY = {
+    "__dlpack__", "_typed_storage", "const_data_ptr", "data_ptr", "map2_", "share_memory_",
+    "storage", "storage_type", "untyped_storage",
+}  # fmt: skip
+
+
+def _refusing(call: str) -> Callable[..., NoReturn]:
+    def refuse(self: Shard, *_: Any, **__: Any) -> NoReturn:  # arguments of no meaning
+        self.refuse(call)
+
+    return refuse
+
+
+for _call in MEMORY:
+    setattr(Shard, _call, _refusing(_call))
 
 
 def _always(piece: torch.Tensor) -> Elements:

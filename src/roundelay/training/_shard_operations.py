@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.training._shard import Shard
 from roundelay.training._shard_reductions import REDUCTIONS, norms
+from roundelay.training._shard_views import is_view, same, view_of
 
 __all__ = ["operate"]
 
@@ -17,11 +18,6 @@ __all__ = ["operate"]
 PIECEWISE = {
     "clone", "copy_", "fill_", "zero_", "masked_fill_", "_to_copy", "zeros_like", "ones_like",
     "full_like", "empty_like", "polar",
-}  # fmt: skip
-#: Views that keep all elements in their order.
-RESHAPES = {
-    "view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "alias", "detach",
-    "lift_fresh",
 }  # fmt: skip
 UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
@@ -67,8 +63,8 @@ def _of_one(
         shard.refuse(name)
     if name.startswith("new_"):
         return _new(func, shard, args, kwargs)
-    if _is_view(func):
-        return _view(func, name, shard, args[1:], kwargs)
+    if is_view(func):
+        return view_of(func, name, shard, args[1:], kwargs)
     return NotImplemented
 
 
@@ -93,18 +89,21 @@ def _written(func: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def _on_pieces(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Work element by element on what is here; NotImplemented where shapes do not go along."""
+    """Work element by element on what is here; NotImplemented where the whole is needed."""
     written = _written(func, args, kwargs)
     tensors = _tensors((args, kwargs))
     lead = next(one for one in (written or tensors) if isinstance(one, Shard) or written)
+    if not isinstance(lead, Shard) or not all(map(lead.lies_like, written)):
+        return NotImplemented
     # A number that is a parameter counts less than others where dtypes meet; a piece would not.
     number = not written and lead.dim() == 0 and len(tensors) > 1
-    if not isinstance(lead, Shard) or lead.of is not None or number:
+    if lead.of is not None or number or (not written and _flows_back(tensors)):
         return NotImplemented
-    shapes = {one.shape for one in tensors}
-    if len(shapes) > 1:
+    out = bool(written) and lead is not args[0]  # has the shape of the others, or torch changes it
+    shapes = {one.shape for one in tensors if not out or one is not lead}
+    if len(shapes) > 1 or out:
         together = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-        if together != lead.shape:
+        if together != lead.shape or (out and not together):
             return NotImplemented
 
     def take(value: Any) -> Any:
@@ -114,18 +113,26 @@ def _on_pieces(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         kwargs = {**kwargs, "memory_format": torch.preserve_format}
     made = func(*tree_map(take, args), **tree_map(take, kwargs))
     if written:
-        lead.wrote()
-        return lead
+        for one in written:
+            one.wrote()  # type: ignore[attr-defined] # a shard, as found above
+        return lead if len(written) == 1 else tuple(written)
     device = kwargs.get("device")
     return tree_map(
         lambda one: lead.made(one, device) if isinstance(one, torch.Tensor) else one, made
     )
 
 
+def _flows_back(tensors: Sequence[torch.Tensor]) -> bool:
+    """Tell whether whole tensors are gradients on their way: those of this rank's batch."""
+    return torch._C._current_graph_task_id() != -1 and any(  # noqa: SLF001 - has no other name
+        one.dim() and not isinstance(one, Shard) for one in tensors
+    )
+
+
 def _new(func: Operator, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make memory of another shape whole, and of the same shape divided alike."""
     like = torch.empty(0, dtype=shard.dtype, device=shard.device)
-    if tuple(args[1]) != tuple(shard.shape):
+    if tuple(args[1]) != tuple(shard.shape) or shard.of is not None:
         return func(like, *args[1:], **kwargs)
     length = [shard.home.stop - shard.home.start]
     strides = [[1]] if "strided" in str(func) else []
@@ -146,6 +153,8 @@ def _on_lists(func: Operator, name: str, args: tuple[Any, ...], kwargs: dict[str
                 one.wrote()
         return made
     single = name.removeprefix("_foreach_")
+    if not hasattr(torch.ops.aten, single.removesuffix("_")):
+        return _on_whole(func, args, kwargs)
     lists = [one for one in args if isinstance(one, (list, tuple))]
     found = []
     for at in range(len(lists[0])):
@@ -156,10 +165,16 @@ def _on_lists(func: Operator, name: str, args: tuple[Any, ...], kwargs: dict[str
             value = mine.pop()
             options["value"] = float(value[at]) if isinstance(value, torch.Tensor) else value
         clamps = single.rstrip("_") in CLAMPS and not isinstance(mine[1], torch.Tensor)
-        found.append(
-            getattr(torch.ops.aten, _clamp(single) if clamps else single)(*mine, **options)
-        )
+        found.append(_call(_clamp(single) if clamps else single, mine, options))
     return None if name.endswith("_") else found
+
+
+def _call(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Call an operator for one tensor, which may not have a form that writes in place."""
+    aten = torch.ops.aten
+    if hasattr(aten, name):
+        return getattr(aten, name)(*args, **options)
+    return args[0].copy_(getattr(aten, name.removesuffix("_"))(*args, **options))
 
 
 CLAMPS = {"maximum": "clamp_min", "minimum": "clamp_max"}
@@ -201,19 +216,22 @@ def _on_whole(
 ) -> Any:
     """Compute from whole tensors, on every rank alike; or `cut` the result into pieces again."""
     lead = _shards((args, kwargs))[0]
+    writes = [one for one in _written(func, args, kwargs) if isinstance(one, Shard)]
+    first = args[0] if args else None
     opened: dict[int, _Open] = {}
 
     def take(value: Any) -> Any:
         if not isinstance(value, Shard):
             return value
         if id(value) not in opened:
-            opened[id(value)] = _Open(value)
+            out = value is not first and any(value is one for one in writes)
+            opened[id(value)] = _Open(value, out=out)
         return opened[id(value)].whole
 
     made = func(*tree_map(take, args), **tree_map(take, kwargs))
-    written = [opened[id(one)] for one in _written(func, args, kwargs) if isinstance(one, Shard)]
+    written = [opened[id(one)] for one in writes]
     for one in written:
-        one.put_back()
+        one.put_back(str(func))
 
     def give(value: Any) -> Any:
         for one in written:
@@ -229,58 +247,19 @@ def _on_whole(
 class _Open:
     """A divided tensor made whole for one operation."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, *, out: bool) -> None:
+        """For `out`, of which torch makes the shape that it needs, there is memory of none."""
         self.shard = shard
-        self._root, view = shard.of or (shard, _same)
+        self._root, view = shard.of or (shard, same)
         self._base = self._root.full()
-        self.whole = view(self._base)
+        self._there = view(self._base)
+        self.whole = self._there.new_empty(0) if out else self._there
 
-    def put_back(self) -> None:
+    def put_back(self, name: str) -> None:
         """Write what is there now to where it lies."""
+        if self.whole.shape != self.shard.shape:
+            self.shard.refuse(f"{name} into another shape, {tuple(self.whole.shape)},")
+        if self.whole is not self._there:
+            self._there.copy_(self.whole)
         self._root.piece.copy_(self._root.home.cut(self._base))
         self._root.wrote()
-
-
-# ---- views
-
-
-def _is_view(func: Operator) -> bool:
-    return any(
-        one.alias_info is not None and not one.alias_info.is_write
-        for one in func._schema.arguments  # noqa: SLF001 - as above
-    )
-
-
-def _view(
-    func: Operator, name: str, shard: Shard, rest: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Return a view: of the piece where elements stay in their order, else of the whole."""
-    like = func(torch.empty(shard.shape, dtype=shard.dtype, device="meta"), *rest, **kwargs)
-    if name in RESHAPES and shard.of is None:
-        if like.dtype == shard.dtype:
-            return shard.reshaped(like.shape)
-        if like.dtype.itemsize == shard.dtype.itemsize:
-            return shard.reshaped(like.shape, shard.piece.view(like.dtype))
-    root, before = shard.of or (shard, _same)
-
-    def make(one: torch.Tensor, at: int | None = None) -> Shard:
-        def view(whole: torch.Tensor) -> torch.Tensor:
-            found = func(before(whole), *rest, **kwargs)
-            made: torch.Tensor = found if at is None else found[at]
-            return made
-
-        kind = shard.kind if shard.of is not None else f"view of the {shard.kind}"
-        return Shard(root.home, _no_piece, one.shape, dtype=one.dtype, device=shard.device,
-                     kind=kind, of=(root, view))  # fmt: skip
-
-    if isinstance(like, torch.Tensor):
-        return make(like)
-    return [make(one, at) for at, one in enumerate(like)]
-
-
-def _same(whole: torch.Tensor) -> torch.Tensor:
-    return whole
-
-
-def _no_piece() -> torch.Tensor:
-    raise RuntimeError("a view of a divided tensor is computed from the whole one")  # not reached

@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.training._shard import Shard
 
-__all__ = ["ShardParameter", "WholeOf", "asks", "writes"]
+__all__ = ["ShardParameter", "WholeOf", "asks", "for_graph", "writes"]
 
 #: What can be asked of a parameter without its elements: what it looks like, and its hooks.
 ALLOWED = {
     "__delete__", "numel", "size", "dim", "ndimension", "nelement", "stride", "element_size",
     "is_contiguous", "is_floating_point", "is_complex", "requires_grad_", "register_hook",
     "register_post_accumulate_grad_hook", "untyped_storage", "__hash__", "__repr__", "__format__",
-    "__len__", "storage_offset", "get_device", "is_same_size", "type",
+    "__len__", "storage_offset", "get_device", "is_same_size",
 }  # fmt: skip
+#: What gives the elements apart from autograd's graph.
+APART = {"detach", "detach_", "retain_grad"}
 #: Properties that would show, or replace, elements.
 ELEMENTS = {"data", "T", "mT", "H", "mH", "real", "imag"}
 #: What goes backward to a parameter, wherever that is.
@@ -30,11 +32,11 @@ WRITES = {
 }  # fmt: skip
 
 
-def asks(func: Any) -> str:  # Any: torch's functions have no public type
+def asks(func: Any, args: Sequence[Any]) -> str:  # Any: torch's functions have no public type
     """Return the name of a function that needs elements; nothing for one that does not."""
-    if func in DIFFERENTIATE:
-        return ""
     name = getattr(func, "__name__", "")
+    if func in DIFFERENTIATE or (name == "type" and len(args) == 1):
+        return ""
     if name in ("__get__", "__set__"):  # of a property, which has a name itself
         name = getattr(getattr(func, "__self__", None), "__name__", name)
         return name if name in ELEMENTS else ""
@@ -60,6 +62,33 @@ class WholeOf(torch.autograd.Function):
         return grad, None
 
 
+Given = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def for_graph(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given | None:
+    """Return arguments with whole tensors for divided ones, where the result has a gradient."""
+    name = asks(func, args)
+    if not name or name in APART:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
+        found = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        if not any(one.requires_grad for one in found):
+            return None
+        first = args[0] if args else None
+        keep = [first if writes(name) else None, kwargs.get("out")]  # are written where they lie
+
+        def take(value: Any) -> Any:
+            if not isinstance(value, Shard) or any(value is one for one in keep):
+                return value
+            if value.requires_grad:
+                return WholeOf.apply(value, value)  # type: ignore[no-untyped-call]
+            return value.full().to(value.dtype)
+
+        made: Given = tree_map(take, (tuple(args), dict(kwargs)))
+        left = [one for one in tree_leaves(made) if isinstance(one, Shard)]
+        return made if len(left) < sum(isinstance(one, Shard) for one in found) else None
+
+
 class ShardParameter(Shard):
     """A parameter in an optimizer's groups.
 
@@ -70,7 +99,7 @@ class ShardParameter(Shard):
     _is_param = True  # as torch asks, in isinstance
 
     @classmethod
-    def __torch_function__(  # type: ignore[override] # what is switched off elsewhere
+    def __torch_function__(
         cls,
         func: Any,  # Any: torch's functions have no public type
         types: Sequence[type],
@@ -78,15 +107,17 @@ class ShardParameter(Shard):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Compute on the elements, or with the model's parameter where gradients are wanted."""
-        name, given = asks(func), (tuple(args), dict(kwargs or {}))
+        name, given = asks(func, args), (tuple(args), dict(kwargs or {}))
         if func in DIFFERENTIATE:
             args, kwargs = tree_map(_of_model, given)
             return func(*args, **kwargs)
-        if torch.is_grad_enabled() and name and name != "detach" and not writes(name):
-            args, kwargs = tree_map(_in_model, given)
-            return func(*args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
-            return func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled() and name and name not in APART:
+            first = given[0][: int(writes(name))]  # is changed where it lies
+            args, kwargs = tree_map(_in_model, (given[0][len(first) :], given[1]))
+            args = (*first, *args)
+            if not (first and isinstance(first[0], cls)):
+                return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _of_model(value: Any) -> Any:

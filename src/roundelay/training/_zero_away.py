@@ -24,6 +24,10 @@ DIVIDED = (
 )
 
 
+#: What its shard looks like, and not what holds its place.
+LOOKS = {"is_contiguous", "stride", "dim_order"}
+
+
 class Away(torch.nn.Parameter):
     """A parameter whose elements lie on several ranks; it keeps its shape, its name and its hooks.
 
@@ -39,7 +43,9 @@ class Away(torch.nn.Parameter):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Answer what needs no elements; compute the rest together with the other ranks."""
-        name = asks(func)
+        name = asks(func, args)
+        if getattr(func, "__name__", "") in LOOKS and vars(args[0])[MARK].shard is not None:
+            return func(vars(args[0])[MARK].shard, *args[1:], **(kwargs or {}))
         if not name:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
                 return func(*args, **(kwargs or {}))
@@ -53,10 +59,17 @@ class Away(torch.nn.Parameter):
         if name == "data":
             return _data(*args)
         apart = name == "detach" or not torch.is_grad_enabled()
-        args, kwargs = tree_map(partial(_taken, apart=apart, written=writes(name)), given)
+        first = args[0] if args and writes(name) else None
+        args, kwargs = tree_map(partial(_taken, apart=apart, first=first), given)
         if name in vars(Shard) and isinstance(args[0], Shard):
             func = getattr(Shard, name)  # that torch has written without regard to subclasses
         return func(*args, **kwargs)
+
+    def set_(self, *_: Any) -> NoReturn:  # which torch does without asking
+        """Refuse: it would be another parameter."""
+        raise InvalidArgumentError(
+            f"set_ needs the memory of {vars(self)[MARK].name}, which {vars(self)[MARK].why}"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse: what is kept of it would be a part of one rank's."""
@@ -89,14 +102,14 @@ class Absence:
     nothing: torch.Tensor  # of its shape
 
 
-def _taken(value: Any, *, apart: bool, written: bool) -> Any:
+def _taken(value: Any, *, apart: bool, first: Any) -> Any:
     """Return what is computed with in place of a parameter that is away."""
     if type(value) is not Away:
         return value
     shard: Shard = vars(value)[MARK].shard
     if apart or not value.requires_grad:
         return shard
-    if written:  # which torch refuses for parameters that have a gradient
+    if value is first:  # is written, which torch refuses for parameters that have a gradient
         return shard.detach().requires_grad_()
     return WholeOf.apply(value, shard)  # type: ignore[no-untyped-call]
 
