@@ -159,9 +159,9 @@ def renamed(manifest: Manifest, rename: Rename | None) -> tuple[Manifest, dict[s
             _module(new(extra_state_key(name))): value for name, value in manifest.modules.items()
         },
         optimizers=[
-            Optimizer(
-                one.kind,
-                [
+            msgspec.structs.replace(
+                one,
+                groups=[
                     msgspec.structs.replace(each, names=[new(name) for name in each.names])
                     for each in one.groups
                 ],

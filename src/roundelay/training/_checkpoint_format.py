@@ -68,10 +68,11 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One optimizer: its class, and its groups. Its state is with the parameters."""
+    """All optimizers: their classes and groups. Their state is with the parameters."""
 
     kind: str
     groups: list[Group]
+    state: list[Any] = []  # of each, what is of no parameter
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from roundelay.training._state_tree import Made, each_tensor, filled, slots
 
 if TYPE_CHECKING:
     from roundelay.training._joined import Joined
@@ -23,9 +26,11 @@ __all__ = [
     "divided",
     "hand_out",
     "named",
+    "placed",
     "restore_state",
     "restore_whole",
     "stretch",
+    "taken",
 ]
 
 #: State that is one number for a whole parameter, also where that has one element itself.
@@ -61,9 +66,25 @@ class Saved(Protocol):
         """Return the optimizer's state that belongs to the whole parameter."""
 
 
-def by_element(key: str, value: object, tensor: torch.Tensor) -> bool:
+def by_element(key: object, value: object, tensor: torch.Tensor) -> bool:
     """Tell whether a piece of state has an element for each of the tensor's."""
-    return isinstance(value, torch.Tensor) and value.shape == tensor.shape and key not in NUMBERS
+    fits = isinstance(value, torch.Tensor) and value.shape == tensor.shape
+    return fits and isinstance(key, str) and key not in NUMBERS
+
+
+def taken(
+    saved: Saved, name: str, start: int, stop: int, made: Made = torch.Tensor.view
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the state on some elements, flat, and that of the whole parameter.
+
+    Where containers of the latter have elements, `made` says what is put there.
+    """
+    elements, whole = saved.state(name, start, stop), saved.whole_state(name)
+    inside = slots(whole)
+    return (
+        {key: one for key, one in elements.items() if key not in inside},
+        filled(whole, elements, made),
+    )
 
 
 def stretch(
@@ -119,16 +140,14 @@ def restore_whole(setup: Setup, saved: Saved) -> None:
     for name, tensor in named(setup).items():
         tensor.copy_(saved.values(name, 0, tensor.numel()).view(tensor.shape))
     for one, tensor in zip(setup.parameters, setup.stepped, strict=True):
-        restore_state(setup.optimizer, tensor, saved, one.name, 0, tensor.numel())
+        restore_state(setup.optimizer, tensor, *taken(saved, one.name, 0, tensor.numel()))
 
 
 def restore_state(
     optimizer: Joined,
     tensor: torch.Tensor,
-    saved: Saved,
-    name: str,
-    start: int,
-    stop: int,
+    elements: Mapping[str, torch.Tensor],
+    whole: Mapping[str, Any],
 ) -> None:
     """Give the optimizer the state that a checkpoint has on these elements, on this tensor."""
     group = next(
@@ -136,19 +155,26 @@ def restore_state(
     )
     on_device = bool(group.get("capturable") or group.get("fused"))
     found: dict[str, Any] = {
-        key: value.view(tensor.shape).to(tensor.device, tensor.dtype, copy=True)
-        if value.is_floating_point()
-        else value.view(tensor.shape).to(tensor.device)
-        for key, value in saved.state(name, start, stop).items()
+        key: placed(value, tensor).view(tensor.shape) for key, value in elements.items()
     }
-    for key, value in saved.whole_state(name).items():
+    for key, value in whole.items():
         # Numbers stay on the CPU, as torch keeps them, unless its kernels want them there.
-        moves = isinstance(value, torch.Tensor) and (key not in NUMBERS or on_device)
-        found[key] = value.to(tensor.device) if moves else value
+        moves = key not in NUMBERS or on_device
+        found[key] = each_tensor(value, partial(_moved, tensor.device)) if moves else value
     if found:
         optimizer.state[tensor] = found
     else:
         optimizer.state.pop(tensor, None)
+
+
+def _moved(device: torch.device, _: str, one: torch.Tensor) -> torch.Tensor:
+    return one.to(device) if type(one) is torch.Tensor else one
+
+
+def placed(value: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of elements of state on the device of a tensor, and in its dtype."""
+    kind = tensor.dtype if value.is_floating_point() else value.dtype
+    return value.to(tensor.device, kind, copy=True)
 
 
 @torch.no_grad()

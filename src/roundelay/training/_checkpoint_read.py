@@ -78,8 +78,12 @@ class Reader:
 
     def whole_state(self, name: str) -> dict[str, Any]:
         """Return the optimizer's state that belongs to the whole parameter."""
-        found = self.manifest.whole.get(self.own(name), {})
-        return {key: self.unpack(value) for key, value in found.items()}
+        found: dict[str, Any] = self.unpack(self.manifest.whole.get(self.own(name), {}))
+        return found
+
+    def beside(self) -> list[dict[Any, Any]]:
+        """Return what each optimizer has kept under keys that are no parameter."""
+        return [self.unpack(one) for each in self.manifest.optimizers for one in each.state]
 
     def buffer(self, name: str) -> torch.Tensor:
         """Return one buffer."""

@@ -17,6 +17,7 @@ import torch
 from roundelay.errors import CheckpointError, UnsendableError
 from roundelay.training._checkpoint_files import NAMES, refused
 from roundelay.training._checkpoint_files import PAIRS as PAIRED
+from roundelay.training._state_tree import Slot
 
 __all__ = ["pack", "unpack"]
 
@@ -26,7 +27,9 @@ DEEPEST = 50
 PAIRS: dict[type, str] = {dict: "pairs", Counter: "counter", OrderedDict: "ordered"}
 
 
-def pack(value: object, put: Callable[[torch.Tensor], str], what: str, *, depth: int = 0) -> Any:
+def pack(  # noqa: PLR0911 - one per kind
+    value: object, put: Callable[[torch.Tensor], str], what: str, *, depth: int = 0
+) -> Any:
     """Return a value in words of JSON; `put` keeps a tensor and says by which name.
 
     >>> pack((1, float("inf")), str, "it")
@@ -47,6 +50,8 @@ def pack(value: object, put: Callable[[torch.Tensor], str], what: str, *, depth:
         return items if type(value) is list else {"!": "tuple", "of": items}
     if isinstance(value, dict):
         return _pack_dict(value, put, what, depth)
+    if isinstance(value, Slot):
+        return {"!": "elements", "of": value.key, "shape": list(value.shape)}
     if type(value) is int:
         raise UnsendableError(f"{what} is a number of more than 64 bits. Give it as a string.")
     raise UnsendableError(
@@ -108,6 +113,8 @@ def unpack(plain: Any, get: Callable[[str], Any]) -> Any:  # noqa: PLR0911 - one
     if kind in ("tensor", "array") and isinstance(of, str):
         tensor = get(of)
         return tensor if kind == "tensor" else tensor.numpy()
+    if kind == "elements":
+        return Slot(of, tuple(plain["shape"]))
     if kind == "tuple":
         return tuple(unpack(one, get) for one in of)
     if kind == "float" and of in ("nan", "inf", "-inf"):

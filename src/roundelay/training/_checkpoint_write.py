@@ -76,10 +76,8 @@ def take_down(
         for key, values in part.elements.items():
             tensors[f"state.{key}/{part.name}@{part.start}"] = values
         if part.whole:
-            sheet.whole[part.name] = {
-                key: pack(value, put, f"the optimizer's {key} of {part.name}")
-                for key, value in part.whole.items()
-            }
+            what = f"the optimizer's state of {part.name}"
+            sheet.whole[part.name] = pack(dict(part.whole), put, what)
     if not weights_only:
         sheet.random = pack(random_state(), put, "the state of random numbers")
     if rank == 0:
@@ -162,7 +160,11 @@ def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Mani
         },
         whole={name: found for sheet in sheets for name, found in sheet.whole.items()},
         optimizers=[
-            Optimizer(one.kind, [Group(group.names, next(options)) for group in one.groups])
+            Optimizer(
+                one.kind,
+                [Group(group.names, next(options)) for group in one.groups],
+                more["state"],
+            )
             for one in outline.optimizers
         ],
         modules=more["modules"],

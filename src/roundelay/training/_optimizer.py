@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -178,6 +178,12 @@ class Prepared:
         else:
             load_whole_state(self.run, self.place, state_dict)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        _refuse_copy("copy.deepcopy")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        _refuse_copy("Copying or pickling")
+
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss as backward should see it: `optimizer.scale(loss).backward()`.
 
@@ -246,6 +252,14 @@ def _refuse_in_backward(call: str) -> None:
             f"{call} was called inside backward, by a hook, where gradients are still this rank's "
             f"own and incomplete. Call it after loss.backward()."
         )
+
+
+def _refuse_copy(call: str) -> NoReturn:
+    raise InvalidArgumentError(
+        f"{call} of a prepared optimizer would copy the ranks' hold on its model. Keep "
+        f"optimizer.state_dict(), which all ranks call, rd.save(path, model, optimizer), or take "
+        f"model, optimizer = rd.unprepare(model) first."
+    )
 
 
 def _refuse_scheduler(frame: FrameType | None) -> None:

@@ -6,30 +6,64 @@ more than one of them twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from roundelay.training._checkpoint_parts import Part, Saved, divided, named, restore_state, stretch
+from roundelay.errors import UnsendableError
+from roundelay.training._checkpoint_parts import (
+    Part,
+    Saved,
+    divided,
+    named,
+    restore_state,
+    stretch,
+    taken,
+)
 from roundelay.training._setup import Setup
+from roundelay.training._state_tree import beside
 
 if TYPE_CHECKING:
     from roundelay.training._ps_gradients import Updates
     from roundelay.training._ps_layout import Share
     from roundelay.training._ps_line import Line
 
-__all__ = ["as_arrays", "as_tensors", "asked_by", "bring", "edit", "fetch", "packed", "put_back"]
+__all__ = [
+    "as_arrays",
+    "as_tensors",
+    "asked_by",
+    "beside_refused",
+    "bring",
+    "edit",
+    "fetch",
+    "packed",
+    "put_back",
+]
 
 
 def fetch(setup: Setup, line: Line, shares: Sequence[Share], *, dedicated: bool) -> Iterator[Part]:
     """Yield the parameters of the servers that this worker asks, and its share of frozen ones."""
+    unknown: list[str] = []
     for place in asked_by(setup, line, dedicated=dedicated):
         for index, message in zip(shares[place].indexes, line.fetch(place), strict=True):
             values, state = _unpacked(message)
+            unknown += message["beside"]
             name = setup.parameters[index].name
             yield stretch(name, values, state, 0, values.numel())
     yield from divided(setup, _frozen(setup))
+    if unknown:
+        raise UnsendableError(beside_refused(unknown))
+
+
+def beside_refused(keys: Iterable[Any]) -> str:
+    """Say that state of no parameter stays where it is."""
+    told = ", ".join(dict.fromkeys(str(key) for key in keys))
+    return (
+        f"The optimizer's state has the key {told}, which is no parameter. Parameter servers that "
+        f"update have the state of their own parameters, and can neither be given that nor asked "
+        f"for it. Use ParameterServer(update='worker'), or another strategy."
+    )
 
 
 @torch.no_grad()
@@ -64,13 +98,13 @@ def _frozen(setup: Setup) -> dict[str, torch.Tensor]:
 def _read(setup: Setup, saved: Saved, index: int) -> dict[str, Any]:
     one = setup.parameters[index]
     count = one.tensor.numel()
+    elements, whole = taken(saved, one.name, 0, count)
     return {
         "values": as_arrays(saved.values(one.name, 0, count).view(one.tensor.shape)),
         "elements": {
-            key: as_arrays(value.view(one.tensor.shape))
-            for key, value in saved.state(one.name, 0, count).items()
+            key: as_arrays(value.view(one.tensor.shape)) for key, value in elements.items()
         },
-        "whole": {key: as_arrays(value) for key, value in saved.whole_state(one.name).items()},
+        "whole": {key: as_arrays(value) for key, value in whole.items()},
     }
 
 
@@ -85,6 +119,7 @@ def packed(updates: Updates, number: int) -> dict[str, Any]:
         "values": as_arrays(tensor),
         "elements": {},
         "whole": {key: as_arrays(value) for key, value in state.items()},
+        "beside": [str(key) for one in updates.optimizer.all for key in beside(one)],
     }
 
 
@@ -92,7 +127,7 @@ def put_back(updates: Updates, number: int, message: dict[str, Any]) -> None:
     """Take one parameter with its state from a worker."""
     tensor = updates.parameters[number]
     tensor.copy_(as_tensors(message["values"]))
-    restore_state(updates.optimizer, tensor, _Message(message), "", 0, tensor.numel())
+    restore_state(updates.optimizer, tensor, *taken(_Message(message), "", 0, tensor.numel()))
 
 
 def edit(updates: Updates, message: dict[str, Any]) -> None:
@@ -131,20 +166,23 @@ def _unpacked(message: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
 # ---- tensors as arrays, which go anywhere
 
 
+ARRAY = {"dtype", "shape", "of"}
+
+
 def as_arrays(value: Any) -> Any:  # Any: a tensor, a number, or several of them
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
         kind = str(value.dtype).removeprefix("torch.")
         return {"dtype": kind, "shape": list(value.shape), "of": flat.view(torch.uint8).numpy()}
-    if isinstance(value, list):
-        return [as_arrays(one) for one in value]
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(as_arrays(one) for one in value)
     if isinstance(value, dict):
         return {key: as_arrays(one) for key, one in value.items()}
     return value
 
 
 def as_tensors(value: Any) -> Any:
-    if isinstance(value, dict) and "of" not in value:
+    if isinstance(value, dict) and value.keys() != ARRAY:
         return {key: as_tensors(one) for key, one in value.items()}
     if isinstance(value, dict):
         kind = getattr(torch, value["dtype"])
@@ -152,6 +190,6 @@ def as_tensors(value: Any) -> Any:
             return torch.empty(value["shape"], dtype=kind)
         flat = torch.from_numpy(value["of"].copy()).view(kind)
         return flat.view(value["shape"])
-    if isinstance(value, list):
-        return [as_tensors(one) for one in value]
+    if isinstance(value, list | tuple):
+        return type(value)(as_tensors(one) for one in value)
     return value

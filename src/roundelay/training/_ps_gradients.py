@@ -104,8 +104,12 @@ class Gradients:
             parameter.grad = grad.to(parameter.dtype) if used else None
         pairs = zip(self.ever_used, request.used, strict=True)
         self.ever_used = [ever or bool(used) for ever, used in pairs]
+        there = [parameter.data for parameter in updates.parameters]
         updates.optimizer.all[request.place].step()
-        for parameter in updates.parameters:
+        for parameter, place in zip(updates.parameters, there, strict=True):
             parameter.grad = None  # which may be a copy
+            if parameter.data_ptr() != place.data_ptr():  # an optimizer that sets `p.data`
+                place.copy_(parameter)
+                parameter.data = place
         self.version += 1
         return self.version

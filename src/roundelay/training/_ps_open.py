@@ -14,6 +14,7 @@ from roundelay.processes.death import ServerFinished
 from roundelay.training._masters import make_masters
 from roundelay.training._ps_answers import Mails
 from roundelay.training._ps_async import Alone
+from roundelay.training._ps_checkpoint import beside_refused
 from roundelay.training._ps_coupled import refuse_coupled
 from roundelay.training._ps_gradients import Rules, Updates
 from roundelay.training._ps_layout import Share, divide
@@ -23,6 +24,7 @@ from roundelay.training._ps_sharing import Serving
 from roundelay.training._ps_sync import Aggregated, Stepped
 from roundelay.training._ps_twin import Options, twins_of
 from roundelay.training._setup import Setup
+from roundelay.training._state_tree import beside
 from roundelay.training.precision import cast_model, master_dtype
 
 if TYPE_CHECKING:
@@ -140,6 +142,9 @@ def _check(options: ParameterServer, setup: Setup) -> None:
             "LBFGS looks at the loss several times a step and at all parameters at once, which no "
             "server has. Use ParameterServer(update='worker') or another optimizer."
         )
+    unknown = [key for one in setup.optimizer.all for key in beside(one)]
+    if unknown:
+        raise InvalidArgumentError(beside_refused(unknown))
     if len(options.places(setup.comm.size)[0]) > 1:
         for one in setup.optimizer.all:
             refuse_coupled(one)

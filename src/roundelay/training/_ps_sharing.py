@@ -13,7 +13,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.training._checkpoint_parts import Part, Saved
 from roundelay.training._exchange import finite
 from roundelay.training._masters import merge
-from roundelay.training._ps_checkpoint import as_arrays, asked_by, bring, fetch
+from roundelay.training._ps_checkpoint import as_arrays, asked_by, beside_refused, bring, fetch
 from roundelay.training._ps_layout import Share
 from roundelay.training._ps_line import Line
 from roundelay.training._ps_messages import Kind, Reply, Request
@@ -100,6 +100,11 @@ class Serving(Sharing):
     def shown_state(self, own: Any) -> Any:  # Any: what optimizers keep
         """Show that it is not here, where servers update."""
         return StateOnServers(self._state_names, own) if self.options.server_updates else own
+
+    def check_beside(self, state: Collection[Any]) -> None:
+        """Refuse it where servers update."""
+        if self.options.server_updates and state:
+            raise InvalidArgumentError(beside_refused(state))
 
     def loaded(self, index: int, values: torch.Tensor) -> None:
         """Keep what was loaded, unrounded, until the servers get it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -30,6 +30,20 @@ class Refused(torch.Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override] # torch's takes a private option
         return f"<gradient refused: {self.why}>"
+
+    def numpy(self, *, force: bool = False) -> NoReturn:  # noqa: ARG002 - torch's own
+        """Raise."""
+        raise InvalidArgumentError(self.why)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:  # noqa: FBT001
+        raise InvalidArgumentError(self.why)
+
+    def tolist(self) -> NoReturn:
+        """Raise."""
+        raise InvalidArgumentError(self.why)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgumentError(self.why)
 
     # Everything goes to the dispatcher, autograd's own additions too.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001

@@ -7,19 +7,21 @@ shown, so that what it computes of several elements, or of several parameters, i
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 
-from roundelay.training._checkpoint_parts import Saved, by_element, restore_state
+from roundelay.training._checkpoint_parts import Saved, by_element, placed, restore_state, taken
 from roundelay.training._joined import Joined
 from roundelay.training._ps_checkpoint import as_arrays, as_tensors
 from roundelay.training._shard import Shard
 from roundelay.training._shard_parameter import ShardParameter
+from roundelay.training._shard_state import States, cut_out, divided, has_shards, lies_as
+from roundelay.training._state_tree import Slot, each_tensor
 
 __all__ = ["Groups", "groups_of"]
 
@@ -33,8 +35,6 @@ ELEMENTWISE = frozenset({
 BY_PARAMETER = frozenset(
     getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)
 )
-
-Key = TypeVar("Key")
 
 
 def cuts_parameters(optimizer: torch.optim.Optimizer) -> bool:
@@ -65,6 +65,7 @@ class Groups:
         self.inside = 0  # steps on bare pieces that we are in
         self.known = False  # whether this rank has the state's numbers of what others step on
         self.state = States(self)
+        self.gathered: dict[int, torch.Tensor] = {}  # while a checkpoint is taken
         self._cut_state()
         self.show()
         vars(optimizer)["groups"] = self
@@ -82,12 +83,10 @@ class Groups:
             if state is not None:
                 mine = self.raw.setdefault(self.bare[key], {})
                 for name, value in state.items():
-                    if by_element(name, value, shown):
-                        cut = _cut(value, shown)
-                        shape = self.bare[key].shape
-                        mine[name] = cut.view(shape) if self.direct else shown.made(cut)
+                    if self.direct and by_element(name, value, shown):
+                        mine[name] = cut_out(value, shown).view(self.bare[key].shape)
                     else:
-                        mine[name] = value
+                        mine[name] = divided(name, value, shown)
 
     def _put(self, choose: dict[int, Any]) -> None:
         for group in self.optimizer.param_groups:
@@ -142,25 +141,54 @@ class Groups:
                 bare = self.bare[id(one)]
                 mine[number] = as_arrays({
                     key: value.view(-1)[:0] if by_element(key, value, bare) else value
-                    for key, value in self.raw.get(bare, {}).items()
-                })  # fmt: skip
+                    for key, value in self.raw.get(bare, {}).items() if not has_shards(value)
+                }), list(self.raw.get(bare, {}))  # fmt: skip
         for told in home.comm.all_gather_object(list(mine.items())):
-            for number, state in told:
+            for number, (state, keys) in told:
                 bare = self.bare[id(lacking[number])]
-                if state and not bare.numel():
-                    self.raw[bare] = as_tensors(state)
+                if keys and not bare.numel():
+                    # What the user has put there is here as well.
+                    both = {**self.raw.get(bare, {}), **as_tensors(state)}
+                    self.raw[bare] = {key: both[key] for key in keys if key in both}
 
     # ---- checkpoints
 
     def kept(self, bare: torch.Tensor) -> Kept:
         """Return the state of what is stepped on: what is divided like it, and what is not."""
-        state = self.raw.get(bare, {})
-        if self.direct:
-            elements = {key: one.detach().reshape(-1) for key, one in state.items()
-                        if by_element(key, one, bare)}  # fmt: skip
-        else:
-            elements = {key: one.piece for key, one in state.items() if isinstance(one, Shard)}
-        return Kept(elements, {key: one for key, one in state.items() if key not in elements})
+        shown, state = self.of_bare.get(id(bare)), self.raw.get(bare, {})
+        if shown is None:  # a frozen one
+            return Kept({}, {})
+        elements = {key: one.detach().reshape(-1) for key, one in state.items()
+                    if self.direct and by_element(key, one, bare)}  # fmt: skip
+        whole = {key: one for key, one in state.items() if key not in elements}
+
+        def put(place: str, one: torch.Tensor) -> Any:
+            if not isinstance(one, Shard):
+                return one
+            if not lies_as(one, shown):
+                return self.gathered[id(one)]
+            elements[place] = one.piece
+            return Slot(place, tuple(one.shape))
+
+        for key, one in list(whole.items()):
+            if isinstance(one, Shard) and by_element(key, one, shown) and lies_as(one, shown):
+                elements[key] = whole.pop(key).piece
+        return Kept(elements, each_tensor(whole, put))
+
+    def gather_odd(self) -> None:
+        """Have whole what is in the state of a parameter and is divided otherwise: views, others'.
+
+        All ranks call it, before they look at what is kept.
+        """
+
+        def gather(_: str, one: torch.Tensor) -> None:
+            if isinstance(one, Shard) and not lies_as(one, shown):
+                self.gathered[id(one)] = one.full()
+
+        for shown in self.shown.values():
+            state = self.raw.get(self.bare[id(shown)], {})
+            for key in sorted(state, key=str):
+                each_tensor(state[key], gather)
 
     def restore(self, saved: Saved) -> None:
         """Take the state of everything that is stepped on out of a checkpoint."""
@@ -168,16 +196,13 @@ class Groups:
         with self.stepping():
             for shown in self.shown.values():
                 home, bare = shown.home, self.bare[id(shown)]
-                if home.start < home.stop:
-                    restore_state(own, bare, saved, home.name, home.start, home.stop)
-                elif not self.direct:  # which all ranks step on alike
-                    restore_state(own, bare, saved, home.name, 0, 0)
-                    names = saved.state(home.name, 0, min(1, shown.numel()))
-                    self.raw[bare].update({key: one[:0] for key, one in names.items()})
-                if not self.direct and bare in self.raw:
-                    state = self.raw[bare]
-                    divided = saved.state(home.name, 0, min(1, shown.numel()))
-                    state.update({key: shown.made(state[key]) for key in divided if key in state})
+                made = partial(_made, shown, bare)
+                elements, found = taken(saved, home.name, home.start, home.stop, made)
+                whole = {key: divided(key, one, shown) for key, one in found.items()}
+                if not self.direct:
+                    whole |= {key: made(one, shown.shape) for key, one in elements.items()}
+                    elements = {}
+                restore_state(own, bare, elements, whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,82 +219,8 @@ def groups_of(optimizer: torch.optim.Optimizer) -> Groups:
     return found
 
 
-class _Shown(MutableMapping[Key, Any]):
-    """A dictionary that is kept elsewhere in another form."""
-
-    def __repr__(self) -> str:
-        return repr(dict(self.items()))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[Key, Any]:
-        return {key: copy.deepcopy(value, memo) for key, value in self.items()}
-
-
-class States(_Shown[torch.Tensor]):
-    """`optimizer.state` as the user sees it: by parameter, of the groups or of the model."""
-
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-
-    def _key(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._groups.share_numbers()
-        found: torch.Tensor = self._groups.bare.get(id(tensor), tensor)
-        return found
-
-    def __getitem__(self, tensor: torch.Tensor) -> Any:
-        key = self._key(tensor)
-        state = self._groups.raw[key]
-        shown = self._groups.of_bare.get(id(key))
-        return state if shown is None else State(self._groups, state, shown)
-
-    def __setitem__(self, tensor: torch.Tensor, state: MutableMapping[str, Any]) -> None:
-        self._groups.raw.pop(self._key(tensor), None)
-        self[tensor].update(state)
-
-    def __delitem__(self, tensor: torch.Tensor) -> None:
-        del self._groups.raw[self._key(tensor)]
-
-    def __contains__(self, tensor: object) -> bool:
-        return isinstance(tensor, torch.Tensor) and self._key(tensor) in self._groups.raw
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        self._groups.share_numbers()
-        return iter([self._groups.of_bare.get(id(one), one) for one in self._groups.raw])
-
-    def __len__(self) -> int:
-        self._groups.share_numbers()
-        return len(self._groups.raw)
-
-
-class State(_Shown[str]):
-    """What an optimizer keeps for one parameter, as the user sees it."""
-
-    def __init__(self, groups: Groups, raw: dict[str, Any], shown: ShardParameter) -> None:
-        self._groups, self._raw, self._of = groups, raw, shown
-
-    def __getitem__(self, key: str) -> Any:
-        value, of = self._raw[key], self._of
-        if self._groups.direct and by_element(key, value, self._groups.bare[id(of)]):
-            kind = f"{key} in the optimizer's state"
-            return Shard(of.home, value.detach().view(-1), of.shape, kind=kind)
-        return value
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        of = self._of
-        divided = self._groups.direct and by_element(key, value, of)
-        shape = self._groups.bare[id(of)].shape
-        self._raw[key] = _cut(value, of).view(shape) if divided else value
-
-    def __delitem__(self, key: str) -> None:
-        del self._raw[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._raw))
-
-    def __len__(self) -> int:
-        return len(self._raw)
-
-
-def _cut(value: torch.Tensor, of: ShardParameter) -> torch.Tensor:
-    """Return this rank's piece of state that goes with a parameter."""
-    kind = of.dtype if value.is_floating_point() else value.dtype
-    return of.own(value.detach()).reshape(-1).to(of.piece.device, kind, copy=True)
+def _made(
+    of: ShardParameter, bare: torch.Tensor, piece: torch.Tensor, shape: Sequence[int]
+) -> Shard:
+    """Return the whole of elements that are here, as a part of state."""
+    return of.made(placed(piece, bare)).reshaped(shape)

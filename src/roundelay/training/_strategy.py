@@ -155,6 +155,9 @@ class Sharing(ABC):
         """Return what `optimizer.state` shows of what the optimizer has here."""
         return own
 
+    def check_beside(self, state: Collection[Any]) -> None:  # noqa: B027 - likewise
+        """Refuse state under keys that are no parameter, where the optimizer can't be given it."""
+
     def take_edits(self) -> None:  # noqa: B027 - likewise
         """Bring what the user has written into the parameters to what the optimizer steps on."""
 

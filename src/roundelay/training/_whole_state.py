@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, UnsendableError
 from roundelay.training._checkpoint_parts import by_element
+from roundelay.training._checkpoint_values import pack, unpack
 from roundelay.training._ps_checkpoint import as_arrays, as_tensors
 from roundelay.training._run import Run
+from roundelay.training._shard import Shard
+from roundelay.training._state_tree import beside, each_tensor, filled, put_beside, slots
 
-__all__ = ["load_whole_state", "whole_state"]
+__all__ = ["load_whole_state", "whole_beside", "whole_state"]
 
 
 def whole_state(run: Run, place: int) -> dict[str, Any]:
@@ -24,21 +28,18 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
     run.sharing.meet()
     setup = run.setup
     shapes = {one.name: one.tensor.shape for one in setup.parameters if one.owner == place}
-    mine = [
-        [part.name, part.start, as_arrays(dict(part.elements)), as_arrays(dict(part.whole))]
-        for part in run.sharing.to_save()
-        if part.name in shapes and (part.elements or part.whole)
-    ]
-    parts = [part for rank in run.comm.all_gather_object(mine) for part in rank]
     pieces: dict[str, dict[str, list[torch.Tensor]]] = {}
     found: dict[str, dict[str, Any]] = {}
-    for name, _, elements, whole in sorted(parts, key=lambda part: (part[0], part[1])):
-        found.setdefault(name, {}).update(as_tensors(whole))
+    for name, _, elements, whole, tensors in _all_parts(run, set(shapes)):
+        found.setdefault(name, {}).update(unpack(whole, as_tensors(tensors).__getitem__))
         for key, values in as_tensors(elements).items():
             pieces.setdefault(name, {}).setdefault(key, []).append(values)
     for name, kinds in pieces.items():
-        for key, values in kinds.items():
-            found[name][key] = torch.cat(values).view(shapes[name])
+        flat = {key: torch.cat(values) for key, values in kinds.items()}
+        inside = slots(found[name])
+        found[name] = filled(found[name], flat, torch.Tensor.view)
+        found[name] |= {key: one.view(shapes[name]) for key, one in flat.items()
+                        if key not in inside}  # fmt: skip
     names = {id(one.tensor): one.name for one in setup.parameters}
     state, groups, number = {}, [], 0
     optimizer = setup.optimizer.all[place]
@@ -51,11 +52,47 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
         for at, one in zip(numbers, own, strict=True):
             if names.get(id(one)) in found:
                 state[at] = found[names[id(one)]]
-            elif (
-                id(one) not in names and one in optimizer.state
-            ):  # of a time when it was not frozen
-                state[at] = dict(optimizer.state[one])
-    return {"state": state, "param_groups": groups}
+            elif (id(one) not in names or "groups" in vars(optimizer)) and one in optimizer.state:
+                state[at] = dict(optimizer.state[one])  # of when it was not frozen, or nothing
+    return {"state": {**state, **whole_beside(optimizer)}, "param_groups": groups}
+
+
+def _all_parts(run: Run, names: Collection[str]) -> list[Any]:
+    """Return what all ranks have of the state of some parameters, in the order of elements."""
+
+    def parts() -> Iterator[list[Any]]:
+        for part in run.sharing.to_save():
+            if part.name in names and (part.elements or part.whole):
+                tensors: dict[str, Any] = {}
+                what = f"the optimizer's state of {part.name}"
+                whole = pack(dict(part.whole), partial(_put, tensors), what)
+                yield [part.name, part.start, as_arrays(dict(part.elements)), whole, tensors]
+
+    mine, told = [], ""
+    try:
+        mine = list(parts())
+    except UnsendableError as error:  # which all ranks raise
+        told = str(error)
+    every = run.comm.all_gather_object((told, mine))
+    for rank, (told, _) in enumerate(every):
+        if told:
+            raise UnsendableError(f"optimizer.state_dict() on rank {rank}: {told}")
+    return sorted((part for _, mine in every for part in mine), key=lambda part: part[:2])
+
+
+def _put(tensors: dict[str, Any], tensor: torch.Tensor) -> str:
+    name = str(len(tensors))
+    tensors[name] = as_arrays(tensor)
+    return name
+
+
+def whole_beside(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Return what an optimizer keeps for no parameter, gathered. Every rank calls it."""
+
+    def full(_: str, one: torch.Tensor) -> torch.Tensor:
+        return one.full() if isinstance(one, Shard) else one
+
+    return {key: each_tensor(one, full) for key, one in beside(optimizer).items()}
 
 
 def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
@@ -76,6 +113,10 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
         )
     names = {id(one.tensor): one for one in setup.parameters}
     state = _of_others(run, place)
+    numbers = {at for group in theirs for at in group["params"]}
+    others = {key: each_tensor(one, lambda _, it: it.clone())
+              for key, one in given["state"].items() if key not in numbers}  # fmt: skip
+    run.sharing.check_beside(others)
     for group, own in zip(theirs, originals, strict=True):
         for at, one in zip(group["params"], own, strict=True):
             if id(one) in names and at in given["state"]:
@@ -87,6 +128,7 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
     with torch.no_grad():
         run.sharing.take_back(_Given(weights, state))
     run.sharing.refresh()
+    put_beside(optimizer, others)
     for group, options in zip(optimizer.param_groups, theirs, strict=True):
         group.update({key: value for key, value in options.items() if key != "params"})
 
@@ -101,8 +143,8 @@ def _of_others(run: Run, place: int) -> dict[str, Mapping[str, Any]]:
             state = whole_state(run, other)["state"]
             groups = setup.groups[setup.optimizer.groups_of(other)]
             listed = [one for group in groups for one in group]
-            found.update((names[id(listed[at])], one) for at, one in state.items()
-                         if id(listed[at]) in names)  # fmt: skip
+            found.update((names[id(one)], state[at]) for at, one in enumerate(listed)
+                         if id(one) in names and at in state)  # fmt: skip
     return found
 
 
@@ -129,7 +171,7 @@ class _Given:
     def whole_state(self, name: str) -> dict[str, Any]:
         """Return the optimizer's state that belongs to the whole parameter."""
         return {
-            key: value.clone() if isinstance(value, torch.Tensor) else value
+            key: each_tensor(value, lambda _, one: one.clone())
             for key, value in self._state.get(name, {}).items()
             if not by_element(key, value, self._weights[name])
         }

@@ -218,12 +218,16 @@ class Parts:
         """Yield this rank's pieces of every row, and some of what every rank has whole."""
         replicas = self.setup.replicas
         first = replicas is None or replicas.rank == 0
+        for one in self.setup.optimizer.all:
+            groups_of(one).gather_odd()
         for _, piece, stepped in self._owned() if first else ():
             name = self.parameters[piece.index].name
             owner = self.parameters[piece.index].owner
             state = groups_of(self.setup.optimizer.all[owner]).kept(stepped)
             yield Part(name, piece.start, piece.stop, stepped.detach().view(-1), state.elements,
                        state.whole if piece.start == 0 else {})  # fmt: skip
+        for one in self.setup.optimizer.all:
+            groups_of(one).gathered.clear()
         rank, size = self.setup.comm.rank, self.setup.comm.size
         for number, (name, tensor) in enumerate(self._undivided()):
             if number % size != rank:

@@ -30,6 +30,8 @@ from roundelay.training._checkpoint_write import (
     take_down,
 )
 from roundelay.training._run import Run, run_of
+from roundelay.training._state_tree import each_tensor, put_beside
+from roundelay.training._whole_state import whole_beside
 
 __all__ = ["Loaded", "Saving", "load", "save"]
 
@@ -140,7 +142,9 @@ def _check_alike(commit: Commit, run: Run, forms: list[Any]) -> None:
 def _said(run: Run, optimizer: Any, scheduler: Any, extra: Any) -> dict[str, Any]:
     """Return what the first rank says for all."""
     groups = [] if optimizer is None else run.setup.optimizer.param_groups
+    each = [] if optimizer is None else run.setup.optimizer.all
     return {
+        "state": [whole_beside(one) for one in each],
         "groups": [
             {key: value for key, value in group.items() if key != "params"} for group in groups
         ],
@@ -196,7 +200,10 @@ def load(
     only = Partial(saved, present(run, found.untouched), with_state=with_state)
 
     def take() -> None:
+        others = saved.beside() if with_state else []
+        run.sharing.check_beside([key for one in others for key in one])
         run.sharing.take_back(only)
+        _take_beside(run, others)
         _take_modules(run, saved, seen, found)
         if optimizer is not None:
             _take_optimizer(run, saved, found)
@@ -255,6 +262,14 @@ def _take_optimizer(run: Run, saved: Reader, found: Differences) -> None:
             group.update(saved.unpack(written.options))
     if setup.scaler is not None and manifest.scaler is not None:
         setup.scaler.restore(manifest.scaler)
+
+
+def _take_beside(run: Run, others: list[dict[Any, Any]]) -> None:
+    """Give optimizers what they had for no parameter: all but numbers on the model's device."""
+    device = next((one.tensor.device for one in run.setup.parameters), None)
+    for one in run.setup.optimizer.all:
+        found = others.pop(0) if others else {}
+        put_beside(one, each_tensor(found, lambda _, one: one.to(device) if one.dim() else one))
 
 
 def _go_on_randomly(saved: Reader, comm: Communicator) -> None:

@@ -14,6 +14,7 @@ from roundelay.errors import CheckpointError, InvalidArgumentError
 from roundelay.training._checkpoint_compare import extra_state_key
 from roundelay.training._checkpoint_files import check_file
 from roundelay.training._checkpoint_format import MANIFEST, Entry, Manifest, decode
+from roundelay.training._checkpoint_parts import taken
 from roundelay.training._checkpoint_read import Reader, manifest_text, need_safetensors
 
 __all__ = ["Checkpoint", "Weights", "read_checkpoint"]
@@ -115,7 +116,8 @@ class Checkpoint:
                     for group in one.groups
                     for name in group.names
                     if (found := self._state(name))
-                },
+                }
+                | {key: found for each in self._reader.beside() for key, found in each.items()},
                 "param_groups": [
                     {**self._reader.unpack(group.options), "params": list(group.names)}
                     for group in one.groups
@@ -127,8 +129,7 @@ class Checkpoint:
     def _state(self, name: str) -> dict[str, Any]:
         shape = self._reader.manifest.parameters[name].shape
         count = self._reader.manifest.parameters[name].numel
-        split = self._reader.state(name, 0, count)
-        whole = self._reader.whole_state(name)
+        split, whole = taken(self._reader, name, 0, count)
         return {**{key: one.view(shape) for key, one in split.items()}, **whole}
 
 
