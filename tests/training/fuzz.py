@@ -4,9 +4,10 @@
     python tests/training/fuzz.py --seed 0 --minutes 60 --json results.json
 
 A program is drawn from its seed: branches, shared weights, hooks, auxiliary losses, checkpointing,
-frozen and unused parts; accumulation, clipping, evaluation in between, edits between steps, ways
-of zero_grad. ddp, zero1, zero2 and zero3 must agree bit for bit where they add up the same. A
-program that fails is shrunk: what it draws becomes plain, one after the other, while it fails.
+frozen and unused parts; several optimizers, accumulation, loaders, clipping, evaluation in between,
+edits and checkpoints between steps, ways of zero_grad. ddp, zero1, zero2 and zero3 must agree bit
+for bit where they add up the same. A program that fails is shrunk: what it draws becomes plain,
+one after the other, while it fails.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ import torch
 
 import roundelay as rd
 from zoo.place import WAYS, Place, State, judge
+from zoo.random_loops import Loop
 from zoo.random_models import Model
 
 __all__ = ["ALIKE", "Draw", "fuzz"]
@@ -42,7 +44,8 @@ STRATEGIES: dict[str, Any] = {
 }
 SIZES = {"ps servers": (2, 3, 4), "zero3 hybrid": (2, 4)}
 ALIKE = ("ddp", "zero1", "zero2", "zero3", "zero3 kept")  # add up in the same order
-ROWS = 12
+#: Norms, and passes that are summed up apart, are added in another order.
+OTHERWISE = {"clip=norm", "passes=2", "passes=3", "look=torch's clip", "look=norms"}
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -63,117 +66,6 @@ class Draw:
         if chosen != options[0]:
             self.told.append(f"{name}={chosen}")
         return chosen
-
-
-def optimizer_of(draw: Draw, model: Any) -> Any:
-    """One of torch's, with an epsilon that does not make much of rounding; perhaps two groups."""
-    kind, options = draw("optimizer", [
-        ("SGD", {}), ("SGD", {"momentum": 0.9, "nesterov": True}), ("Adam", {"eps": 1e-3}),
-        ("AdamW", {"eps": 1e-3, "amsgrad": True}), ("RMSprop", {"eps": 1e-3, "momentum": 0.5}),
-        ("Adagrad", {"eps": 1e-3}), ("Adamax", {"eps": 1e-3}), ("SGD", {"weight_decay": 0.1}),
-    ])  # fmt: skip
-    every = [one for one in model.parameters() if one.requires_grad or draw("listed", [0, 1])]
-    cut = draw("groups", [0, len(every) // 2])
-    groups = [{"params": every[cut:]}, *([{"params": every[:cut], "lr": 0.02}] if cut else [])]
-    return getattr(torch.optim, kind)(groups, lr=0.05, **options)
-
-
-class Loop:
-    """A few steps of training, with what people do in between."""
-
-    def __init__(self, draw: Draw, at: Place, model: Any) -> None:
-        self.draw, self.at = draw, at
-        self.model, self.optimizer = at.prepare(model, optimizer_of(draw, model))
-        # ZeRO-3 refuses it, so that most programs don't.
-        self.edit = draw("edit", [None, None, None, "model state", "edit"])
-        # Of passes, and of norms: in half of all programs those that all strategies add up alike.
-        self.sums = draw("sums", ["alike", "any"])
-        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
-
-    def run(self) -> State:
-        for step in range(3):
-            self.step(step)
-            self.between(step)
-        return self.at.state(self.model)
-
-    def step(self, step: int) -> None:
-        draw, at = self.draw, self.at
-        if draw("zero before", [0, 1]):
-            self.optimizer.zero_grad()
-        parts = draw("passes", [1, 1, 2, 3] if self.sums == "any" else [1])
-        inside = draw("accumulate", ["all but last", "all but last", "every", "none"])
-        weighed = draw("weighed", [False, False, True])
-        rows = torch.randn(
-            draw("rows", [ROWS, 13, 7]) if weighed else ROWS * parts, 4,
-            generator=torch.Generator().manual_seed(draw.seed + step), dtype=torch.float64,
-        )  # fmt: skip
-        for part, some in enumerate(rows.tensor_split(parts)):
-            adds = inside == "every" or ((inside == "all but last" or weighed) and part < parts - 1)
-            context: AbstractContextManager[None] = at.adding(self.model) if adds else nullcontext()
-            with context:
-                if weighed:
-                    at.backward(lambda _, x: self.model.loss(x, step), some, len(rows))
-                else:
-                    at.loss(lambda _, x: self.model.loss(x, step), some).backward()
-        clip = draw("clip", [None, None, "value", "norm" if self.sums == "any" else "value"])
-        if clip == "norm":
-            at.clip(self.optimizer, 0.3)
-        elif clip == "value":
-            at.clip_value(self.optimizer, 0.02)
-        self.optimizer.step()
-        zero = draw("zero", ["optimizer", "model", "zeros", "by hand", "twice"])
-        if zero == "model":
-            self.model.zero_grad()
-        elif zero == "by hand":
-            for one in self.model.parameters():
-                one.grad = None
-        else:
-            self.optimizer.zero_grad(set_to_none=zero != "zeros")
-            if zero == "twice":
-                self.model.zero_grad()
-
-    def between(self, step: int) -> None:
-        does: dict[str | None, Callable[[], object]] = {
-            "eval": lambda: self.evaluate(torch.no_grad(), step),
-            "no_grad": lambda: self.evaluate(torch.inference_mode(), step),
-            "schedule": self.scheduler.step,
-            "optimizer state": self.reload,
-            "again": self.again,
-            "freeze": lambda: self.again(self.model.first),
-            "step without backward": self.optimizer.step,
-            "lr": self.slow_down,
-            "whole": lambda: self.shrink([self.model.last.weight], self.at.whole(self.model)),
-            "model state": lambda: self.model.load_state_dict(self.model.state_dict()),
-            "edit": lambda: self.shrink(self.model.parameters(), nullcontext()),
-        }
-        usual: list[str | None] = [one for one in does if one not in ("model state", "edit")]
-        kind = self.draw("between", [None, None, *usual, self.edit, self.edit])
-        if kind is not None:
-            does[kind]()
-
-    def evaluate(self, context: AbstractContextManager[Any], step: int) -> None:
-        self.model.eval()
-        with context:
-            self.model(torch.ones(2, 4, dtype=torch.float64), step)
-        self.model.train()
-
-    def reload(self) -> None:
-        self.optimizer.load_state_dict(self.optimizer.state_dict())
-
-    def slow_down(self) -> None:
-        self.optimizer.param_groups[0]["lr"] *= 0.5
-
-    def again(self, other: Any = None) -> None:
-        """Unprepare and prepare, with a layer frozen in between, or trained again."""
-        self.model, plain = self.at.unprepare(self.model, self.optimizer)
-        if other is not None:
-            other.requires_grad_(requires_grad=not other.weight.requires_grad)
-        self.model, self.optimizer = self.at.prepare(self.model, plain)
-
-    def shrink(self, parameters: Any, context: AbstractContextManager[Any]) -> None:
-        with torch.no_grad(), context:
-            for one in parameters:
-                one.mul_(0.9)
 
 
 @dataclass
@@ -197,9 +89,12 @@ def fuzz(
     seed: int, ways: Sequence[str] = tuple(STRATEGIES), plain: frozenset[str] = frozenset()
 ) -> Outcome | None:
     """Run the program of a seed under strategies; None where one device can't run it."""
-    size = random.Random(seed).choice([2, 3, 1, 4])
+    with tempfile.TemporaryDirectory() as folder:
+        return _fuzz(seed, ways, Draw(seed, plain), Path(folder))
 
-    draw = Draw(seed, plain)
+
+def _fuzz(seed: int, ways: Sequence[str], draw: Draw, folder: Path) -> Outcome | None:
+    size = random.Random(seed).choice([2, 3, 1, 4])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         start = Model(draw).double()
@@ -208,18 +103,17 @@ def fuzz(
         model = copy.deepcopy(start)
         if order:
             _move(model, order)
-        return Loop(copy.deepcopy(draw), at, model).run()
+        return Loop(copy.deepcopy(draw), at, model, folder / "saved").run()
 
     own = copy.deepcopy(draw)
     try:
-        expected = Loop(own, Place(size), copy.deepcopy(start)).run()
+        expected = Loop(own, Place(size), copy.deepcopy(start), folder).run()
     except RuntimeError:  # torch itself can't, say a gradient of a gradient through checkpointing
         return None
     if not all(bool(one.isfinite().all()) for one in expected.values()):
         return None
     first: State | None = None
-    # Norms, and passes that are summed up apart, are added in another order.
-    alike = not {"clip=norm", "passes=2", "passes=3"}.intersection(own.told)
+    alike = not OTHERWISE.intersection(own.told)
     alike = alike and all(_same(program(Place(size), order), expected) for order in (1, -1))
     outcome = Outcome(seed, size, own.told, alike)
     for way in ways:

@@ -41,6 +41,13 @@ LOST = (
     "example. Use optimizer.zero_grad(), which waits until the batch is complete."
 )
 
+CHANGED = (
+    "The gradient of {name} was changed after backward passes inside rd.accumulate, when it was "
+    "this rank's own and not yet that of all ranks, so that the ranks would not add up what one "
+    "device would. Have the last pass of a step outside, and change gradients after it; or clip by "
+    "optimizer.clip_grad_norm_ or clip_grad_value_, which bring them together."
+)
+
 
 class Arrivals:
     """Hooks on the parameters of one model, which tell its strategy; silent while accumulating."""
@@ -63,6 +70,8 @@ class Arrivals:
         self._known = False
         #: The first parameter of the last pass, and the gradient that it had then.
         self._first: tuple[int, Callable[[], Any]] = -1, _nothing
+        #: Gradients of passes that only added up, as they left them: this rank's own.
+        self._left_over: list[tuple[Callable[[], Any], int]] = []
         #: Told at the end of every backward pass that brought gradients together.
         self.at_end: list[Callable[[], None]] = []
         self._hooks: list[Any] = [
@@ -134,6 +143,7 @@ class Arrivals:
             if step.adds_up:
                 raise InvalidArgumentError(LOST)
             step.begin()  # the user has let all gradients go, by model.zero_grad() for example
+        self._check_unchanged(come=index)
         try:
             step.begin_pass()
         except InvalidArgumentError as error:
@@ -173,9 +183,27 @@ class Arrivals:
         if over.adds:
             if over.communicates:
                 self._together(self._sharing.passed)
+            else:
+                self._left_over = [_as_it_is(one.grad) for one in self._tensors]
             self._step.end_pass(shared=False)
         else:
             self.bring_together()
+
+    def _check_unchanged(self, come: int = -1) -> None:
+        """Refuse own gradients that were changed, but for the one that has just come once more.
+
+        What all ranks have let go, or made zero, adds up as on one device.
+        """
+        left, self._left_over = self._left_over, []
+        if not self._step.waiting:
+            return
+        for index, before in enumerate(left):
+            grad = self._tensors[index].grad
+            if grad is None or index == come or _unchanged(grad, *before):
+                continue
+            if bool(grad.count_nonzero()):
+                name = self._sharing.setup.parameters[index].name
+                raise InvalidArgumentError(CHANGED.format(name=name))
 
     def _together(self, act: Callable[[], None]) -> None:
         """Do what the ranks do together; where it fails, this step is over."""
@@ -213,6 +241,7 @@ class Arrivals:
     def flush(self) -> None:
         """Bring together what passes inside `rd.accumulate` have left, if no pass outside did."""
         if self._step.waiting:
+            self._check_unchanged()
             if not self._sharing.every_pass:
                 self._sharing.begin_backward()
             self.bring_together()
@@ -275,6 +304,15 @@ def _inside_checkpoint() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _as_it_is(grad: torch.Tensor | None) -> tuple[Callable[[], Any], int]:
+    """Return what tells later whether a gradient was replaced or written into."""
+    return (_nothing, 0) if grad is None else (weakref.ref(grad), grad._version)  # noqa: SLF001 - torch has no other name
+
+
+def _unchanged(grad: torch.Tensor, before: Callable[[], Any], version: int) -> bool:
+    return before() is grad and grad._version == version  # noqa: SLF001 - likewise
 
 
 def _nothing() -> None:

@@ -65,7 +65,8 @@ class Place:
     def unprepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         if not self.alone:
             return rd.unprepare(model)
-        optimizer.zero_grad()  # as there
+        for one in optimizer if isinstance(optimizer, list) else [optimizer]:
+            one.zero_grad()  # as there
         return model, optimizer
 
     # ---- data and losses
