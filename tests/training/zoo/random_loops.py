@@ -147,7 +147,7 @@ class Loop:
         does: dict[str | None, Callable[[list[Any]], object]] = {
             None: lambda _: None,
             "scale": lambda those: [one.grad.mul_(0.5) for one in those],
-            "sign": lambda those: put(those, [one.grad.sign() * 0.1 for one in those]),
+            "clamp": lambda those: put(those, [one.grad.clamp(-0.02, 0.01) for one in those]),
             "drop": lambda those: put(those[:1], [None for _ in those[:1]]),
             "columns": lambda those: [one.grad[..., 0].zero_() for one in those
                                       if one.dim() and one.numel()],
