@@ -16,14 +16,38 @@ from pathlib import Path
 
 import torch
 
-from zoo import architectures, edits, gradients, habits, loops, losses, transformers
+from zoo import (
+    architectures,
+    copies,
+    derivatives,
+    edits,
+    gradients,
+    habits,
+    layers,
+    loops,
+    losses,
+    recipes,
+    transformers,
+)
 from zoo.habits import Habit
 from zoo.place import SIZES, WAYS, Verdict, alone, judge
 
 __all__ = ["FAMILIES", "FILE", "HABITS", "SIZES", "cells", "kept", "verdicts", "written"]
 
 FILE = Path(__file__).parent / "zoo" / "verdicts.json"
-FAMILIES = transformers, architectures, losses, loops, gradients, edits  # which fill HABITS
+#: The files that fill HABITS.
+FAMILIES = (
+    transformers,
+    architectures,
+    layers,
+    losses,
+    derivatives,
+    loops,
+    recipes,
+    gradients,
+    edits,
+    copies,
+)
 #: Every habit, by name, in the order of these files.
 HABITS = {
     name: one

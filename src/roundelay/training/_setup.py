@@ -108,6 +108,11 @@ def find_parameters(model: torch.nn.Module, optimizer: Joined) -> list[Parameter
     names: dict[int, list[str]] = {}
     tensors: dict[int, torch.nn.Parameter] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise InvalidArgumentError(
+                f"The parameter {name} has no shape yet: its layer is a lazy one, which gets it "
+                f"from the first rows it sees. Call the model once before prepare."
+            )
         names.setdefault(id(tensor), []).append(name)
         tensors[id(tensor)] = tensor
     where: dict[int, int] = {}

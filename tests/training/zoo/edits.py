@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -79,54 +77,6 @@ def read(at: Place) -> State:
         loop.optimizer.param_groups[0]["lr"] = 0.001 * norm
 
     return between(at, do)
-
-
-@habit(FAMILY, "EMA over model.parameters()")
-def ema(at: Place) -> State:
-    loop, kept = Loop(at), [one.detach().clone() for one in made(Net).parameters()]
-    for step in range(3):
-        loop.backward(step)
-        loop.end()
-        with torch.no_grad():
-            for mine, one in zip(kept, loop.model.parameters(), strict=True):
-                mine.lerp_(one, 0.1)
-    return loop.state | {f"ema {index}": one for index, one in enumerate(kept)}
-
-
-@habit(FAMILY, "EMA by rd.full_state_dict")
-def ema_by_state(at: Place) -> State:
-    loop, kept = Loop(at), made(Net).state_dict()
-    for step in range(3):
-        loop.backward(step)
-        loop.end()
-        for name, one in at.state(loop.model).items():
-            kept[name].lerp_(one, 0.1)
-    return loop.state | {f"ema {name}": one for name, one in kept.items()}
-
-
-@habit(FAMILY, "torch's AveragedModel")
-def averaged(at: Place) -> State:
-    loop = Loop(at)
-    mean = torch.optim.swa_utils.AveragedModel(loop.model)
-    for step in range(3):
-        loop.backward(step)
-        loop.end()
-        mean.update_parameters(loop.model)
-    return loop.state | {f"mean {name}": one.clone() for name, one in mean.state_dict().items()}
-
-
-@habit(FAMILY, "copy.deepcopy of the model")
-def copied(at: Place) -> State:
-    found = []
-    state = between(at, lambda loop: found.append(copy.deepcopy(loop.model)))
-    return state | {f"copy {name}": one for name, one in found[0].state_dict().items()}
-
-
-@habit(FAMILY, "pickle of the model's state_dict")
-def pickled(at: Place) -> State:
-    found = []
-    state = between(at, lambda loop: found.append(pickle.dumps(loop.model.state_dict())))
-    return state | {f"copy {name}": one for name, one in pickle.loads(found[0]).items()}
 
 
 @habit(FAMILY, "optimizer.state_dict(), loaded again")
@@ -215,15 +165,14 @@ def by_hand(at: Place) -> State:
 @habit(FAMILY, "gradients cleared by the model of a second optimizer")
 def two_optimizers(at: Place) -> State:
     """Of which only one is prepared."""
-    model = made(Net)
-    head = sgd(model.head.parameters())
-    model, own = at.prepare(model, adam([*model.body.parameters(), *model.extra.parameters()]))
+    loop = Loop(at, groups=lambda model: [*model.body.parameters(), *model.extra.parameters()])
+    head = sgd(loop.model.head.parameters())
     for step in range(2):
-        at.loss(lambda _, x: model(x).square().mean(), rows_of(step)).backward()
-        own.step()
+        loop.backward(step)
+        loop.optimizer.step()
         head.step()
-        model.zero_grad()
-    return at.state(model)
+        loop.model.zero_grad()
+    return loop.state
 
 
 @habit(FAMILY, "rd.whole around reading and writing weights")
@@ -231,5 +180,48 @@ def whole(at: Place) -> State:
     def do(loop: Loop) -> None:
         with torch.no_grad(), at.whole(loop.model):
             loop.model.head.weight.mul_(0.5)
+
+    return between(at, do)
+
+
+@habit(FAMILY, "the head set up anew: reset_parameters()")
+def reset(at: Place) -> State:
+    def do(loop: Loop) -> None:
+        with torch.no_grad():
+            for one in loop.model.head.parameters():
+                nn.init.ones_(one)
+
+    return between(at, do)
+
+
+@habit(FAMILY, "model.apply of an initialization between steps")
+def applied(at: Place) -> State:
+    def init(module: Any) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.constant_(module.weight, 0.1)
+
+    return between(at, lambda loop: loop.model.apply(init))
+
+
+@habit(FAMILY, "model.float() between steps")
+def cast(at: Place) -> State:
+    """On one device the next step would fail, as rows are float64."""
+    if at.alone:
+        return {}
+    return between(at, lambda loop: loop.model.float())
+
+
+@habit(FAMILY, "a parametrization registered after prepare")
+def parametrized(at: Place) -> State:
+    return between(at, lambda loop: nn.utils.parametrizations.weight_norm(loop.model.head))
+
+
+@habit(FAMILY, "weights written through optimizer.param_groups")
+def by_groups(at: Place) -> State:
+    def do(loop: Loop) -> None:
+        with torch.no_grad():
+            for group in loop.optimizer.param_groups:
+                for one in group["params"]:
+                    one.mul_(0.9).add_(0.01)
 
     return between(at, do)

@@ -133,3 +133,79 @@ def never_zeroed(at: Place) -> State:
         loop.optimizer.step()
 
     return looped(at, step, sgd)
+
+
+@habit(FAMILY, "gradient noise, from a generator with a seed")
+def noise(at: Place) -> State:
+    def disturb(loop: Loop) -> None:
+        drawn = torch.Generator().manual_seed(3)
+        for one in loop.model.parameters():
+            one.grad.add_(torch.randn(one.shape, generator=drawn, dtype=torch.float64), alpha=0.01)
+
+    return looped(at, then_step(disturb))
+
+
+@habit(FAMILY, "gradients centred over their rows")
+def centred(at: Place) -> State:
+    def centre(loop: Loop) -> None:
+        for one in loop.model.parameters():
+            if one.dim() > 1:
+                one.grad.sub_(one.grad.mean(dim=1, keepdim=True))
+
+    return looped(at, then_step(centre))
+
+
+@habit(FAMILY, "gradients of some rows masked, as frozen words are")
+def masked(at: Place) -> State:
+    def mask(loop: Loop) -> None:
+        loop.model.head.weight.grad[0] = 0
+        loop.model.body[0].weight.grad[:, 1:3].zero_()
+
+    return looped(at, then_step(mask), sgd)
+
+
+@habit(FAMILY, "adaptive clipping, by the norms of each weight and its gradient")
+def adaptive(at: Place) -> State:
+    def cut(loop: Loop) -> None:
+        for one in loop.model.parameters():
+            limit = 0.01 * one.detach().norm().clamp(min=1e-3)
+            norm = one.grad.norm()
+            one.grad.copy_(torch.where(norm > limit, one.grad * (limit / norm), one.grad))
+
+    return looped(at, then_step(cut))
+
+
+@habit(FAMILY, "gradients kept in a list, and put back")
+def put_back(at: Place) -> State:
+    def swap(loop: Loop) -> None:
+        kept = [one.grad.clone() for one in loop.model.parameters()]
+        loop.optimizer.zero_grad()
+        for one, grad in zip(loop.model.parameters(), kept, strict=True):
+            one.grad = grad * 0.5
+
+    return looped(at, then_step(swap))
+
+
+@habit(FAMILY, "clipping between micro-batches that only add up")
+def clip_early(at: Place) -> State:
+    """Each rank would clip gradients of its own, by norms of its own."""
+
+    def step(loop: Loop, number: int) -> None:
+        with at.adding(loop.model):
+            loop.backward(number, 0, 2)
+        clip_grad_norm_(loop.model.parameters(), 0.05)
+        loop.backward(number, 1, 2)
+        loop.end()
+
+    return looped(at, step)
+
+
+@habit(FAMILY, "clipping by torch where rd.accumulate is around every micro-batch")
+def clip_accumulated(at: Place) -> State:
+    def step(loop: Loop, number: int) -> None:
+        with at.adding(loop.model):
+            loop.backward(number)
+        clip_grad_norm_(loop.model.parameters(), 0.05)
+        loop.end()
+
+    return looped(at, step)

@@ -34,9 +34,11 @@ class Net(nn.Module):
 class Loop:
     """A prepared model, and the parts of a step."""
 
-    def __init__(self, at: Place, optimizer: Any = adam, build: Any = Net, **options: Any) -> None:
+    def __init__(
+        self, at: Place, optimizer: Any = adam, build: Any = Net, groups: Any = nn.Module.parameters
+    ) -> None:
         self.at, model = at, made(build)
-        self.model, self.optimizer = at.prepare(model, optimizer(model.parameters()), **options)
+        self.model, self.optimizer = at.prepare(model, optimizer(groups(model)))
 
     def backward(self, step: int, part: int = 0, parts: int = 1, **options: Any) -> None:
         rows = rows_of(step).tensor_split(parts)[part]
@@ -125,18 +127,18 @@ def weighed(at: Place) -> State:
 
 @habit(FAMILY, "schedulers, also in several groups")
 def scheduled(at: Place) -> State:
-    model = made(Net)
-    groups = [{"params": model.body.parameters(), "lr": 0.02},
-              {"params": [*model.extra.parameters(), *model.head.parameters()],
-               "weight_decay": 0.1}]  # fmt: skip
-    model, own = at.prepare(model, torch.optim.AdamW(groups, lr=0.01, eps=1e-4))
-    rate = torch.optim.lr_scheduler.OneCycleLR(own, [0.1, 0.05], total_steps=6)
+    def groups(model: Any) -> list[dict[str, Any]]:
+        return [{"params": model.body.parameters(), "lr": 0.02},
+                {"params": [*model.extra.parameters(), *model.head.parameters()],
+                 "weight_decay": 0.1}]  # fmt: skip
+
+    loop = Loop(at, lambda those: torch.optim.AdamW(those, lr=0.01, eps=1e-4), groups=groups)
+    rate = torch.optim.lr_scheduler.OneCycleLR(loop.optimizer, [0.1, 0.05], total_steps=6)
     for step in range(STEPS):
-        at.loss(lambda _, x: model(x).square().mean(), rows_of(step)).backward()
-        own.step()
+        loop.backward(step)
+        loop.end()
         rate.step()
-        own.zero_grad()
-    return at.state(model)
+    return loop.state
 
 
 @habit(FAMILY, "step(closure)")
@@ -164,26 +166,6 @@ def lbfgs(at: Place) -> State:
         loop.optimizer.step(again)
 
     return looped(at, step, lambda those: torch.optim.LBFGS(those, lr=0.1, max_iter=2))
-
-
-class Sam(torch.optim.SGD):
-    """Climbs to the worst place nearby, takes the gradient there, and steps from where it was."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        params = [one for group in self.param_groups for one in group["params"]
-                  if one.grad is not None]  # fmt: skip
-        norm = torch.sqrt(sum((one.grad.square().sum() for one in params), torch.tensor(0.0)))
-        moves = [0.05 * one.grad / norm for one in params]
-        for one, move in zip(params, moves, strict=True):
-            one.add_(move)
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
-        for one, move in zip(params, moves, strict=True):
-            one.sub_(move)
-        super().step()
-        return None
 
 
 @habit(FAMILY, "evaluation in between, by no_grad and inference_mode")
@@ -270,83 +252,39 @@ def forward_error(at: Place) -> State:
     return looped(at, step)
 
 
-@habit(FAMILY, "an error in backward on all ranks, caught and kept")
-def backward_error(at: Place) -> State:
+def after_error(at: Place, fails: Callable[[Loop, Any], Any], expected: Any) -> State:
+    """Steps that begin with a loss whose backward pass raises; the error is kept."""
     kept = []
-
-    def stumble(_: Any) -> None:
-        raise ValueError("on purpose")
 
     def step(loop: Loop, number: int) -> None:
         try:
-            hidden = loop.model.body(rows_of(number))
-            hidden.register_hook(stumble)
-            loop.model.head(hidden).square().mean().backward()
-        except ValueError as error:
+            fails(loop, rows_of(number)).square().mean().backward()
+        except expected as error:
             kept.append(error)
         loop.optimizer.zero_grad()
         loop.backward(number)
         loop.end()
 
     return looped(at, step)
+
+
+@habit(FAMILY, "an error in backward on all ranks, caught and kept")
+def backward_error(at: Place) -> State:
+    def stumble(_: Any) -> None:
+        raise ValueError("on purpose")
+
+    def fails(loop: Loop, rows: Any) -> Any:
+        hidden = loop.model.body(rows)
+        hidden.register_hook(stumble)
+        return loop.model.head(hidden)
+
+    return after_error(at, fails, ValueError)
 
 
 @habit(FAMILY, "a refusal in backward, caught and kept")
 def kept_refusal(at: Place) -> State:
-    kept = []
+    def fails(loop: Loop, rows: Any) -> Any:
+        x = checkpoint(loop.model.body, rows.requires_grad_(), use_reentrant=True)
+        return loop.model.head(loop.model.body(x))
 
-    def step(loop: Loop, number: int) -> None:
-        try:
-            x = checkpoint(loop.model.body, rows_of(number).requires_grad_(), use_reentrant=True)
-            loop.model.head(loop.model.body(x)).square().mean().backward()
-        except at.refusals as error:
-            kept.append(error)
-        loop.optimizer.zero_grad()
-        loop.backward(number)
-        loop.end()
-
-    return looped(at, step)
-
-
-@habit(FAMILY, "a rank that leaves out one backward pass")
-def left_out(at: Place) -> State:
-    """Which is refused, but on a single rank, where it is a step on nothing."""
-    loop = Loop(at)
-    for step in range(STEPS):
-        if step != 1 or at.size - 1 not in at.ranks:
-            loop.backward(step)
-        loop.end()
-    return loop.state
-
-
-@habit(FAMILY, "SAM as an optimizer with a closure")
-def sam(at: Place) -> State:
-    def step(loop: Loop, number: int) -> None:
-        loop.backward(number)
-
-        def again() -> None:
-            loop.optimizer.zero_grad()
-            loop.backward(number)
-
-        loop.optimizer.step(again)
-        loop.optimizer.zero_grad()
-
-    return looped(at, step, lambda those: Sam(those, lr=0.1))
-
-
-@habit(FAMILY, "a rank that accumulates one micro-batch more")
-def one_more(at: Place) -> State:
-    loop = Loop(at)
-    rows = rows_of(0)
-    of = at.loss
-    for step in range(2):
-        with at.adding(loop.model):
-            of(lambda _, x: loop.model(x).square().mean(), rows).backward()
-            if at.alone:
-                last = rows.tensor_split(at.size)[at.size - 1]
-                (loop.model(last).square().mean() / at.size).backward()
-            elif at.comm.rank == at.size - 1:
-                of(lambda _, x: loop.model(x).square().mean(), rows).backward()
-        loop.backward(step)
-        loop.end()
-    return loop.state
+    return after_error(at, fails, at.refusals)
