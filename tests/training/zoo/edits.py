@@ -203,17 +203,18 @@ def applied(at: Place) -> State:
     return between(at, lambda loop: loop.model.apply(init))
 
 
-@habit(FAMILY, "model.float() between steps")
+@habit(FAMILY, "model.bfloat16() and model.double() between steps")
 def cast(at: Place) -> State:
-    """On one device the next step would fail, as rows are float64."""
-    if at.alone:
-        return {}
-    return between(at, lambda loop: loop.model.float())
+    return between(at, lambda loop: loop.model.bfloat16().double())
 
 
 @habit(FAMILY, "a parametrization registered after prepare")
 def parametrized(at: Place) -> State:
-    return between(at, lambda loop: nn.utils.parametrizations.weight_norm(loop.model.head))
+    def do(loop: Loop) -> None:
+        with at.whole(loop.model):
+            nn.utils.parametrizations.weight_norm(loop.model.head)
+
+    return between(at, do)
 
 
 @habit(FAMILY, "weights written through optimizer.param_groups")

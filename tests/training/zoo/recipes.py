@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+import roundelay as rd
 from zoo.habits import adam, habit, made, rows_of, sgd
 from zoo.loops import FAMILY, STEPS, Loop, Net, looped
 from zoo.place import Place, State
@@ -264,3 +266,37 @@ def reptile(at: Place) -> State:
                 one.add_(0.5 * (other - one))
 
     return looped(at, step, adam)
+
+
+class Shift(nn.Module):
+    """The gradient of its bias needs no weight, and may come when those are not here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def forward(self, x: Any) -> Any:
+        return UserDict(y=self.inner(x))
+
+
+@habit(FAMILY, "rd.loader, batches that can't be divided evenly, outputs in a UserDict")
+def uneven_batches(at: Place) -> State:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Shift() for _ in range(3)])
+
+        def forward(self, x: Any) -> Any:
+            for block in self.blocks:
+                x = torch.tanh(block(x)["y"])
+            return x
+
+    loop, data = Loop(at, build=Shifted), rows_of(0, count=14)
+    batches: Any = data.split(7)
+    if not at.alone:
+        whole = torch.utils.data.TensorDataset(data)
+        batches = rd.loader(whole, batch_size=7, comm=at.comm, shuffle=False, quiet=True)
+    for batch in batches:
+        loop.model(batch if at.alone else batch[0]).square().mean().backward()
+        loop.end()
+    return loop.state
