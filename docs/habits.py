@@ -69,5 +69,5 @@ def fuzz() -> str:
         f"ranks, {right:,} of them right and the others refused by name; "
         f"{counts['programs compared bit for bit']:,} programs bit for bit; "
         f"{len(found['defects'])} defects, in {found['minutes']:.0f} minutes of a busy core "
-        f"(commit {found['commit']}, torch {found['torch']}, `benchmarks/results/fuzz.json`).\n"
+        f"(torch {found['torch']}, `benchmarks/results/fuzz.json`).\n"
     )

@@ -197,9 +197,10 @@ class Arrivals:
         left, self._left_over = self._left_over, []
         if not self._step.waiting or self._sharing.setup.comm.size == 1:
             return
+        beside = self._tensors[come].grad if come >= 0 else None
         for index, before in enumerate(left):
             grad = self._tensors[index].grad
-            if grad is None or index == come or _unchanged(grad, *before):
+            if grad is None or index == come or _unchanged(grad, *before, beside):
                 continue
             if bool(grad.count_nonzero()):
                 name = self._sharing.setup.parameters[index].name
@@ -311,8 +312,14 @@ def _as_it_is(grad: torch.Tensor | None) -> tuple[Callable[[], Any], int]:
     return (_nothing, 0) if grad is None else (weakref.ref(grad), grad._version)  # noqa: SLF001 - torch has no other name
 
 
-def _unchanged(grad: torch.Tensor, before: Callable[[], Any], version: int) -> bool:
-    return before() is grad and grad._version == version  # noqa: SLF001 - likewise
+def _unchanged(
+    grad: torch.Tensor, before: Callable[[], Any], version: int, beside: torch.Tensor | None
+) -> bool:
+    """Tell whether it is as it was; one that has come meanwhile may lie in the same memory."""
+    both = [one for one in (grad, beside) if one is not None and not one.is_sparse]
+    places = {one.untyped_storage().data_ptr() for one in both}
+    come = len(both) == 2 and len(places) == 1  # noqa: PLR2004 - whose writing counts for both
+    return before() is grad and grad._version == version + come  # noqa: SLF001 - likewise
 
 
 def _nothing() -> None:

@@ -209,3 +209,15 @@ def clip_accumulated(at: Place) -> State:
         loop.end()
 
     return looped(at, step)
+
+
+@habit(FAMILY, "zero_grad(set_to_none=False), then micro-batches inside rd.accumulate")
+def zeros_accumulated(at: Place) -> State:
+    def step(loop: Loop, number: int) -> None:
+        for part in range(3):
+            with at.adding(loop.model):
+                loop.backward(number, part, 3)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad(set_to_none=False)
+
+    return looped(at, step)

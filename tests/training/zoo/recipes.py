@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import roundelay as rd
 from zoo.habits import adam, habit, made, rows_of, sgd
 from zoo.loops import FAMILY, STEPS, Loop, Net, looped
 from zoo.place import Place, State
@@ -292,11 +291,7 @@ def uneven_batches(at: Place) -> State:
             return x
 
     loop, data = Loop(at, build=Shifted), rows_of(0, count=14)
-    batches: Any = data.split(7)
-    if not at.alone:
-        whole = torch.utils.data.TensorDataset(data)
-        batches = rd.loader(whole, batch_size=7, comm=at.comm, shuffle=False, quiet=True)
-    for batch in batches:
-        loop.model(batch if at.alone else batch[0]).square().mean().backward()
+    for (rows,) in at.loader(data, 7):
+        loop.model(rows).square().mean().backward()
         loop.end()
     return loop.state
