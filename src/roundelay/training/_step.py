@@ -33,11 +33,6 @@ TORN = (
     "A backward pass of this step raised an error, so its gradients are not complete. Call "
     "zero_grad() and repeat the whole batch, or go on with the next one."
 )
-INSIDE = (
-    "optimizer.step() was called inside a backward pass, by a hook for example, when gradients are "
-    "not yet those of all ranks. Step after backward(); to hold fewer gradients at a time, use "
-    "strategy='zero2' or 'zero3'."
-)
 OTHER = 1000  # calls of one optimizer that look like one call of the next
 PART = (
     "One optimizer forgets its gradients between the weighed backward passes of a step, and the "
@@ -287,10 +282,8 @@ class Step:
             )
 
     def check_whole(self) -> None:
-        """Refuse a step on gradients of which some are missing, in backward, or in `rd.whole`."""
+        """Refuse a step on gradients of which some are missing, or inside `rd.whole`."""
         self.check_shut("optimizer.step()")
-        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - torch has no other name
-            raise InvalidArgumentError(INSIDE)
         if self.torn:
             raise InvalidArgumentError(TORN)
 
