@@ -215,6 +215,38 @@ def keep_old_ones(at: Place) -> None:
     at.optimizer.step()
 
 
+def hand_around(at: Place) -> None:
+    """What is assigned is what it was, though the next assignment is about to change it."""
+    weights = [one for one in at.own if one.shape == at.own[3].shape]
+    for step in range(3):
+        at.loss(step).backward()
+        found = [one.grad for one in weights]
+        for one, two in zip(weights, [*found[1:], found[0]], strict=True):
+            one.grad = two
+        if step == 1:
+            at.loss(step + 10).backward()
+        at.optimizer.step()
+        for one, two in zip(weights, found if step != 1 else (), strict=step != 1):
+            one.grad = two * 0.5
+        at.optimizer.step()
+        at.optimizer.zero_grad()
+
+
+def choose_by_set(at: Place) -> None:
+    """Parameters of the groups are found among those of the model, and the other way round."""
+    chosen, names = set(at.own[:2]), {one: name for name, one in at.model.named_parameters()}
+    assert [names[one] for one in at.shown] == [name for name, _ in at.model.named_parameters()]
+    assert set(at.own) == set(at.shown)
+    assert all(one in set(at.shown) for one in at.own)
+    assert not any(one in chosen for one in at.shown[2:])
+    assert all((one == two).all() for one, two in zip(at.own, at.shown, strict=True))
+    with torch.no_grad():
+        for one in at.shown:
+            one.mul_(0.5 if one in chosen else 0.9)
+    at.train(range(2))
+    assert {names[one] for one in at.optimizer.state} == set(names.values())
+
+
 def look_after_the_step(at: Place) -> None:
     norms = []
     at.train(
@@ -476,7 +508,8 @@ PROGRAMS: dict[Program, Callable[[Any], Any]] = {
     **dict.fromkeys([
         clip_the_groups, clip_the_model, clip_by_hand, clip_by_row, clip_in_a_hook,
         clip_in_a_global_hook, clip_within_a_closure, centre, replace_in_groups, drop_some,
-        drop_all_by_the_groups, change_and_add, keep_old_ones, look_after_the_step, penalty,
+        drop_all_by_the_groups, change_and_add, keep_old_ones, hand_around,
+        choose_by_set, look_after_the_step, penalty,
         average_of_the_groups, average_of_the_model, decay, surgery, by_vector,
     ], sgd),
     state: adam,
@@ -544,7 +577,7 @@ def test_a_line_search_is_one_device_s(way: str) -> None:
 def test_in_bf16_they_reach_the_masters(way: str) -> None:
     """Within the rounding of bf16; what is not exact there is refused."""
     loose = {program: make for program, make in PROGRAMS.items()
-             if program not in (change_and_add, clip_within_a_closure)}  # fmt: skip
+             if program not in (change_and_add, clip_within_a_closure, hand_around)}  # fmt: skip
     for program, optimizer in loose.items():
         assert_one_device(way, 2, program, optimizer, close=0.05, precision="bf16")
     with pytest.raises(InvalidArgumentError, match="zero_grad"):
@@ -566,6 +599,40 @@ def test_what_is_not_complete_is_not_looked_at(way: str) -> None:
         assert at.shown[0].grad.norm() > 0
 
     on_ranks(way, 2, program, sgd)
+
+
+class Keeper(torch.optim.Optimizer):  # type: ignore[misc, name-defined]
+    """Keeps views of gradients."""
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002
+        for one in (one for group in self.param_groups for one in group["params"]):
+            self.state[one].update({
+                "all": one.grad, "first": one.grad[0], "flat": one.grad.view(-1), "T": one.grad.T,
+            })  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The use of `x.T`")
+@pytest.mark.parametrize("way", WAYS)
+def test_views_in_the_state_come_back_in_their_own_shapes(way: str) -> None:
+    def kept(at: Place) -> Any:
+        at.loss(0).backward()
+        at.optimizer.step()
+        found = at.optimizer.state_dict()["state"]
+        return [[np.array(one[name].tolist()) for name in ("all", "first", "flat", "T")]
+                for _, one in sorted(found.items())]  # fmt: skip
+
+    def be_rank(comm: Any) -> Any:
+        mine = copy.deepcopy(START)
+        own = Keeper(mine.parameters(), {})
+        return kept(Place(*rd.prepare(mine, own, strategy=way, comm=comm), comm))
+
+    model = copy.deepcopy(START)
+    expected = kept(Place(model, Keeper(model.parameters(), {})))
+    for found in rd.run(be_rank, WAYS[way][-1], "threads"):
+        for each, mine in zip(expected, found, strict=True):
+            for one, two in zip(each, mine, strict=True):
+                np.testing.assert_allclose(two, one, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -37,6 +37,7 @@ class Home:
         self.start = sum(self.counts[: self.rank])
         self.stop = self.start + self.counts[self.rank]
         self.device = model.device  # of the whole, wherever elements lie
+        self.key = id(model)  # by which sets and dicts find the parameter
         self._comm, self._model = weakref.ref(comm), weakref.ref(model)
         self._taken = 0  # labels that other calls of these ranks have
 

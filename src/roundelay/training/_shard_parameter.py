@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.training._shard import Shard
 
-__all__ = ["ShardParameter", "WholeOf", "asks", "for_graph", "writes"]
+__all__ = ["ShardParameter", "WholeOf", "asks", "for_graph", "itself", "writes"]
 
 #: What can be asked of a parameter without its elements: what it looks like, and its hooks.
 ALLOWED = {
@@ -98,6 +98,10 @@ class ShardParameter(Shard):
 
     _is_param = True  # as torch asks, in isinstance
 
+    def __hash__(self) -> int:
+        """Be found in sets and dicts of the model's parameters, and they in those of these."""
+        return self.home.key
+
     @classmethod
     def __torch_function__(
         cls,
@@ -108,6 +112,8 @@ class ShardParameter(Shard):
     ) -> Any:
         """Compute on the elements, or with the model's parameter where gradients are wanted."""
         name, given = asks(func, args), (tuple(args), dict(kwargs or {}))
+        if (found := itself(name, args)) is not None:
+            return found
         if func in DIFFERENTIATE:
             args, kwargs = tree_map(_of_model, given)
             return func(*args, **kwargs)
@@ -118,6 +124,26 @@ class ShardParameter(Shard):
             if not (first and isinstance(first[0], cls)):
                 return func(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
+
+
+class Itself(Shard):
+    """What a parameter of the groups is, compared with that of the model: by element, and true."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def itself(name: str, args: Sequence[Any]) -> Itself | None:
+    """Compare a parameter with itself, in the groups and in the model; None for others."""
+    if (
+        name not in ("eq", "__eq__")
+        or args[0] is args[1]
+        or _of_model(args[0]) is not _of_model(args[1])
+    ):
+        return None
+    one = next(one for one in args if isinstance(one, ShardParameter))
+    piece = one.piece
+    return Itself(one.home, piece == piece, one.shape)  # noqa: PLR0124 - but where it is not a number
 
 
 def _of_model(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._shard import Shard
-from roundelay.training._shard_parameter import WholeOf, asks, writes
+from roundelay.training._shard_parameter import WholeOf, asks, itself, writes
 
 __all__ = ["Absence", "Away", "absence", "bring_back", "send_away"]
 
@@ -46,6 +46,8 @@ class Away(torch.nn.Parameter):
         name = asks(func, args)
         if getattr(func, "__name__", "") in LOOKS and vars(args[0])[MARK].shard is not None:
             return func(vars(args[0])[MARK].shard, *args[1:], **(kwargs or {}))
+        if (found := itself(name, args)) is not None:
+            return found
         if not name:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
                 return func(*args, **(kwargs or {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,8 @@ class Sums:
             self._notice()
         tensor = self._tensors[index]
         if isinstance(tensor.grad, Shard):
-            self._adopt(index)
+            if any(isinstance(grad, Shard) for grad in self._stand_ins.own(index)):
+                self._adopt()
             tensor.grad = None
             self._lifted.add(index)
 
@@ -107,8 +108,7 @@ class Sums:
         if self.setup.step.shared and (self._factor != 1.0 or (self._edited and self._casts)):
             raise InvalidArgumentError(AGAIN)  # what is there is not what was summed up
         with _plainly():
-            for index in range(len(self._tensors)):
-                self._adopt(index)
+            self._adopt()
         rows = {id(row.flat): row for row in self.gradients.rows}
         self.gradients.order = [rows[id(flat)] for flat in order]
         self.gradients.begin()
@@ -158,17 +158,28 @@ class Sums:
             for index in self._has:
                 self._stand_ins.put(index)
 
-    def _adopt(self, index: int) -> None:
-        """Take a divided gradient that the user has set: it is the sum that others add to."""
-        for grad in self._stand_ins.own(index):
-            if isinstance(grad, Shard):
-                if self._casts:
-                    raise InvalidArgumentError(AGAIN)
-                self._write(index, grad)
+    def _adopt(self) -> None:
+        """Take divided gradients that the user has set: they are the sums that others add to."""
+        own = {index: grad for index in range(len(self._tensors)) if index not in self._lifted
+               for grad in self._stand_ins.own(index) if isinstance(grad, Shard)}  # fmt: skip
+        if own and self._casts:
+            raise InvalidArgumentError(AGAIN)
+        self._take_own(own)
+        for index in own:
+            self._stand_ins.put(index)
 
-    def _write(self, index: int, grad: torch.Tensor) -> None:
+    def _take_own(self, own: Mapping[int, torch.Tensor]) -> None:
+        """Take gradients that the user has set; one may be what another has been so far."""
+        found = {index: self._shown[index].own(grad.detach()).clone()
+                 for index, grad in own.items()}  # fmt: skip
+        for index in own:
+            self._stand_ins.release(index)
+        for index, values in found.items():
+            self._write(index, values)
+        self._has.update(own)
+
+    def _write(self, index: int, values: torch.Tensor) -> None:
         """Have this rank's part of a sum be that of a gradient that the user has set."""
-        values = self._shown[index].own(grad.detach())
         for row in self.gradients.rows:
             row.filled = row.filled or index in row.places
             for piece in row.flat.pieces:
@@ -227,13 +238,12 @@ class Sums:
             own = {index: grad for index in range(len(self._tensors))
                    for grad in self._stand_ins.own(index)}  # fmt: skip
         if own:
+            self._take_own(own)
             for index, grad in own.items():
-                self._write(index, grad)
                 mark = "" if isinstance(grad, Shard) else f" to {fingerprint(grad):08x}"
                 self._done[
                     f"setting the gradient of {self.setup.parameters[index].name}{mark}"
                 ] += 1
-            self._has.update(own)
             self._make_ready()
             self.stand_in()
 
