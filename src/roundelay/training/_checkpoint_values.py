@@ -7,7 +7,7 @@ with the key "!". What has no form at all is refused by its place.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +27,7 @@ DEEPEST = 50
 PAIRS: dict[type, str] = {dict: "pairs", Counter: "counter", OrderedDict: "ordered"}
 
 
-def pack(  # noqa: PLR0911 - one per kind
+def pack(  # noqa: C901, PLR0911 - one per kind
     value: object, put: Callable[[torch.Tensor], str], what: str, *, depth: int = 0
 ) -> Any:
     """Return a value in words of JSON; `put` keeps a tensor and says by which name.
@@ -50,13 +50,16 @@ def pack(  # noqa: PLR0911 - one per kind
         return items if type(value) is list else {"!": "tuple", "of": items}
     if isinstance(value, dict):
         return _pack_dict(value, put, what, depth)
+    if isinstance(value, deque):
+        items = [pack(one, put, f"{what}[{at}]", depth=depth + 1) for at, one in enumerate(value)]
+        return {"!": "deque", "of": items, "most": value.maxlen}
     if isinstance(value, Slot):
         return {"!": "elements", "of": value.key, "shape": list(value.shape)}
     if type(value) is int:
         raise UnsendableError(f"{what} is a number of more than 64 bits. Give it as a string.")
     raise UnsendableError(
         f"{what} is a {type(value).__name__}, which a checkpoint has no form for. It takes "
-        f"numbers, strings, lists, tuples, dicts, arrays and tensors."
+        f"numbers, strings, lists, tuples, deques, dicts, arrays and tensors."
     )
 
 
@@ -96,7 +99,7 @@ def _pack_numpy(value: Any, put: Callable[[torch.Tensor], str], what: str) -> An
     return {"!": "array", "of": put(tensor)}
 
 
-def unpack(plain: Any, get: Callable[[str], Any]) -> Any:  # noqa: PLR0911 - one per kind
+def unpack(plain: Any, get: Callable[[str], Any]) -> Any:  # noqa: C901, PLR0911 - one per kind
     """Return the value that JSON stands for; `get` finds a tensor by its name.
 
     >>> unpack({"!": "tuple", "of": [1, {"!": "float", "of": "inf"}]}, None)
@@ -115,6 +118,8 @@ def unpack(plain: Any, get: Callable[[str], Any]) -> Any:  # noqa: PLR0911 - one
         return tensor if kind == "tensor" else tensor.numpy()
     if kind == "elements":
         return Slot(of, tuple(plain["shape"]))
+    if kind == "deque":
+        return deque((unpack(one, get) for one in of), plain["most"])
     if kind == "tuple":
         return tuple(unpack(one, get) for one in of)
     if kind == "float" and of in ("nan", "inf", "-inf"):

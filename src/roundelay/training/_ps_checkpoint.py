@@ -6,7 +6,7 @@ more than one of them twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from roundelay.training._checkpoint_parts import (
     stretch,
     taken,
 )
+from roundelay.training._checkpoint_values import pack, unpack
 from roundelay.training._setup import Setup
 from roundelay.training._state_tree import beside
 
@@ -39,19 +40,25 @@ __all__ = [
     "fetch",
     "packed",
     "put_back",
+    "received",
+    "sendable",
 ]
 
 
 def fetch(setup: Setup, line: Line, shares: Sequence[Share], *, dedicated: bool) -> Iterator[Part]:
     """Yield the parameters of the servers that this worker asks, and its share of frozen ones."""
     unknown: list[str] = []
+    refused: list[str] = []
     for place in asked_by(setup, line, dedicated=dedicated):
         for index, message in zip(shares[place].indexes, line.fetch(place), strict=True):
-            values, state = _unpacked(message)
-            unknown += message["beside"]
             name = setup.parameters[index].name
+            values, state = as_tensors(message["values"]), received(message["state"])
+            unknown += message["beside"]
+            refused += [f"{name}: {one}" for one in message["refused"]]
             yield stretch(name, values, state, 0, values.numel())
     yield from divided(setup, _frozen(setup))
+    if refused:
+        raise UnsendableError(refused[0])
     if unknown:
         raise UnsendableError(beside_refused(unknown))
 
@@ -104,7 +111,7 @@ def _read(setup: Setup, saved: Saved, index: int) -> dict[str, Any]:
         "elements": {
             key: as_arrays(value.view(one.tensor.shape)) for key, value in elements.items()
         },
-        "whole": {key: as_arrays(value) for key, value in whole.items()},
+        "state": sendable(whole, f"the optimizer's state of {one.name}"),
     }
 
 
@@ -114,11 +121,15 @@ def _read(setup: Setup, saved: Saved, index: int) -> dict[str, Any]:
 def packed(updates: Updates, number: int) -> dict[str, Any]:
     """Return one parameter with its state as it goes to a worker."""
     tensor = updates.parameters[number]
-    state = updates.optimizer.state.get(tensor, {})
+    state, refused = sendable({}, ""), []
+    try:
+        state = sendable(updates.optimizer.state.get(tensor, {}), "the optimizer's state")
+    except UnsendableError as error:  # which the worker raises
+        refused = [str(error)]
     return {
         "values": as_arrays(tensor),
-        "elements": {},
-        "whole": {key: as_arrays(value) for key, value in state.items()},
+        "state": state,
+        "refused": refused,
         "beside": [str(key) for one in updates.optimizer.all for key in beside(one)],
     }
 
@@ -127,7 +138,8 @@ def put_back(updates: Updates, number: int, message: dict[str, Any]) -> None:
     """Take one parameter with its state from a worker."""
     tensor = updates.parameters[number]
     tensor.copy_(as_tensors(message["values"]))
-    restore_state(updates.optimizer, tensor, *taken(_Message(message), "", 0, tensor.numel()))
+    elements = {key: as_tensors(one) for key, one in message["elements"].items()}
+    restore_state(updates.optimizer, tensor, elements, received(message["state"]))
 
 
 def edit(updates: Updates, message: dict[str, Any]) -> None:
@@ -137,30 +149,25 @@ def edit(updates: Updates, message: dict[str, Any]) -> None:
     tensor.copy_(torch.where(where.to(tensor.device), values.to(tensor.device), tensor))
 
 
-class _Message:
-    """A message, as `restore_state` reads a checkpoint."""
-
-    def __init__(self, message: dict[str, Any]) -> None:
-        self._message = message
-
-    def values(self, name: str, start: int, stop: int) -> torch.Tensor:  # noqa: ARG002
-        """Return the elements, flat."""
-        flat: torch.Tensor = as_tensors(self._message["values"]).reshape(-1)
-        return flat[start:stop]
-
-    def state(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
-        """Return the state on these elements, flat."""
-        elements = self._message["elements"]
-        return {key: as_tensors(one).reshape(-1)[start:stop] for key, one in elements.items()}
-
-    def whole_state(self, name: str) -> dict[str, Any]:  # noqa: ARG002
-        """Return the state of the whole parameter."""
-        return {key: as_tensors(one) for key, one in self._message["whole"].items()}
+# ---- state as it is sent
 
 
-def _unpacked(message: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-    state = {**message["elements"], **message["whole"]}
-    return as_tensors(message["values"]), {key: as_tensors(one) for key, one in state.items()}
+def sendable(state: Mapping[Any, Any], what: str) -> list[Any]:
+    """Return state in words that go anywhere, and its tensors; or raise what has none."""
+    tensors: list[Any] = []
+
+    def put(tensor: torch.Tensor) -> str:
+        tensors.append(as_arrays(tensor))
+        return str(len(tensors) - 1)
+
+    return [pack(dict(state), put, what), tensors]
+
+
+def received(message: Sequence[Any]) -> dict[Any, Any]:
+    """Return the state that was sent."""
+    words, tensors = message
+    found: dict[Any, Any] = unpack(words, lambda name: as_tensors(tensors[int(name)]))
+    return found
 
 
 # ---- tensors as arrays, which go anywhere

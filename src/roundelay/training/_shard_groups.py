@@ -20,7 +20,7 @@ from roundelay.training._joined import Joined
 from roundelay.training._ps_checkpoint import as_arrays, as_tensors
 from roundelay.training._shard import Shard
 from roundelay.training._shard_parameter import ShardParameter
-from roundelay.training._shard_state import States, cut_out, divided, has_shards, lies_as
+from roundelay.training._shard_state import States, cut_out, divided, lies_as
 from roundelay.training._state_tree import Slot, each_tensor
 
 __all__ = ["Groups", "groups_of"]
@@ -40,6 +40,10 @@ BY_PARAMETER = frozenset(
 def cuts_parameters(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether a rank has a part of each of its parameters; or some of them, whole."""
     return type(optimizer) not in BY_PARAMETER
+
+
+#: What these keep (Any: for isinstance); all else in the state was put there on all ranks.
+TOLD: Any = (torch.Tensor, int, float, type(None))
 
 
 class Groups:
@@ -141,7 +145,8 @@ class Groups:
                 bare = self.bare[id(one)]
                 mine[number] = as_arrays({
                     key: value.view(-1)[:0] if by_element(key, value, bare) else value
-                    for key, value in self.raw.get(bare, {}).items() if not has_shards(value)
+                    for key, value in self.raw.get(bare, {}).items()
+                    if isinstance(value, TOLD) and not isinstance(value, Shard)
                 }), list(self.raw.get(bare, {}))  # fmt: skip
         for told in home.comm.all_gather_object(list(mine.items())):
             for number, (state, keys) in told:

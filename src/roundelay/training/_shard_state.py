@@ -16,7 +16,7 @@ from roundelay.training._state_tree import each_tensor
 if TYPE_CHECKING:
     from roundelay.training._shard_groups import Groups
 
-__all__ = ["States", "cut_out", "divided", "has_shards", "lies_as"]
+__all__ = ["States", "cut_out", "divided", "lies_as"]
 
 Key = TypeVar("Key")
 
@@ -136,13 +136,6 @@ def divided(key: str, state: Any, of: ShardParameter) -> Any:
 def lies_as(one: Shard, shown: Shard) -> bool:
     """Tell whether the ranks have the same elements of both."""
     return one.of is None and one.home.counts == shown.home.counts
-
-
-def has_shards(state: Any) -> bool:
-    """Tell whether there is anything divided in it."""
-    found: list[torch.Tensor] = []
-    each_tensor(state, lambda _, one: found.append(one))
-    return any(isinstance(one, Shard) for one in found)
 
 
 def cut_out(value: torch.Tensor, of: ShardParameter) -> torch.Tensor:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
 from roundelay.errors import InvalidArgumentError, UnsendableError
 from roundelay.training._checkpoint_parts import by_element
-from roundelay.training._checkpoint_values import pack, unpack
-from roundelay.training._ps_checkpoint import as_arrays, as_tensors
+from roundelay.training._ps_checkpoint import as_arrays, as_tensors, received, sendable
 from roundelay.training._run import Run
 from roundelay.training._shard import Shard
 from roundelay.training._state_tree import beside, each_tensor, filled, put_beside, slots
@@ -30,8 +28,8 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
     shapes = {one.name: one.tensor.shape for one in setup.parameters if one.owner == place}
     pieces: dict[str, dict[str, list[torch.Tensor]]] = {}
     found: dict[str, dict[str, Any]] = {}
-    for name, _, elements, whole, tensors in _all_parts(run, set(shapes)):
-        found.setdefault(name, {}).update(unpack(whole, as_tensors(tensors).__getitem__))
+    for name, _, elements, whole in _all_parts(run, set(shapes)):
+        found.setdefault(name, {}).update(received(whole))
         for key, values in as_tensors(elements).items():
             pieces.setdefault(name, {}).setdefault(key, []).append(values)
     for name, kinds in pieces.items():
@@ -63,10 +61,8 @@ def _all_parts(run: Run, names: Collection[str]) -> list[Any]:
     def parts() -> Iterator[list[Any]]:
         for part in run.sharing.to_save():
             if part.name in names and (part.elements or part.whole):
-                tensors: dict[str, Any] = {}
-                what = f"the optimizer's state of {part.name}"
-                whole = pack(dict(part.whole), partial(_put, tensors), what)
-                yield [part.name, part.start, as_arrays(dict(part.elements)), whole, tensors]
+                whole = sendable(part.whole, f"the optimizer's state of {part.name}")
+                yield [part.name, part.start, as_arrays(dict(part.elements)), whole]
 
     mine, told = [], ""
     try:
@@ -78,12 +74,6 @@ def _all_parts(run: Run, names: Collection[str]) -> list[Any]:
         if told:
             raise UnsendableError(f"optimizer.state_dict() on rank {rank}: {told}")
     return sorted((part for _, mine in every for part in mine), key=lambda part: part[:2])
-
-
-def _put(tensors: dict[str, Any], tensor: torch.Tensor) -> str:
-    name = str(len(tensors))
-    tensors[name] = as_arrays(tensor)
-    return name
 
 
 def whole_beside(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
