@@ -209,3 +209,43 @@ def test_gradients_that_somebody_keeps_stay_as_they_were(stacks: Any, strategy: 
         own.step()
 
     rd.run(be_rank, 2, "threads")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("how", ["load", "copy", "data"])
+def test_what_one_rank_writes_into_the_model_all_are_told(
+    stacks: Any, strategy: str, how: str
+) -> None:
+    def write(rank: int, model: Any, *_: Any) -> None:
+        if rank != 1:
+            return
+        values = torch.ones(3, dtype=torch.float64)
+        with torch.no_grad():
+            if how == "load":
+                model.last.load_state_dict({"bias": values}, strict=False)
+            elif how == "copy":
+                model.last.bias.copy_(values)
+            else:
+                model.last.bias.data = values
+
+    for found in trained(stacks, strategy, write):
+        assert found[0] == "CollectiveMismatch"
+        assert "last.bias" in found[1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("where", ["model", "groups"])
+def test_gradients_set_by_hand_count_as_they_are(strategy: str, precision: str, where: str) -> None:
+    def be_rank(comm: Any) -> float:
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        own: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, own = rd.prepare(model, own, strategy=strategy, comm=comm, precision=precision)
+        own.scale(model(torch.ones(2, 2)).float().mean() / 8).backward()
+        target = model.weight if where == "model" else own.param_groups[0]["params"][0]
+        target.grad = torch.full((1, 2), 0.5, dtype=target.dtype)
+        own.step()
+        return float(rd.full_state_dict(model)["weight"][0, 0])
+
+    assert rd.run(be_rank, 2, "threads") == [-0.5, -0.5]

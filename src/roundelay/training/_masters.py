@@ -85,12 +85,14 @@ class Masters:
             if index in self._ready:
                 continue
             self._ready.add(index)
+            if master.grad is not None:
+                continue  # the user's own
             grad = self._waiting[index]
             if half.grad is None or not isinstance(half.grad, Refused):
                 grad = half.grad  # the user may have changed it, or taken it away
             master.grad = None if grad is None else grad.to(master.dtype, copy=True)
-            if master.grad is not None:
-                grads.append(master.grad)
+            if master.grad is not None and grad is self._waiting[index]:
+                grads.append(master.grad)  # what the user has set himself counts as it is
         if self._setup.scaler is not None:
             self._setup.scaler.unscale(grads, self._factor)
         elif self._factor != 1.0 and grads:

@@ -124,6 +124,10 @@ class Step:
         self.let_go.clear()
         self.verdict = None
 
+    def wrote(self, name: str) -> None:
+        """Note that the user has written into a parameter that is divided between the ranks."""
+        self.written[name] = zlib.crc32(name.encode(), self.written.get(name, 0))
+
     # ---- several optimizers
 
     def stepped(self, place: int) -> None:

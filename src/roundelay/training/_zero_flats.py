@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,7 @@ class Flat:
             self.master = (torch.zeros(numel, dtype=kind, device=device) if host is None
                            else host.empty(numel, kind))  # fmt: skip
         self.version = 0  # how often its weights have changed
+        self.told: Callable[[str], object] = len  # hears which parameters the user writes into
         self._attached: list[int] = []  # how often each parameter had changed when the row came
         self._mark = torch.zeros(())  # by which changes of the part are noticed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
@@ -173,6 +174,7 @@ class Flat:
 
     def _edited(self, index: int) -> None:
         """Hear that the user has written into the part."""
+        self.told(self._parameters[index].name)
         if self.has_masters:
             part = self.piece(self.part, index).to(self.master.device)
             merge(self.piece(self.master, index), part)

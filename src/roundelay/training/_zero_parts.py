@@ -65,6 +65,8 @@ class Parts:
         # What is computed from divided parameters comes in one order with the units.
         for home in (home for flat in self.flats for home in flat.homes.values()):
             home.move(comm, self.flight.labels)
+        for flat in self.flats:
+            flat.told = self.setup.step.wrote
         self._owner = {index: one for one in self.travellers for index in one.trained}
 
     def arrived(self, index: int) -> None:
