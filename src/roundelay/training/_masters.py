@@ -70,6 +70,8 @@ class Masters:
         self._factor = 1.0 if factor is None else factor
         self._ready.clear()
         open_to_all = factor is None and self._setup.scaler is None
+        for master in self.tensors:
+            master.grad = None
         for index, (half, grad) in enumerate(zip(self._halves, self._waiting, strict=True)):
             half.grad = grad if grad is None or (open_to_all and grad.dtype == half.dtype) else (
                 self._refused(index)
