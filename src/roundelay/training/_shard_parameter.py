@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.training._shard import Shard
 
-__all__ = ["ShardParameter", "WholeOf", "asks", "for_graph", "itself", "writes"]
+__all__ = ["ShardParameter", "WholeOf", "asks", "for_graph", "itself", "written"]
 
 #: What can be asked of a parameter without its elements: what it looks like, and its hooks.
 ALLOWED = {
@@ -48,6 +48,12 @@ def writes(name: str) -> bool:
     return name in WRITES or (name.endswith("_") and not name.endswith("__"))
 
 
+def written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the argument that a function changes, the first one; torch.nn.init names it."""
+    first = args[0] if args else next(iter(kwargs.values()), None)
+    return first if writes(name) else None
+
+
 class WholeOf(torch.autograd.Function):
     """The whole of a divided parameter, to compute with: its gradient is that of the parameter."""
 
@@ -74,8 +80,7 @@ def for_graph(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Give
         found = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         if not any(one.requires_grad for one in found):
             return None
-        first = args[0] if args else None
-        keep = [first if writes(name) else None, kwargs.get("out")]  # are written where they lie
+        keep = [written(name, args, kwargs), kwargs.get("out")]  # are written where they lie
 
         def take(value: Any) -> Any:
             if not isinstance(value, Shard) or any(value is one for one in keep):
@@ -118,10 +123,9 @@ class ShardParameter(Shard):
             args, kwargs = tree_map(_of_model, given)
             return func(*args, **kwargs)
         if torch.is_grad_enabled() and name and name not in APART:
-            first = given[0][: int(writes(name))]  # is changed where it lies
-            args, kwargs = tree_map(_in_model, (given[0][len(first) :], given[1]))
-            args = (*first, *args)
-            if not (first and isinstance(first[0], cls)):
+            first = written(name, *given)  # is changed where it lies
+            args, kwargs = tree_map(lambda one: one if one is first else _in_model(one), given)
+            if not isinstance(first, cls):
                 return func(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._shard import Shard
-from roundelay.training._shard_parameter import WholeOf, asks, itself, writes
+from roundelay.training._shard_parameter import WholeOf, asks, itself, written
 
 __all__ = ["Absence", "Away", "absence", "bring_back", "send_away"]
 
@@ -61,7 +61,7 @@ class Away(torch.nn.Parameter):
         if name == "data":
             return _data(*args)
         apart = name == "detach" or not torch.is_grad_enabled()
-        first = args[0] if args and writes(name) else None
+        first = written(name, *given)
         args, kwargs = tree_map(partial(_taken, apart=apart, first=first), given)
         if name in vars(Shard) and isinstance(args[0], Shard):
             func = getattr(Shard, name)  # that torch has written without regard to subclasses

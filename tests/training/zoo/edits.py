@@ -226,3 +226,12 @@ def by_groups(at: Place) -> State:
                     one.mul_(0.9).add_(0.01)
 
     return between(at, do)
+
+
+@habit(FAMILY, "torch.nn.init over optimizer.param_groups")
+def initialized(at: Place) -> State:
+    def do(loop: Loop) -> None:
+        for one in loop.optimizer.param_groups[0]["params"]:
+            nn.init.constant_(one, 0.1)
+
+    return between(at, do)
