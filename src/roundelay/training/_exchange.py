@@ -130,7 +130,8 @@ class Told:
         self.used = numbers[:count] > 0
         self.broken = numbers[count : 2 * count] > 0
         rest: list[float] = numbers[2 * count :].tolist()
-        self.weight, self.weighed, self.torn, total, squares = rest
+        self.weight, self.weighed, self.torn, total, squares, *more = rest
+        self.late = any(more)  # whether gradients came too late on some rank, if that is told
         #: Whether all ranks take the same step of the same weights: their marks have no variance.
         self.in_step = size * squares == total * total
         self._size = size
@@ -154,6 +155,8 @@ def tell_all(
     used: Iterable[bool],
     broken: Iterable[bool],
     step: Step,
+    *,
+    late: bool | None = None,
 ) -> Told:
     """Bring what this rank knows together with what the others do.
 
@@ -163,7 +166,8 @@ def tell_all(
     bad = [float(one) for one in broken]
     weighed, torn = float(step.weighed > 0), float(step.untold)
     mark = step.mark
-    numbers = np.array([*flags, *bad, step.weight, weighed, torn, mark, mark**2])
+    more = [] if late is None else [float(late)]
+    numbers = np.array([*flags, *bad, step.weight, weighed, torn, mark, mark**2, *more])
     step.untold = False
     comm.all_reduce(numbers)
     told = Told(numbers, len(flags), comm.size)

@@ -133,7 +133,8 @@ def _waiting(shares: Sequence[int]) -> int:
 
 def _volumes(setup: Setup, parts: Parts, rows: Sequence[int]) -> list[Volume]:
     comm = setup.within
-    found = [exchanged(setup.comm, "all_reduce", told_bytes(len(setup.parameters)), item=8),
+    told = told_bytes(len(setup.parameters)) + (0 if parts.flight is None else 8)
+    found = [exchanged(setup.comm, "all_reduce", told, item=8),
              buffers_volume(setup)]  # fmt: skip
     if comm.size == 1:
         return found

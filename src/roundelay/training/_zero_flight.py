@@ -50,6 +50,7 @@ class Flight(Gathering):
         self._untold: list[Traveller] = []  # in backward, and nothing tells when not; latest last
         self._saved = SavedTensors(self._travellers, self._ask)
         self.torn: Callable[[], Callable[[], None] | None] = _nobody  # who is told that it raised
+        self.left_unit: Callable[[], Callable[[Traveller], None] | None] = _nobody  # likewise
         self._hooks: list[Any] = []
         units = {id(one.unit.module) for one in travellers}
         for module in model.modules():
@@ -235,6 +236,8 @@ class Flight(Gathering):
         """Free units when the gradients of all that the module was given are there."""
         if not torch.is_grad_enabled() or self._inside_backward:
             return
+        for one in needs:
+            one.open += 1
         inputs = _differentiable(given)
         if not inputs:
             return
@@ -262,8 +265,12 @@ class Flight(Gathering):
         """Free what backward has no more use for, whether all its gradients came or not."""
         for one in (self._travellers[number] for number in numbers):
             one.calls -= 1
+            one.open -= 1
             if one.in_backward and not one.users and one.calls <= 0:
                 self._drop(one)
+                # Not where a graph is used again, whose calls are no longer counted.
+                if one.open == 0 and (tell := self.left_unit()) is not None:
+                    tell(one)
 
     def arrived(self, index: int, owner: Traveller) -> None:
         """Hear of a gradient of a unit, which may be the last one."""
@@ -274,6 +281,8 @@ class Flight(Gathering):
 
     def end(self, *, whole: bool) -> None:
         """Hear that backward is over: all of it (`whole`), or because it raised an error."""
+        for one in self._travellers:
+            one.open = 0
         if whole:
             self._fetched_before = self._fetched
             self._finish()

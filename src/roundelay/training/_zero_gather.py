@@ -47,6 +47,8 @@ class Traveller:
         self.missing: set[int] = set()
         self.frozen = any(not flat.trained for flat in flats)
         self.calls = 0  # whose inputs are still to get gradients
+        #: Calls since backward was last over, of however many graphs, that it has not left again.
+        self.open = 0
         self.pins = 0  # blocks of `rd.whole` that we are in
 
     @property

@@ -1,7 +1,10 @@
 """Gradients under ZeRO: summed up while backward runs, each rank keeping the part that it owns.
 
 A row of gradients is reduce-scattered when the last of them has come. Stage 1 keeps the whole rows;
-stages 2 and 3 fill a few rows in turn, and hold only this rank's parts.
+stages 2 and 3 fill a few rows in turn, and hold only this rank's parts. In stage 3 a row also goes
+when backward has left its unit: who waited for gradients that don't come would hold the rows of all
+units after it, and keep waiting the ranks that have sent it. What still comes then is late: it is
+kept aside, and added by one more row when the pass is over.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from roundelay.communicator.start import Handle
@@ -22,6 +26,7 @@ from roundelay.training._zero_flats import Flat
 __all__ = ["Gradients", "Row"]
 
 MOST_GOING = 4  # rows on their way at a time
+OVERTAKEN = 2  # rows whose units backward has left: no longer is the one before them waited for
 TURNS = 3  # rows with memory of their own: one that takes all of backward, one filled, one sent
 
 
@@ -32,6 +37,8 @@ class Row:
         self.flat, self.dtype = flat, dtype
         self.places = {place.index: place for place in flat.layout.places}
         self.missing: set[int] = set()
+        self.over = False  # whether backward has left its unit
+        self.sent = False  # in this pass
         self.buffer: torch.Tensor | None = None  # that is being filled
         self.part = torch.empty(0)  # of the sum; has one where `filled`
         self.filled = False
@@ -82,6 +89,7 @@ class Gradients:
         self._going: deque[_Going] = deque()
         self._across: list[_Going] = []  # sums on their way to and from replicas
         self._next = 0
+        self._late: dict[int, torch.Tensor] = {}  # gradients that came when their row had gone
         self.used: set[int] = set()  # parameters with a gradient on this rank, in this step
         self.intake = Intake(check=check)
 
@@ -107,18 +115,66 @@ class Gradients:
     def begin(self) -> None:
         """Expect every gradient anew."""
         self._next = 0
+        self._late.clear()
         for row in self.rows:
             row.missing = set(row.places)
+            row.over = row.sent = False
             if self._keep and row.filled:
                 row.before = row.part.clone()  # since the buffer is filled again
 
     def take(self, index: int) -> None:
         """Copy a gradient into its row, and send all rows that are complete, in their order."""
         row = self._of[index]
+        if row.sent:
+            self._set_aside(index)
+            return
         self._put(row, index)
         row.missing.discard(index)
-        while self._next < len(self.order) and not self.order[self._next].missing:
-            self._send()
+        self._send_ready()
+
+    def leave(self, flats: Iterable[Flat]) -> None:
+        """Hear that backward has left a unit, so that its rows are not waited for."""
+        gone = {id(flat) for flat in flats}
+        for row in self.rows:
+            row.over = row.over or id(row.flat) in gone
+        self._send_ready()
+
+    def _send_ready(self) -> None:
+        while self._next < len(self.order):
+            row = self.order[self._next]
+            if row.missing and not row.over:
+                later = self.order[self._next + 1 :]
+                if sum(one.over for one in later) < OVERTAKEN:
+                    return
+            self._send_next()
+
+    def _set_aside(self, index: int) -> None:
+        tensor = self._tensors[index]
+        grad = tensor.grad
+        if grad is None or isinstance(grad, Shard):  # it went with its row
+            return
+        self.intake.look(index, grad)
+        self._late[index], tensor.grad = grad, None
+        self.used.add(index)
+
+    @property
+    def late(self) -> bool:
+        """Whether gradients of this rank wait for `add_late`."""
+        return bool(self._late)
+
+    def add_late(self) -> None:
+        """Add gradients that came too late for their rows. All ranks call it, if one has some."""
+        flags = [float(not self._late.keys().isdisjoint(row.places)) for row in self.order]
+        results = list(self._results)
+        for row, some in zip(self.order, self._setup.comm.all_reduce(np.array(flags)), strict=True):
+            if some:
+                row.buffer = self._empty_row(row).zero_()
+                for index in row.places.keys() & self._late.keys():
+                    row.view(index, row.buffer).copy_(self._late.pop(index))
+                self._send(row, row.buffer)
+        self._land_all()
+        self._settle()
+        self._results = results
 
     def _put(self, row: Row, index: int) -> None:
         if row.buffer is None:
@@ -155,11 +211,8 @@ class Gradients:
 
     def finish(self) -> None:
         """Fill in what did not come, send what is left, and wait for all of it."""
-        for row in self.order[self._next :]:
-            for index in sorted(row.missing):
-                self._put(row, index)
-            row.missing.clear()
-            self._send()
+        while self._next < len(self.order):
+            self._send_next()
         self._land_all()
         self._settle()
 
@@ -197,12 +250,18 @@ class Gradients:
         step = self._setup.step
         return "sum" if step.weighed or step.offered is not None else "avg"
 
-    def _send(self) -> None:
+    def _send_next(self) -> None:
+        """Send a row, with zeros where no gradient has come."""
         row = self.order[self._next]
+        for index in sorted(row.missing):
+            self._put(row, index)
+        row.missing.clear()
+        row.sent = True
         self._next += 1
-        buffer = row.buffer
-        if buffer is None:  # no parameter at all: not possible in a row
-            return
+        if row.buffer is not None:  # no parameter at all: not possible in a row
+            self._send(row, row.buffer)
+
+    def _send(self, row: Row, buffer: torch.Tensor) -> None:
         self.intake.flush()
         if self.comm.size == 1:
             self._stay(row, buffer)

@@ -31,6 +31,7 @@ from roundelay.training._setup import Setup, share_buffers
 from roundelay.training._shard_groups import groups_of
 from roundelay.training._strategy import Held, Only, Sharing, Strategy, Volume
 from roundelay.training._zero_account import held_by_zero, predicted_for
+from roundelay.training._zero_gather import Traveller
 from roundelay.training._zero_offload import OFFLOADS, host_for
 from roundelay.training._zero_parts import Parts, divide
 from roundelay.training._zero_sums import Sums
@@ -119,6 +120,7 @@ class _Divided(Sharing):
         if self.parts.flight is not None:
             self.compares = False  # nobody has whole parameters
             self.parts.flight.torn = weakref.WeakMethod(self._torn)
+            self.parts.flight.left_unit = weakref.WeakMethod(self._left_unit)
 
     # ---- while backward runs
 
@@ -136,6 +138,11 @@ class _Divided(Sharing):
         """Put the gradient into its row; free the unit that waited for it."""
         self.sums.take(index)
         self.parts.arrived(index)
+
+    def _left_unit(self, one: Traveller) -> None:
+        """Have the gradients of a unit go that backward has left."""
+        if self._passing:
+            self.sums.gradients.leave(one.flats)
 
     def passed(self) -> None:
         """Add up this rank's part of the gradients of one micro-batch."""
@@ -158,13 +165,18 @@ class _Divided(Sharing):
 
     def _tell(self, used: Sequence[bool], broken: Sequence[bool]) -> Told:
         """Tell the other ranks; after a pass that raised on one of them, units come again."""
+        gradients, step = self.sums.gradients, self.setup.step
+        late = None if self.parts.flight is None else gradients.late
         try:
-            return tell_all(self.setup.comm, used, broken, self.setup.step)
+            told = tell_all(self.setup.comm, used, broken, step, late=late)
         except CollectiveMismatch:
             if self.parts.flight is not None:
                 with contextlib.suppress(CommunicationError):  # where ranks can't go on at all
                     self.parts.flight.left()
             raise
+        if told.late:
+            gradients.add_late()
+        return told
 
     def abandon(self, *, whole: bool) -> None:
         """Finish a pass that raised here; other ranks may wait for units, and for gradients."""
