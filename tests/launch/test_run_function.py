@@ -389,3 +389,16 @@ def test_a_worker_of_the_engine_that_dies_is_named_and_replaced() -> None:
         with pytest.raises(RankFailed, match=r"rank 1 .*SIGKILL"):
             engine.run(schedule, inputs)
         np.testing.assert_array_equal(engine.run(schedule, inputs)[0], [3, 3])
+
+
+@pytest.mark.parametrize("code", [0, 3, None])
+def test_a_rank_that_exits_fails_also_as_a_thread(code: int | None) -> None:
+    """Its caller would end by it, and with 0 look like a success."""
+
+    def leave(comm: rd.Communicator) -> None:
+        if comm.rank == 1:
+            sys.exit(code)
+        comm.barrier()
+
+    with pytest.raises(RankFailed, match="rank 1 raised SystemExit"):
+        rd.run(leave, 2, "threads")

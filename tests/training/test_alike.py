@@ -249,3 +249,36 @@ def test_gradients_set_by_hand_count_as_they_are(strategy: str, precision: str, 
         return float(rd.full_state_dict(model)["weight"][0, 0])
 
     assert rd.run(be_rank, 2, "threads") == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ps"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_gradients_of_masters_are_not_there_before_the_step(strategy: str, precision: str) -> None:
+    """Clipping in groups would clip nothing; what says so is the gradient itself."""
+
+    def be_rank(comm: Any) -> float:
+        model = torch.nn.Linear(2, 1, bias=False)
+        own: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, own = rd.prepare(model, own, strategy=strategy, comm=comm, precision=precision)
+        for _ in range(2):
+            own.scale(model(torch.ones(2, 2)).float().mean() / 8).backward()
+            with pytest.raises(InvalidArgumentError, match=r"master weights of weight.*clip_grad"):
+                torch.nn.utils.clip_grad_norm_(own.param_groups[0]["params"], 0.1)
+            own.step()
+            own.zero_grad()
+        return float(rd.full_state_dict(model)["weight"].sum())
+
+    assert len(set(rd.run(be_rank, 2, "threads"))) == 1
+
+
+def test_options_that_are_objects_are_the_same_on_every_rank(stacks: Any) -> None:
+    whole = stacks.make(stacks.Stack, torch.float64)
+
+    def be_rank(comm: Any) -> int:
+        model = copy.deepcopy(whole)
+        own = torch.optim.SGD([{"params": list(model.parameters()), "rule": object(),
+                                "when": lambda step: step > 1}], lr=0.1)  # fmt: skip
+        rd.prepare(model, own, comm=comm)
+        return int(comm.rank)
+
+    assert rd.run(be_rank, 2, "threads") == [0, 1]

@@ -13,7 +13,7 @@ from roundelay.engines._base import Engine, Select
 from roundelay.engines._harness import Harness, Part
 from roundelay.engines._native.engine import NativeEngine
 from roundelay.engines._native.parts import call_native, fold_in_python, make_group
-from roundelay.errors import ranks_text
+from roundelay.errors import RankFailed, ranks_text
 from roundelay.processes.death import is_consequence, passes, step_of
 from roundelay.processes.limits import telling_limits
 from roundelay.processes.world import make_world
@@ -159,6 +159,8 @@ def _run_all(world: _core.World, body: Callable[[_core.World, int], Result]) -> 
         within = "" if step is None else f", in step {step}"
         first.add_note(f"Raised on rank {rank} of {world.size}{within}.")
         try:
+            if isinstance(first, SystemExit):  # by which our caller would end, and as a success
+                raise RankFailed(rank, "SystemExit", str(first), step=step) from first
             raise first
         finally:  # or the error would hold this frame, and this frame the error
             failures.clear()

@@ -25,7 +25,10 @@ WHY = (
     "before the next backward pass, or put all but the last one into `with rd.accumulate(model)`."
 )
 
-
+LATE = (
+    "The gradient of the master weights of {} is made of that of the model at the step. Look at "
+    "and change the gradients of model.parameters(), or use optimizer.clip_grad_norm_(…)."
+)
 BOTH = (
     "Both the parameter {name} and its master weights, in the groups of the optimizer, were "
     "written into since the last step, so that it can't be told which counts. Write into one."
@@ -43,6 +46,11 @@ class Masters:
         self._factor = 1.0  # what the waiting gradients are still to be multiplied with
         self._ready: set[int] = set()  # masters that have their gradients
         self._seen = self._writes()
+        #: What stands in `.grad` of masters until the step.
+        self._late = [
+            Refused(master, LATE.format(parameter.name))
+            for master, parameter in zip(self.tensors, setup.parameters, strict=True)
+        ]
 
     def note(self) -> None:
         """Take masters and parameters as they are for one another's."""
@@ -70,9 +78,8 @@ class Masters:
         self._factor = 1.0 if factor is None else factor
         self._ready.clear()
         open_to_all = factor is None and self._setup.scaler is None
-        for master in self.tensors:
-            master.grad = None
         for index, (half, grad) in enumerate(zip(self._halves, self._waiting, strict=True)):
+            self.tensors[index].grad = None if grad is None else self._late[index]
             half.grad = grad if grad is None or (open_to_all and grad.dtype == half.dtype) else (
                 self._refused(index)
             )  # fmt: skip
@@ -87,7 +94,7 @@ class Masters:
             if index in self._ready:
                 continue
             self._ready.add(index)
-            if master.grad is not None:
+            if master.grad is not None and not isinstance(master.grad, Refused):
                 continue  # the user's own
             grad = self._waiting[index]
             if half.grad is None or not isinstance(half.grad, Refused):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -189,12 +190,15 @@ def _described(strategy: Strategy, setup: Setup) -> list[str]:
         for name, one in setup.model.named_buffers()
     ]
     groups = [
-        f"optimizer {type(one).__name__} group {number}: "
-        + ", ".join(f"{key}={value}" for key, value in sorted(group.items()) if key != "params")
-        for one in setup.optimizer.all
-        for number, group in enumerate(one.param_groups)
+        f"optimizer {type(own).__name__} group {number}: "
+        + ", ".join(f"{key}={_word(one)}" for key, one in sorted(group.items()) if key != "params")
+        for own in setup.optimizer.all
+        for number, group in enumerate(own.param_groups)
     ]
     return [*first, *lines, *frozen, *buffers, *groups]
+
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object that has no other
 
 
 def _word(value: Any) -> str:  # Any: an option of a strategy
@@ -204,7 +208,7 @@ def _word(value: Any) -> str:  # Any: an option of a strategy
         return f"[{', '.join(words if isinstance(value, (list, tuple)) else sorted(words))}]"
     if callable(value):
         return str(getattr(value, "__qualname__", type(value).__qualname__))
-    return repr(value)
+    return ADDRESS.sub("", repr(value))
 
 
 def _difference(rank: int, mine: Sequence[str], other: int, theirs: Sequence[str]) -> str:

@@ -58,8 +58,6 @@ def predicted_for(setup: Setup, parts: Parts, stage: int) -> tuple[Held, Volume]
         if parts.flight is None:  # parts on their way after a step
             own = [flat.layout.part * flat.dtype.itemsize for flat in trained]
             transient += STAGES * max(own, default=0)
-        else:  # rows that wait for the next units
-            transient += storage_bytes(parts.flight.spare.rows)
     kept, weights = _state(setup, trained), _weights(setup, parts)
     grads = sum(rows if stage == 1 else shares)
     apart = setup.host is not None and setup.host.parameters

@@ -229,6 +229,7 @@ class Gathering:
             one.in_backward = False
             one.missing.clear()
         self.drop_all()
+        self.spare.rows.clear()
 
     def _expected(self) -> list[Traveller]:
         """Return what a first backward pass gathers, if it goes the way of forward."""
