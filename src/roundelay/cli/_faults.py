@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from roundelay import _core
-from roundelay.cli._leftovers import Traces
+from roundelay.cli._leftovers import Traces, left_behind
 from roundelay.communicator import Communicator
 from roundelay.communicator import __file__ as communicator_file
 from roundelay.communicator.selection import Selection
@@ -70,7 +70,7 @@ def break_run(fault: str, size: int, *, timeout: float) -> Broken:
     """Let `size` processes reduce in a loop, break one, and collect what the others say."""
     before = Traces.now()
     at, told = _run(fault, size, timeout)
-    return Broken(at, sorted(told, key=lambda each: each.rank), Traces.now().since(before))
+    return Broken(at, sorted(told, key=lambda each: each.rank), left_behind(before))
 
 
 def _run(fault: str, size: int, timeout: float) -> tuple[float, list[Told]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Traces", "meeting_folders", "meeting_places"]
+__all__ = ["Traces", "left_behind", "meeting_folders", "meeting_places"]
 
+STARTING_S = 5.0  # that a job may take to start
 RENDEZVOUS = re.compile(r"roundelay-(\d+)-[0-9a-f]{24}")
 
 
@@ -42,6 +44,16 @@ class Traces:
             "open descriptors": (self.descriptors, before.descriptors),
         }
         return {kind: sorted(after - earlier) for kind, (after, earlier) in pairs.items()}
+
+
+def left_behind(before: Traces) -> dict[str, list[str]]:
+    """Return what is there since then; rendezvous of other jobs, which start just now, soon go."""
+    until = time.monotonic() + STARTING_S
+    found = Traces.now().since(before)
+    while found["rendezvous sockets"] and time.monotonic() < until:
+        time.sleep(0.05)
+        found = Traces.now().since(before)
+    return found
 
 
 def meeting_folders(environment: Mapping[str, str]) -> list[Path]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from roundelay.bench import Case, Row, Spec
 from roundelay.cli._bench_run import run_all
 from roundelay.cli._faults import Broken, break_run
-from roundelay.cli._leftovers import Traces
+from roundelay.cli._leftovers import Traces, left_behind
 from roundelay.cli._small_host import Shown
 from roundelay.cli._tables import print_table, table
 from roundelay.cli._types import console_for, wants_ascii
@@ -167,7 +167,7 @@ def _without_room(*, as_json: bool, glyphs: Glyphs) -> None:
         check=False,
     )
     shown = [_read(line) for line in done.stdout.splitlines()]
-    left = Traces.now().since(before)
+    left = left_behind(before)
     if as_json:
         tries = [msgspec.to_builtins(each) for each in shown]
         click.echo(json.dumps({"fault": "shm-full", "tries": tries, "left_behind": left}, indent=1))
