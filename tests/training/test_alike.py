@@ -282,3 +282,28 @@ def test_options_that_are_objects_are_the_same_on_every_rank(stacks: Any) -> Non
         return int(comm.rank)
 
     assert rd.run(be_rank, 2, "threads") == [0, 1]
+
+
+def swapped_data(_: int, model: Any, *__: Any) -> None:
+    one, two = model.blocks[0].up.weight, model.blocks[1].up.weight
+    one.data, two.data = two.data, one.data
+
+
+def own_average(_: int, model: Any, *__: Any) -> None:
+    """As targets of reinforcement learning follow: their `.data` is a mixture."""
+    target = copy.deepcopy(model.last.bias.detach() * 0)
+    for _ in range(2):
+        target.data = 0.5 * target.data + 0.5 * model.last.bias.data
+    with torch.no_grad():
+        model.last.bias.add_(target.full() if hasattr(target, "full") else target)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("edit", [swapped_data, own_average], ids=lambda one: one.__name__)
+def test_data_that_is_assigned_is_one_device(
+    stacks: Any, strategy: str, edit: Callable[..., None]
+) -> None:
+    expected = trained(stacks, "ddp", edit, 1)[0]
+    for found in trained(stacks, strategy, edit):
+        for name, one in expected.items():
+            assert torch.allclose(found[name], one, rtol=1e-12, atol=1e-13), name

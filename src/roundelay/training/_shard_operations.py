@@ -97,7 +97,10 @@ def _on_pieces(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return NotImplemented
     # A number that is a parameter counts less than others where dtypes meet; a piece would not.
     number = not written and lead.dim() == 0 and len(tensors) > 1
-    if lead.of is not None or number or (not written and _flows_back(tensors)):
+    # What comes of whole and divided tensors is whole: it may be put where a whole one was, and
+    # a gradient on its way, which is this rank's own, is not yet the sum that a shard is part of.
+    mixed = not written and any(one.dim() and not isinstance(one, Shard) for one in tensors)
+    if lead.of is not None or number or mixed:
         return NotImplemented
     out = bool(written) and lead is not args[0]  # has the shape of the others, or torch changes it
     shapes = {one.shape for one in tensors if not out or one is not lead}
@@ -119,13 +122,6 @@ def _on_pieces(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     device = kwargs.get("device")
     return tree_map(
         lambda one: lead.made(one, device) if isinstance(one, torch.Tensor) else one, made
-    )
-
-
-def _flows_back(tensors: Sequence[torch.Tensor]) -> bool:
-    """Tell whether whole tensors are gradients on their way: those of this rank's batch."""
-    return torch._C._current_graph_task_id() != -1 and any(  # noqa: SLF001 - has no other name
-        one.dim() and not isinstance(one, Shard) for one in tensors
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -119,10 +120,27 @@ def _taken(value: Any, *, apart: bool, first: Any) -> Any:
 def _data(parameter: Away, *value: torch.Tensor) -> torch.Tensor | None:
     """Get or set `parameter.data`."""
     shard: Shard = vars(parameter)[MARK].shard
+    handed_out: list[weakref.ref[Any]] = vars(shard).setdefault("handed_out", [])
+    handed_out[:] = [weak for weak in handed_out if weak() is not None]
     if not value:
-        return shard.detach()
-    shard.data = value[0]
+        seen = shard.detach()
+        handed_out.append(weakref.ref(seen))
+        return seen
+    before = shard.piece.clone() if handed_out else shard.piece
+    shard.data = value[0].clone() if isinstance(value[0], Shard) else value[0]
+    for one in (weak() for weak in handed_out):
+        if one is not None:  # it stays what it was
+            one.elements, one.wrote = partial(_same, before), _nothing
+    handed_out.clear()
     return None
+
+
+def _same(piece: torch.Tensor) -> torch.Tensor:
+    return piece
+
+
+def _nothing() -> None:
+    """Have nobody told."""
 
 
 def absence(

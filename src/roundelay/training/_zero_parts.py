@@ -124,8 +124,9 @@ class Parts:
     def take_edits(self) -> None:
         """Have rows and masters hold what the user has written into the parameters."""
         lent = [flat for one in self.travellers if one.pins for flat in one.flats]
-        for flat in [*(flat for flat in self.trained if flat.resident), *lent]:
-            self._take_strays(flat)
+        flats = [*(flat for flat in self.trained if flat.resident), *lent]
+        self._take_strays(flats)
+        for flat in flats:
             if not flat.resident:
                 flat.part.copy_(flat.own)
             if flat.has_masters and flat.edited:
@@ -136,7 +137,8 @@ class Parts:
         """Do so for what this rank has of one parameter, which the user looks at elsewhere."""
         if self.stepping or isinstance(self.parameters[index].tensor, Away):
             return
-        self._take_strays(flat)
+        if any(self._strays(flat)):
+            self._take_strays([one for one in self.trained if one.whole.numel()])
         mine = flat.piece(flat.part, index)
         if not flat.resident:
             mine.copy_(flat.piece(flat.own, index))
@@ -178,9 +180,12 @@ class Parts:
             if flight is not None:
                 flight.unpin(lent)
 
-    def _take_strays(self, flat: Flat) -> None:
-        """Take parameters back into their row that were given other memory (`p.data = …`)."""
-        for place in self._strays(flat):
+    def _take_strays(self, flats: Sequence[Flat]) -> None:
+        """Take parameters back into their rows that were given other memory (`p.data = …`)."""
+        rows = {one.whole.untyped_storage().data_ptr() for one in flats}
+        found = []
+        strays = [(one, place) for one in flats for place in self._strays(one)]
+        for flat, place in strays:
             parameter = self.parameters[place.index]
             tensor, there = parameter.tensor, flat.view(place)
             if (tensor.shape, tensor.dtype) != (there.shape, there.dtype):
@@ -189,7 +194,11 @@ class Parts:
                     f"{tuple(there.shape)} at prepare and is {tensor.dtype} of shape "
                     f"{tuple(tensor.shape)} now. Change shapes and dtypes before prepare."
                 )
-            there.copy_(tensor.detach())
+            values = tensor.detach()
+            swapped = values.untyped_storage().data_ptr() in rows  # `p.data = q.data`
+            found.append((tensor, there, values.clone() if swapped else values))
+        for tensor, there, values in found:
+            there.copy_(values)
             tensor.data = there
 
     def _strays(self, flat: Flat) -> Iterator[Place]:
