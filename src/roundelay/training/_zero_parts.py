@@ -10,8 +10,7 @@ import torch
 
 from roundelay.communicator import Communicator, Traffic
 from roundelay.communicator.start import Handle
-from roundelay.errors import InvalidArgumentError
-from roundelay.training._buckets import Place, shared_tensor
+from roundelay.training._buckets import shared_tensor
 from roundelay.training._checkpoint_parts import Part, Saved, stretch
 from roundelay.training._masters import merge
 from roundelay.training._setup import Parameter, Setup
@@ -24,6 +23,7 @@ from roundelay.training._zero_flight import Flight
 from roundelay.training._zero_gather import Traveller
 from roundelay.training._zero_groups import hand_out
 from roundelay.training._zero_layout import Piece, runs
+from roundelay.training._zero_strays import strays, take_strays
 from roundelay.training._zero_units import Choice, Unit, find_units
 from roundelay.training.materialize import start_from_first
 from roundelay.training.precision import cast_model
@@ -125,7 +125,7 @@ class Parts:
         """Have rows and masters hold what the user has written into the parameters."""
         lent = [flat for one in self.travellers if one.pins for flat in one.flats]
         flats = [*(flat for flat in self.trained if flat.resident), *lent]
-        self._take_strays(flats)
+        take_strays(self.parameters, flats)
         for flat in flats:
             if not flat.resident:
                 flat.part.copy_(flat.own)
@@ -137,8 +137,8 @@ class Parts:
         """Do so for what this rank has of one parameter, which the user looks at elsewhere."""
         if self.stepping or isinstance(self.parameters[index].tensor, Away):
             return
-        if any(self._strays(flat)):
-            self._take_strays([one for one in self.trained if one.whole.numel()])
+        if any(strays(self.parameters, flat)):
+            take_strays(self.parameters, [one for one in self.trained if one.whole.numel()])
         mine = flat.piece(flat.part, index)
         if not flat.resident:
             mine.copy_(flat.piece(flat.own, index))
@@ -158,7 +158,8 @@ class Parts:
             return False  # autograd sees it by itself
         flats = [flat for one in self.flight.owners(tensors) for flat in one.flats]
         return any(
-            not torch.equal(flat.own.to(flat.part.device), flat.part) or any(self._strays(flat))
+            not torch.equal(flat.own.to(flat.part.device), flat.part)
+            or any(strays(self.parameters, flat))
             for flat in flats
         )
 
@@ -179,35 +180,6 @@ class Parts:
         finally:
             if flight is not None:
                 flight.unpin(lent)
-
-    def _take_strays(self, flats: Sequence[Flat]) -> None:
-        """Take parameters back into their rows that were given other memory (`p.data = …`)."""
-        rows = {one.whole.untyped_storage().data_ptr() for one in flats}
-        found = []
-        strays = [(one, place) for one in flats for place in self._strays(one)]
-        for flat, place in strays:
-            parameter = self.parameters[place.index]
-            tensor, there = parameter.tensor, flat.view(place)
-            if (tensor.shape, tensor.dtype) != (there.shape, there.dtype):
-                raise InvalidArgumentError(
-                    f"The parameter {parameter.name} was {there.dtype} of shape "
-                    f"{tuple(there.shape)} at prepare and is {tensor.dtype} of shape "
-                    f"{tuple(tensor.shape)} now. Change shapes and dtypes before prepare."
-                )
-            values = tensor.detach()
-            swapped = values.untyped_storage().data_ptr() in rows  # `p.data = q.data`
-            found.append((tensor, there, values.clone() if swapped else values))
-        for tensor, there, values in found:
-            there.copy_(values)
-            tensor.data = there
-
-    def _strays(self, flat: Flat) -> Iterator[Place]:
-        """Yield the places of parameters that lie elsewhere."""
-        begin, width = flat.whole.data_ptr(), flat.whole.itemsize
-        for place in flat.layout.places:
-            at = self.parameters[place.index].tensor.data_ptr()
-            if at != begin + place.start * width and place.numel:
-                yield place
 
     @torch.no_grad()
     def load(self, index: int, values: torch.Tensor) -> None:
