@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,9 @@ torch = pytest.importorskip("torch")
 from roundelay.training import checkpoint  # noqa: E402 - only with torch
 
 nn = torch.nn
+
+#: Thread ranks share torch's random numbers, whose lock and Python's may hold up each other.
+_building = threading.Lock()
 
 SIZES = (1, 2, 3, 4, 7)
 ROWS = 21  # divides by 1, 3 and 7, and by 2 and 4 not
@@ -56,7 +60,7 @@ def loss_of(model: Any, tokens: Any, targets: Any) -> Any:
 
 def make_model(dtype: Any = torch.float64) -> Any:
     """The same weights every time, and nobody's random numbers disturbed."""
-    with torch.random.fork_rng(devices=[]):
+    with _building, torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         return Awkward().to(dtype)
 
@@ -211,7 +215,7 @@ class Stack(nn.Module):  # type: ignore[misc, name-defined]
 
 def made(kind: Callable[[], Any], dtype: Any = torch.float32) -> Any:
     """The same weights every time, and nobody's random numbers disturbed."""
-    with torch.random.fork_rng(devices=[]):
+    with _building, torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         return kind().to(dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ STRATEGIES: dict[str, Any] = {
     "ps by servers": rd.ParameterServer(update="server", servers=2),
 }
 SYNCHRONOUS = [name for name, one in STRATEGIES.items() if one.synchronous]
+
+
+BUILDING = threading.Lock()  # ranks that are threads share torch's random numbers
 
 
 class Net(nn.Module):  # type: ignore[misc, name-defined]
@@ -69,7 +73,7 @@ def written(path: Path, name: str = "ddp", ranks: int = 3) -> tuple[dict[str, An
     """Train and save, and return what the ranks have: the model's and the optimizer's state."""
 
     def be_rank(comm: Any) -> Any:
-        with torch.random.fork_rng(devices=[]):
+        with BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
             model = Net()
         model, own = rd.prepare(model, optimizer_of(model), strategy=STRATEGIES[name], comm=comm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ STRATEGIES: dict[str, Any] = {
     "ps by servers of their own": rd.ParameterServer(update="server", dedicated=True),
 }
 SYNCHRONOUS = [name for name, one in STRATEGIES.items() if one.synchronous]
+
+
+BUILDING = threading.Lock()  # ranks that are threads share torch's random numbers
 
 
 class Net(nn.Module):  # type: ignore[misc, name-defined]
@@ -47,7 +51,7 @@ class Net(nn.Module):  # type: ignore[misc, name-defined]
 
 
 def net(head: int = 3, *, seed: int = 0, more: bool = False) -> Any:
-    with torch.random.fork_rng(devices=[]):
+    with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Net(head, more=more).double()
 
