@@ -12,6 +12,7 @@ between steps. Writes results/offload.json. Without a GPU nothing moves; --size 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -69,6 +70,7 @@ def be_rank(comm: rd.Communicator, size: str, rows: int, rounds: int) -> dict[st
     cores = max(1, _core.available_cores() // comm.size)
     torch.set_num_threads(cores)
     steps, held, ledgers = {}, {}, {}
+    gc.collect()  # models of other rows
     for way in WAYS:
         before = torch.cuda.memory_allocated() if device == "cuda" else 0
         step, model = stepper(comm, way, size, rows, device)

@@ -61,6 +61,8 @@ def predicted_for(setup: Setup, parts: Parts, stage: int) -> tuple[Held, Volume]
     kept, weights = _state(setup, trained), _weights(setup, parts)
     grads = sum(rows if stage == 1 else shares)
     apart = setup.host is not None and setup.host.parameters
+    if apart:  # as the optimizer wants them
+        grads = sum(flat.layout.part * flat.master.dtype.itemsize for flat in trained)
     held = Held(
         parameters=weights,
         gradients=grads,

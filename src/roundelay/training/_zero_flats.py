@@ -80,7 +80,7 @@ class Flat:
         self.version = 0  # how often its weights have changed
         self.told: Callable[[str], object] = len  # hears which parameters the user writes into
         self._attached: list[int] = []  # how often each parameter had changed when the row came
-        self._mark = torch.zeros(())  # by which changes of the part are noticed
+        self._sums = torch.zeros(0)  # by which changes of the part are noticed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
         names = [one.name for one in parameters]
         self.homes = {
@@ -122,7 +122,7 @@ class Flat:
             self.part.copy_(self.own)
             self.free()
         elif self._host is not None:
-            self._mark = mark_of(self.part)
+            self._sums = sums_of(self.part)
 
     def view(self, place: Place, row: torch.Tensor | None = None) -> torch.Tensor:
         """Return one parameter where it lies, here or in another row of the same layout."""
@@ -190,7 +190,7 @@ class Flat:
             place = next(one for one in self.layout.places if one.index == index)
             self.view(place).copy_(self.homes[index].gather(mine).view(place.shape))
         if self.resident and self._host is not None:
-            self._mark = mark_of(self.part)
+            self._sums = sums_of(self.part)
         self.touch()
 
     def gather(self, comm: Communicator, label: int, spare: Spare) -> Handle | Copy:
@@ -225,18 +225,20 @@ class Flat:
 
     def round_masters(self) -> None:
         """Bring what the optimizer changed into the dtype that the model computes in."""
-        if self.has_masters:
+        if self._apart is not None and self.has_masters:
+            self._apart.round(self.part, self.master)
+        elif self.has_masters:
             # Cast on the device: what the host would cast first could not be copied beside it.
             self.part.copy_(self.master.to(self.part.device, non_blocking=True))
             if self.resident and self._host is not None:
-                self._mark = mark_of(self.part)
+                self._sums = sums_of(self.part)
 
     @property
     def edited(self) -> bool:
         """Whether the user may have written into a part that has masters."""
         if self._host is None or not self.resident:
             return True
-        return not torch.equal(self._mark, mark_of(self.part))
+        return not torch.equal(self._sums, sums_of(self.part))
 
     def touch(self) -> None:
         """Let autograd know that the parameters have changed."""
@@ -260,13 +262,18 @@ ROW = 1024
 
 def mark_of(part: torch.Tensor) -> torch.Tensor:
     """Return a number that changes with any element, and when elements change places."""
+    sums = sums_of(part)
+    return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
+
+
+def sums_of(part: torch.Tensor) -> torch.Tensor:
+    """Return numbers that do, as few as a device makes quickly: of rows and of columns."""
     bits = part.detach().view(WIDTHS[part.itemsize])
     square = bits[: len(bits) // ROW * ROW].view(-1, ROW)
-    sums = torch.cat([
+    return torch.cat([
         square.sum(1, dtype=torch.int64), square.sum(0, dtype=torch.int64) * 31,
         bits[square.numel() :].to(torch.int64) * 17,
     ])  # fmt: skip
-    return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
 
 
 def _as_bytes(tensor: torch.Tensor) -> Array | torch.Tensor:

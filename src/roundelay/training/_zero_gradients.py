@@ -51,6 +51,11 @@ class Row:
         """The bytes of the whole row."""
         return self.flat.layout.padded * self.dtype.itemsize
 
+    @property
+    def share(self) -> int:
+        """The bytes of this rank's part of it, when it is sent."""
+        return self.flat.layout.part * self.dtype.itemsize
+
     def view(self, index: int, buffer: torch.Tensor) -> torch.Tensor:
         """Return the place of one gradient; where rows stay in their memory, made only once."""
         if buffer is not self.stays:
@@ -102,9 +107,10 @@ class Gradients:
             row.stays = row.buffer
         else:
             host, part = self._host, layout.part
+            # On the host as the optimizer wants them: the device casts, beside backward.
             row.part = (torch.zeros(part, dtype=row.dtype, device=self._device) if host is None
-                        else host.empty(part, row.dtype))  # fmt: skip
-            row.stays = row.part if self.comm.size == 1 else None
+                        else host.empty(part, flat.master.dtype))  # fmt: skip
+            row.stays = row.part if self.comm.size == 1 and host is None else None
         return row
 
     def _memory(self, nbytes: int) -> torch.Tensor:
@@ -178,7 +184,7 @@ class Gradients:
 
     def _put(self, row: Row, index: int) -> None:
         if row.buffer is None:
-            direct = self.comm.size == 1 and not row.filled
+            direct = row.stays is not None and not row.filled
             row.buffer = row.part if direct else self._empty_row(row)
         tensor = self._tensors[index]
         there, grad = row.view(index, row.buffer), tensor.grad
@@ -231,9 +237,7 @@ class Gradients:
         for row in rest:
             row.missing.clear()
             row.buffer = None
-            mine, result = (
-                one.view(row.dtype) for one in (zeros[: row.nbytes], lost[: row.part.nbytes])
-            )
+            mine, result = (one.view(row.dtype) for one in (zeros[: row.nbytes], lost[: row.share]))
             handles.append(self.comm.start.reduce_scatter(mine, op, out=result, axis=0))
 
         def wait() -> None:
@@ -241,7 +245,7 @@ class Gradients:
             for row, handle in zip(rest, handles, strict=True):
                 handle.wait()
                 if self._replicas is not None:
-                    self._replicas.all_reduce(lost[: row.part.nbytes].view(row.dtype), op)
+                    self._replicas.all_reduce(lost[: row.share].view(row.dtype), op)
             self._free = list(self._turns)
 
         return wait
@@ -275,6 +279,8 @@ class Gradients:
         if row.before is not None:
             buffer.add_(row.before)
             row.before = None
+        elif self._host is not None and not row.filled:
+            self._host.copy(row.part, buffer.to(row.part.dtype))
         elif not self._keep and buffer is not row.part:
             row.part.add_(buffer.to(row.part.device))
         row.filled = True
@@ -282,14 +288,14 @@ class Gradients:
     def _set_out(self, row: Row, buffer: torch.Tensor) -> None:
         if len(self._going) >= MOST_GOING:
             self._land()
-        direct = not self._keep and not row.filled and row.part.device == buffer.device
+        direct = not self._keep and not row.filled and self._host is None
         result = row.part if direct else self._result(row)
         handle = self.comm.start.reduce_scatter(buffer, self._op(), out=result, axis=0)
         memory = next((one for one in self._turns if _same(one, buffer)), None)
         self._going.append(_Going(row, memory, result, handle))
 
     def _result(self, row: Row) -> torch.Tensor:
-        nbytes = row.part.nbytes
+        nbytes = row.share
         fitting = next((one for one in self._results if one.nbytes >= nbytes), None)
         if fitting is None:
             fitting = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
@@ -329,7 +335,7 @@ class Gradients:
             elif row.filled:
                 row.part.add_(one.result.to(row.part.device))
             else:
-                row.part.copy_(one.result, non_blocking=True)
+                row.part.copy_(one.result.to(row.part.dtype), non_blocking=True)
             self._results.append(_all_bytes(one.result))
         row.filled = True
 

@@ -8,7 +8,7 @@ and the new weights of those before go back. Memory is pinned, so that the devic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -56,22 +56,46 @@ class Host:
                 one.record_stream(self._stream)
         return Copy(self.device, event)
 
-    def take(self, stepped: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Begin to bring a gradient here; return where it will be at the step."""
-        key = id(stepped)
-        if key not in self._grads:
-            self._grads[key] = self.empty(grad.numel(), grad.dtype).view(grad.shape)
-        self._coming[key] = self.copy(self._grads[key], grad)
-        return self._grads[key]
+    def take(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Begin to bring gradients here, for what is stepped on; each will be there at its step.
+
+        What lies in one memory comes as one: a device takes as long to be asked as to copy.
+        """
+        rows: dict[int, list[tuple[torch.Tensor, torch.Tensor, int]]] = {}
+        for stepped, grad in pairs:
+            at = int(grad.storage_offset())
+            rows.setdefault(grad.data_ptr() - at * grad.itemsize, []).append((stepped, grad, at))
+        for row in rows.values():
+            start = min(at for _, _, at in row)
+            stop = max(at + grad.numel() for _, grad, at in row)
+            first, grad, _ = row[0]
+            here = self._memory(first, stop - start, grad.dtype)
+            coming = self.copy(here, grad.as_strided((stop - start,), (1,), start))
+            for stepped, grad, at in row:
+                stepped.grad = here.as_strided(grad.shape, grad.stride(), at - start)
+                self._coming[id(stepped)] = coming
 
     def cast(self, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return gradients that are here in another dtype, each time in the same memory."""
-        if part.dtype == dtype:
-            return part
-        key = id(part)
-        if key not in self._grads:
-            self._grads[key] = self.empty(part.numel(), dtype)
-        return self._grads[key].copy_(part)
+        """Return a copy of gradients that are here in a dtype, each time in the same memory."""
+        return self._memory(part, part.numel(), dtype).copy_(part)
+
+    def _memory(self, of: torch.Tensor, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        found = self._grads.get(id(of))
+        if found is None or found.numel() != numel or found.dtype != dtype:
+            found = self._grads[id(of)] = self.empty(numel, dtype)
+        return found
+
+    def round(self, part: torch.Tensor, master: torch.Tensor) -> None:
+        """Begin to bring masters that are here into the dtype of parts that are here, too.
+
+        The device does it, which has the time while the optimizer is at the next row.
+        """
+        if self._stream is None or part.dtype == master.dtype:
+            part.copy_(master)
+            return
+        with torch.cuda.stream(self._stream):
+            rounded = master.to(self.device, non_blocking=True).to(part.dtype)
+            part.copy_(rounded, non_blocking=True)
 
     def finish(self) -> None:
         """Wait for all that the device copies."""
@@ -91,8 +115,8 @@ class Host:
             with _in_one_pass(optimizer, kind):
                 for turn in turns:
                     mine = {id(one) for flat in turn for one in flat.stepped}
-                    for key in mine & self._coming.keys():
-                        self._coming.pop(key).finish()
+                    for coming in {self._coming.pop(key) for key in mine & self._coming.keys()}:
+                        coming.finish()
                     for group, params in groups:
                         group["params"][:] = [one for one in params if id(one) in mine]
                     with torch.enable_grad():
@@ -100,6 +124,8 @@ class Host:
                     for flat in turn:
                         flat.round_masters()
         finally:
+            if self.parameters:
+                self.finish()
             for group, params in groups:
                 group["params"][:] = params
         return result

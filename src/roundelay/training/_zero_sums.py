@@ -19,7 +19,7 @@ from roundelay.training._shard import Shard
 from roundelay.training._step import AGAIN
 from roundelay.training._strategy import Only, chosen
 from roundelay.training._zero_flats import Flat
-from roundelay.training._zero_gradients import Gradients
+from roundelay.training._zero_gradients import Gradients, Row
 from roundelay.training._zero_parts import Parts
 from roundelay.training._zero_stand_ins import StandIns
 
@@ -216,9 +216,7 @@ class Sums:
         for row in self.gradients.rows:
             if all(piece.index in self._grads for piece in row.flat.pieces):
                 continue
-            host, kind = self.setup.host, row.flat.master.dtype
-            part = host.cast(row.part, kind) if host and host.parameters else row.part.to(kind)
-            cut = row.flat.cut(part)
+            cut = row.flat.cut(self._cast(row))
             for piece, grad in zip(row.flat.pieces, cut, strict=True):
                 if piece.index in self._has and piece.index not in self._grads:
                     self._grads[piece.index] = grad
@@ -227,6 +225,14 @@ class Sums:
             self.setup.scaler.unscale(grads, self._factor)
         elif self._casts and self._factor != 1.0 and grads:
             torch._foreach_mul_(grads, self._factor)
+
+    def _cast(self, row: Row) -> torch.Tensor:
+        """Return a row's part in the optimizer's dtype, as a copy if it is multiplied there."""
+        host, kind = self.setup.host, row.flat.master.dtype
+        if host is None or not host.parameters or not self._casts:
+            return row.part.to(kind)
+        as_it_is = row.part.dtype == kind and self._factor == 1.0 and self.setup.scaler is None
+        return row.part if as_it_is else host.cast(row.part, kind)
 
     def ready(self) -> None:
         """Make this rank's gradients what the optimizer will see: in its dtype, unscaled."""
@@ -251,12 +257,15 @@ class Sums:
         """Give an optimizer its gradients, for its step."""
         self.ready()
         host = self.setup.host
+        coming = []
         for index in chosen(range(len(self._bare)), only):
             bare, grad = self._bare[index], self._grads.get(index)
             if host is None or grad is None or (host.parameters and grad.device == bare.device):
                 bare.grad = grad
             else:
-                bare.grad = host.take(bare, grad)
+                coming.append((bare, grad))
+        if host is not None:
+            host.take(coming)
 
     def _picked(self, only: Only) -> Iterable[torch.Tensor]:
         if only is None:
