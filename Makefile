@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-old-cpu lint bench docs browser sanitize clean
+.PHONY: demo test test-all test-old-cpu lint bench docs browser sanitize clean
 
 demo: $(READY)
 	$(BIN)/roundelay demo
@@ -18,9 +18,17 @@ demo: $(READY)
 # A worker per core; what a group of tests starts is started once. What needs torch in its own process
 # runs apart, since that makes every fork slow (tests/conftest.py). `pytest` alone runs all.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 100
+both = failed=0; $(PYTEST) $(1) --torch without tests || failed=1; \
+	$(PYTEST) $(1) --torch with tests src/roundelay || failed=1; exit $$failed
+
+# Of the large grids a sample, by a seed that is printed. It is the commit's, so that runs of one commit
+# are alike and each commit looks at other cells.
+SEED ?= $(or $(shell git rev-parse --short HEAD 2>/dev/null),none)
 test: $(READY) browser
-	failed=0; $(PYTEST) --torch without tests || failed=1; \
-	$(PYTEST) --torch with tests src/roundelay || failed=1; exit $$failed
+	$(call both,--sample $(SEED))
+
+test-all: $(READY) browser
+	$(call both,)
 
 # What depends on the CPU, as on one without AVX-512 and as on one without AVX2.
 AVX2_CPU := ROUNDELAY_MAX_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \

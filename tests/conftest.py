@@ -1,9 +1,12 @@
 """Settings for all tests."""
 
 import gc
+import math
 import os
+import random
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,14 @@ TORCH = (
 ON_TORCH = ("gloo", "nccl")
 BOTH = ("test_every_engine.py", "conftest.py")
 FEW = 50  # descriptors: of pools and worlds that other files use too
+
+#: Large grids: with --sample, one cell in so many is run, and every value of every parameter.
+SAMPLED = {
+    "communicator/test_fault_mismatch.py": 4,
+    "engines/test_every_engine.py": 4,
+    "engines/test_mpi_end.py": 4,
+    "engines/test_one_truth.py": 4,
+}
 
 # Where AMX traps, PyTorch's bf16 would take workers down; they and their ranks inherit this.
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -61,8 +72,85 @@ def _own_temporary_folder() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let tests that need torch in their own process be run apart from those that don't."""
+    """Let tests that need torch in their own process be run apart, and large grids be sampled."""
     parser.addoption("--torch", choices=("with", "without"), help="run only tests with, or without")
+    parser.addoption("--sample", metavar="SEED", help="of large grids run a sample by this seed")
+
+
+def how_to_repeat(config: pytest.Config) -> str | None:
+    """Say which cells of large grids are run, and how to run the same ones again, or all."""
+    seed = config.getoption("--sample")
+    if seed is None:
+        return None
+    return f"sample: `make test SEED={seed}` runs these cells again, `make test-all` all"
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Begin with the seed."""
+    return how_to_repeat(config)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Where something failed, end with the seed, too."""
+    said = how_to_repeat(config)
+    if said and terminalreporter.stats.keys() & {"failed", "error"}:
+        terminalreporter.write_line(said)
+
+
+def idle(cell: Any) -> bool:
+    """Tell whether a cell is known to be skipped here: then it stands for no other."""
+    return any(marker.args[:1] == (True,) for marker in cell.iter_markers("skipif"))
+
+
+def sampled(cells: list[Any], one_in: int, dice: random.Random) -> list[Any]:
+    """Draw one cell in so many, and more until every value of every parameter was drawn."""
+    drawn, spare = list[Any](), list[Any]()
+    seen = set[tuple[str, str]]()
+    for cell in sorted(dice.sample(cells, len(cells)), key=idle):
+        values = {(name, repr(value)) for name, value in cell.callspec.params.items()}
+        (spare if values <= seen else drawn).append(cell)
+        seen |= values
+    wanted = math.ceil(sum(not idle(cell) for cell in cells) / one_in)
+    return drawn + spare[: max(0, wanted - len(drawn))]
+
+
+def leave_out(config: pytest.Config, items: list[Any]) -> None:
+    """Of the large grids, keep the cells that the seed draws."""
+    seed = config.getoption("--sample")
+    families: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for item in items if seed is not None else ():
+        one_in = SAMPLED.get(f"{item.path.parent.name}/{item.path.name}")
+        if one_in and hasattr(item, "callspec"):
+            families[item.nodeid.split("[")[0], one_in].append(item)
+    left = set()
+    for (name, one_in), cells in families.items():
+        left |= {*cells} - {*sampled(cells, one_in, random.Random(f"{seed} {name}"))}
+    if left:
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=list(left))
+
+
+class Sample:
+    """Which points of a long walk inside a test are visited: every one, or some drawn by a seed."""
+
+    def __init__(self, seed: str | None, name: str) -> None:
+        self.seed, self.name = seed, name
+
+    def points(self, one_in: int) -> Iterator[int]:
+        """Yield 1, 2, 3, …; of a sample, about one in so many."""
+        dice, point = random.Random(f"{self.seed} {self.name}"), 0
+        while True:
+            point += 1 if self.seed is None else dice.randint(1, 2 * one_in - 1)
+            yield point
+
+    def fewer(self, n: int, one_in: int) -> int:
+        """Return how many of n are left, at least, of one in so many."""
+        return n if self.seed is None else n // (2 * one_in)
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest) -> Sample:
+    return Sample(request.config.getoption("--sample"), request.node.nodeid)
 
 
 class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
@@ -113,6 +201,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     """Keep the tests of a file on one worker; the grid over engines is one part for each engine."""
+    leave_out(config, items)
     wanted = config.getoption("--torch")
     for item in list(items):
         engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,14 +89,16 @@ def test_a_newcomers_algorithm_is_listed_proved_priced_and_drawn(beside: Path) -
     assert len(from_json(schedule).steps) == 8
 
 
-def test_the_grids_of_the_tests_cover_a_newcomer(beside: Path) -> None:
+def test_the_grids_of_the_tests_cover_a_newcomer(beside: Path, sample: Any) -> None:
     folders = ["algorithms", "collectives", "networks", "schedule", "engines"]
     program = """
 import pytest
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
     tests = [str(ROOT / "tests" / folder) for folder in folders]
-    wanted = "line or rotate"
+    wanted = "((line and not pipeline) or rotate)"
+    if sample.seed:  # engines that take long to start see it in `make test-all`
+        wanted += " and not mpi and not gloo"
     out = run_beside(beside, program, "-k", wanted, "--rootdir", str(ROOT), *tests)
     passed = re.search(r"(\d+) passed", out)
     assert passed is not None

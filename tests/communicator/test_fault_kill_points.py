@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from roundelay import _core
 
 SOON = 20.0  # seconds from a death to all errors: milliseconds, but never the timeout of 60
 AT_ONCE = 4  # worlds side by side: most of their time is sleep
+ONE_IN = 6  # points of a sample; without --sample it is every point
 
 
 def workload(comm: Any) -> None:
@@ -55,22 +57,22 @@ def struck(
 
 
 def at_every_point(
+    points: Iterator[int],
     processes: Any,
     size: int,
     victims: Sequence[int],
     strike: Callable[[int, int], Callable[[Any], Any]],
     hit: Callable[[int, list[Any]], bool],
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Strike at point 1, 2, 3, … until the run of every victim ends unharmed; they take turns.
+    """Strike at these points until the run of every victim ends unharmed; they take turns.
 
     Give the victim and every rank's outcome, for each point at which somebody was hit.
     """
-    left, point = set(victims), 0
+    left, turns = set(victims), cycle(victims)
     while left:
         chosen: list[tuple[int, int]] = []
         while len(chosen) < AT_ONCE:
-            point += 1
-            victim = victims[point % len(victims)]
+            point, victim = next(points), next(turns)
             if victim in left:
                 chosen.append((victim, point))
         runs = [strike(victim, at) for victim, at in chosen]
@@ -96,7 +98,9 @@ VICTIMS = [
 
 
 @pytest.mark.parametrize(("size", "victims"), VICTIMS)
-def test_killed_at_every_point(size: int, victims: list[int], threads: Any, processes: Any) -> None:
+def test_killed_at_every_point(
+    size: int, victims: list[int], threads: Any, processes: Any, sample: Any
+) -> None:
     threads(size, workload)  # the programs are compiled once; forked ranks find them made
     before, deaths = left_behind(), 0
 
@@ -106,7 +110,8 @@ def test_killed_at_every_point(size: int, victims: list[int], threads: Any, proc
     def hit(victim: int, found: list[Any]) -> bool:
         return bool(found[victim].signal)
 
-    for victim, found in at_every_point(processes, size, victims, kill, hit):
+    points = sample.points(ONE_IN)
+    for victim, found in at_every_point(points, processes, size, victims, kill, hit):
         deaths += 1
         assert found[victim].signal == signal.SIGKILL
         for rank, one in enumerate(found):
@@ -115,7 +120,7 @@ def test_killed_at_every_point(size: int, victims: list[int], threads: Any, proc
             assert one.error == "PeerLost", (deaths, victim, rank, one)
             assert re.match(rf"Rank {victim} \(process \d+\) died\.", one.message), one.message
             assert one.ended - found[victim].gone < SOON, (deaths, victim, rank, one)
-    assert deaths > 20 * size
+    assert deaths > sample.fewer(20 * size, ONE_IN)
     assert left_behind() == before
 
 
@@ -148,7 +153,7 @@ def stopped_for_a_while(size: int, victim: int, point: int) -> Callable[[Any], b
 
 @pytest.mark.parametrize(("size", "victims"), [(2, [0]), (3, [0, 1, 2])])
 def test_stopped_at_every_point_gives_the_right_result(
-    size: int, victims: list[int], threads: Any, processes: Any
+    size: int, victims: list[int], threads: Any, processes: Any, sample: Any
 ) -> None:
     threads(size, workload)
 
@@ -157,19 +162,21 @@ def test_stopped_at_every_point_gives_the_right_result(
 
     stops = 0
     for _, found in at_every_point(
-        processes, size, victims, partial(stopped_for_a_while, size), hit
+        sample.points(ONE_IN), processes, size, victims, partial(stopped_for_a_while, size), hit
     ):
         stops += 1
         assert not [one for one in found if one.error or one.signal], found
-    assert stops > 20 * size
+    assert stops > sample.fewer(20 * size, ONE_IN)
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_a_second_one_dies_at_every_point_of_the_same_run(size: int, processes: Any) -> None:
+def test_a_second_one_dies_at_every_point_of_the_same_run(
+    size: int, processes: Any, sample: Any
+) -> None:
     """Also while it is about to tell of the first: then nobody may wait for what it did not say."""
     before = left_behind()
     for first in (7, 30):  # in a wait of the others, and in the middle of slices
-        for point in range(1, 200):
+        for point in takewhile(lambda point: point < 200, sample.points(ONE_IN)):
             (found,) = processes.side_by_side(size, [struck(workload, {0: first, 1: point})])
             for one in found[2:]:
                 assert one.error == "PeerLost", one
@@ -189,9 +196,9 @@ def disagree(comm: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_killed_while_a_mismatch_is_told(size: int, processes: Any) -> None:
+def test_killed_while_a_mismatch_is_told(size: int, processes: Any, sample: Any) -> None:
     for victim in range(size):
-        for point in range(1, 100):
+        for point in takewhile(lambda point: point < 100, sample.points(ONE_IN)):
             (found,) = processes.side_by_side(size, [struck(disagree, {victim: point})])
             errors = {one.error for rank, one in enumerate(found) if rank != victim}
             assert errors <= {"PeerLost", "CollectiveMismatch"}, found

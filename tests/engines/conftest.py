@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from roundelay.errors import InvalidArgumentError
 MOST = 7  # ranks that a test of every engine takes
 
 
-@pytest.fixture(params=[name for name in engines.names() if name != "hierarchical"], scope="module")
+NO_GPU = pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="needs GPUs of NVIDIA")
+ENGINES = [
+    pytest.param(name, marks=NO_GPU if name == "nccl" else ())
+    for name in engines.names()
+    if name != "hierarchical"
+]
+
+
+@pytest.fixture(params=ENGINES, scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "mpi":
         try:

@@ -1,4 +1,4 @@
-"""Runs all checks on a rank of MPI, and writes what was wrong: `mpirun … mpi_checks.py FOLDER`."""
+"""Runs checks on a rank of MPI, writes what was wrong: `mpirun … mpi_checks.py FOLDER CHECK …`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def checks() -> dict[str, Check]:
     }
 
 
-def main(folder: Path) -> None:
-    """Run every check; what follows one that broke the communicator is not run."""
+def main(folder: Path, names: set[str]) -> None:
+    """Run these checks; what follows one that broke the communicator is not run."""
     end = mpi_engine(lambda size: Selection(size, default_for(size)).schedule_for, TIMEOUT_S)
     comm = Communicator(end)
     found: dict[str, list[str]] = {}
     report = folder / f"{comm.rank}.json"
     for name, check in checks().items():
+        if name not in names:
+            continue
         began = time.monotonic()
         try:
             found[name] = [line[:LONG] for line in list(check(comm))[:SHOWN]]
@@ -59,4 +61,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), {*sys.argv[2:]})

@@ -1,0 +1,97 @@
+"""What names promise: an underscore is private, and a class name means one thing in the package."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import roundelay
+
+PACKAGE = Path(roundelay.__file__).parent
+TREES = {
+    path.relative_to(PACKAGE.parent): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+#: Who reaches for what is private to another package. This list only gets shorter.
+KNOWN = {
+    ("roundelay", "roundelay.training._checkpoint_keep"),
+    ("roundelay.cli", "roundelay.engines._native"),
+    ("roundelay.communicator", "roundelay.engines._device_arrays"),
+    ("roundelay.launch", "roundelay.engines._native"),
+    ("roundelay.launch", "roundelay.training._strategy"),
+    ("roundelay.torch", "roundelay.engines._call_queue"),
+}
+
+#: Classes whose names have more than one meaning, and how many. These numbers only get smaller.
+MEANINGS = {
+    "Entry": 2, "Failure": 3, "Gloo": 2, "Gradients": 2, "Groups": 2, "Head": 2, "Held": 2,
+    "Layout": 2, "Line": 2, "Message": 2, "Mpi": 2, "Part": 2, "Place": 4, "Post": 2,
+    "Progress": 2, "Receipt": 2, "Request": 3, "Row": 3, "Selection": 2, "Sent": 2, "Server": 2,
+    "Step": 4, "Stream": 2, "Told": 2, "Verdict": 2, "Work": 2, "_Given": 2, "_Line": 2,
+    "_MessageRequest": 3, "_Place": 2, "_Receipt": 2, "_Told": 2,
+}  # fmt: skip
+
+
+def imported(tree: ast.AST) -> Iterator[list[str]]:
+    """Yield the parts of every name that a file imports, also for types only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").split(".")
+            yield from ([*module, alias.name] for alias in node.names)
+
+
+def reaches(file: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the package of a file with what it imports that is private elsewhere.
+
+    What begins with an underscore belongs to the package or module that it lies in, and to all
+    that lies in there.
+    """
+    own = list(file.parent.parts)
+    for parts in imported(tree):
+        for at, part in enumerate(parts):
+            if parts[0] == "roundelay" and part.startswith("_") and not part.startswith("__"):
+                if own[:at] != parts[:at]:
+                    yield ".".join(own), ".".join(parts[: at + 1])
+                break
+
+
+def test_an_underscore_is_private() -> None:
+    found = {reach for file, tree in TREES.items() for reach in reaches(file, tree)}
+    assert found - KNOWN == set(), "give it a public name, or don't reach for it"
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "private"),
+    [
+        ("roundelay/cli/run.py", "from roundelay.engines._base import Engine", True),
+        ("roundelay/cli/run.py", "from roundelay.engines import _base", True),
+        ("roundelay/cli/run.py", "import roundelay.engines._base", True),
+        ("roundelay/cli/run.py", "from roundelay.engines.reference import _fold", True),
+        ("roundelay/engines/threads.py", "from roundelay.engines.reference import _fold", True),
+        ("roundelay/engines/threads.py", "from roundelay.engines.mpi._rank import main", True),
+        ("roundelay/engines/threads.py", "from roundelay.engines._base import Engine", False),
+        ("roundelay/engines/mpi/engine.py", "from roundelay.engines._base import Engine", False),
+        ("roundelay/cli/run.py", "from roundelay import _core, __version__", False),
+        ("roundelay/cli/run.py", "from os import _exit", False),
+    ],
+)
+def test_the_checker_sees_what_is_private(file: str, line: str, *, private: bool) -> None:
+    assert bool(list(reaches(Path(file), ast.parse(line)))) is private
+
+
+def test_a_class_name_means_one_thing() -> None:
+    names = Counter(
+        node.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    )
+    found = {name: n for name, n in names.items() if n > MEANINGS.get(name, 1)}
+    assert found == {}, "call it by a name that no other class has"
