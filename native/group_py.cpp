@@ -377,7 +377,7 @@ void register_group(nb::module_& module) {
         .def(nb::init<std::shared_ptr<World>, std::shared_ptr<Block>, int, std::vector<int>,
                       std::size_t, nb::object, nb::object, PyGroup*, std::uint64_t>(),
              nb::arg("world"), nb::arg("block").none(), nb::arg("rank"), nb::arg("world_ranks"),
-             nb::arg("slot_bytes") = default_slot_bytes, nb::arg("on_slow"),
+             nb::arg("slot_bytes") = default_slot_bytes, nb::kw_only(), nb::arg("on_slow"),
              nb::arg("on_broken").none() = nb::none(), nb::arg("parent").none() = nb::none(),
              nb::arg("serial") = 0)
         .def_static("bytes_for", &Group::bytes_for, nb::arg("size"),
