@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from roundelay.training._zero_units import find_units
+from roundelay.training.strategies.zero.units import find_units
 from zoo.place import Place, State
 
 __all__ = ["PEERS", "PeerPlace", "whole"]

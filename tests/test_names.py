@@ -19,11 +19,11 @@ TREES = {
 
 #: Who reaches for what is private to another package. This list only gets shorter.
 KNOWN = {
-    ("roundelay", "roundelay.training._checkpoint_keep"),
+    ("roundelay", "roundelay.training.checkpoint.keep"),
     ("roundelay.cli", "roundelay.engines._native"),
     ("roundelay.communicator", "roundelay.engines._device_arrays"),
     ("roundelay.launch", "roundelay.engines._native"),
-    ("roundelay.launch", "roundelay.training._strategy"),
+    ("roundelay.launch", "roundelay.training.strategy"),
     ("roundelay.torch", "roundelay.engines._call_queue"),
 }
 

@@ -20,7 +20,7 @@ import numpy as np
 
 WAYS = {f"rd.{name}": (lambda name=name: getattr(rd, name)) for name in rd.__all__}
 WAYS["rd.verify("] = lambda: rd.verify(None, None, [])
-WAYS["roundelay.training"] = lambda: __import__("roundelay.training.checkpoint")
+WAYS["roundelay.training"] = lambda: __import__("roundelay.training.checkpoint.save")
 WAYS["roundelay.torch"] = lambda: __import__("roundelay.torch")
 WAYS["The engine gloo"] = lambda: rd.run(lambda comm: 1, 2, "gloo")
 WAYS["The engine mpi"] = lambda: rd.init("mpi")

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from roundelay.launch.verify import verify
     from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
-    from roundelay.training._checkpoint_keep import latest_checkpoint
-    from roundelay.training.checkpoint import load, save
+    from roundelay.training.checkpoint.export import export
+    from roundelay.training.checkpoint.keep import latest_checkpoint
+    from roundelay.training.checkpoint.read_checkpoint import read_checkpoint
+    from roundelay.training.checkpoint.save import load, save
     from roundelay.training.evaluate import evaluate
-    from roundelay.training.export import export
     from roundelay.training.ledger import Ledger, ledger
     from roundelay.training.loader import Loader, loader
     from roundelay.training.materialize import materialize, materialize_later
     from roundelay.training.precision import Precision
     from roundelay.training.prepare import prepare
-    from roundelay.training.read_checkpoint import read_checkpoint
     from roundelay.training.scheduler import scheduler
     from roundelay.training.staleness import Staleness, staleness
     from roundelay.training.state import full_state_dict, whole_tensors
@@ -93,19 +93,19 @@ _WHERE = {
     "accumulate": "training",
     "backward": "training",
     "evaluate": "training.evaluate",
-    "export": "training.export",
+    "export": "training.checkpoint.export",
     "full_state_dict": "training",
     "init": "launch",
-    "latest_checkpoint": "training._checkpoint_keep",
+    "latest_checkpoint": "training.checkpoint.keep",
     "ledger": "training",
-    "load": "training.checkpoint",
+    "load": "training.checkpoint.save",
     "loader": "training",
     "materialize": "training.materialize",
     "materialize_later": "training.materialize",
     "prepare": "training",
-    "read_checkpoint": "training.read_checkpoint",
+    "read_checkpoint": "training.checkpoint.read_checkpoint",
     "run": "launch",
-    "save": "training.checkpoint",
+    "save": "training.checkpoint.save",
     "scheduler": "training.scheduler",
     "staleness": "training.staleness",
     "unprepare": "training.unprepare",

@@ -15,7 +15,7 @@ import roundelay as rd
 
 torch = pytest.importorskip("torch")
 
-from roundelay.training import checkpoint  # noqa: E402 - only with torch
+from roundelay.training.checkpoint import save as checkpoint  # noqa: E402 - only with torch
 
 nn = torch.nn
 

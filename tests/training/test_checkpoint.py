@@ -32,9 +32,9 @@ from roundelay.errors import (  # noqa: E402
     RankFailed,
     UnsendableError,
 )
-from roundelay.training import _checkpoint_format as form  # noqa: E402
-from roundelay.training import checkpoint  # noqa: E402
-from roundelay.training._checkpoint_values import pack, unpack  # noqa: E402
+from roundelay.training.checkpoint import _manifest as form  # noqa: E402
+from roundelay.training.checkpoint import save as checkpoint  # noqa: E402
+from roundelay.training.checkpoint.values import pack, unpack  # noqa: E402
 
 SYNCHRONOUS = [name for name, one in STRATEGIES.items() if one.synchronous]
 

@@ -19,7 +19,7 @@ pytest.importorskip("safetensors.torch")
 import roundelay as rd  # noqa: E402 - only with torch
 from checkpoints import STRATEGIES, small  # noqa: E402
 from roundelay.errors import CheckpointError, RankFailed  # noqa: E402
-from roundelay.training import checkpoint  # noqa: E402
+from roundelay.training.checkpoint import save as checkpoint  # noqa: E402
 
 FULL = "No space left on device"
 
@@ -235,7 +235,7 @@ def test_killed_at_any_moment_the_old_one_or_the_new_one_is_there_whole(tmp_path
 
 SCRIPT = f"""
 import sys, torch, roundelay as rd
-from roundelay.training import checkpoint
+from roundelay.training.checkpoint import save as checkpoint
 comm = rd.init()
 model = torch.nn.Linear(3, 1)
 pair = rd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)

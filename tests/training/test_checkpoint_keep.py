@@ -14,7 +14,7 @@ pytest.importorskip("safetensors.torch")
 import roundelay as rd  # noqa: E402 - only with torch
 from checkpoints import small  # noqa: E402
 from roundelay.errors import InvalidArgumentError  # noqa: E402
-from roundelay.training import checkpoint  # noqa: E402
+from roundelay.training.checkpoint import save as checkpoint  # noqa: E402
 
 
 def save(path: Path, weight: float = 0.0, *, ranks: int = 1, **options: Any) -> None:

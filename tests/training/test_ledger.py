@@ -95,7 +95,7 @@ def steps(model: Any, listed: Any) -> None:
         for one in listed:
             one.step()
         if step == 1:
-            run.counted_from = run.steps, run.sharing.traffic()
+            run.counted_from = run.steps, run.state.traffic()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -128,7 +128,7 @@ def peak(comm: Any) -> tuple[int, int, int]:
             model(torch.ones(1, width)).square().mean().backward()
             own.step()
         held = rd.ledger(model).entries[comm.rank].predicted.total
-        unit = max(one.nbytes for one in own.run.sharing.parts.travellers)
+        unit = max(one.nbytes for one in own.run.state.partition.units)
         comm.barrier()
     return max(seen) - before, held, unit
 

@@ -203,7 +203,7 @@ def test_half_a_gradient_is_no_gradient(points: int) -> None:
         found = set((-rd.full_state_dict(model)["weight"]).tolist())
         if comm.rank == 1:
             lose("kill")
-        return sorted(found), optimizer.run.sharing.applied()
+        return sorted(found), optimizer.run.state.applied()
 
     first, _, third = rd.run(be_rank, 3)
     assert first == third

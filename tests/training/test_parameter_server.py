@@ -30,8 +30,8 @@ from roundelay.errors import (  # noqa: E402
     RankFailed,
     UnknownNameError,
 )
-from roundelay.training._ps_clock import staleness_bound  # noqa: E402
-from roundelay.training._ps_layout import divide  # noqa: E402
+from roundelay.training.strategies.parameter_server.clock import staleness_bound  # noqa: E402
+from roundelay.training.strategies.parameter_server.share import divide  # noqa: E402
 
 PS = rd.ParameterServer
 State = dict[str, Any]
@@ -294,7 +294,7 @@ def test_a_timeout_tells_the_time_that_was_waited_for() -> None:
         model = Plane()
         own = torch.optim.SGD(model.parameters(), lr=1.0)
         model, own = rd.prepare(model, own, strategy=PS(update="server"), comm=comm)
-        served = own.run.sharing.line.server
+        served = own.run.state.client.server
         if comm.rank == 1:
             done.wait(60)
             return ""
@@ -437,8 +437,8 @@ def pushes(strategy: Any, steps: list[int], seed: int, *, size: int | None = Non
             optimizer.zero_grad()
         state = rd.full_state_dict(model)
         found = {float(one) for tensor in state.values() for one in tensor}
-        counted = optimizer.run.sharing.applied()
-        measured = sorted(optimizer.run.sharing.staleness.items())
+        counted = optimizer.run.state.applied()
+        measured = sorted(optimizer.run.state.staleness.items())
         whole = rd.staleness(model)
         return sorted(found), total, counted, measured, (whole.total, whole.most, whole.bound)
 
@@ -493,7 +493,7 @@ def test_no_worker_begins_a_step_too_far_ahead(bound: int) -> None:
             comm=comm,
         )
         if comm.rank == 0:
-            servers.append(optimizer.run.sharing.line.server)
+            servers.append(optimizer.run.state.client.server)
         comm.barrier()
         chance = random.Random(f"{bound} {comm.rank}")
         ahead = 0
@@ -522,7 +522,7 @@ def test_who_is_slow_holds_up_nobody_within_the_bound(mode: str) -> None:
             model, torch.optim.SGD(model.parameters(), lr=1.0), strategy=strategy, comm=comm
         )
         if comm.rank == 0:
-            servers.append(optimizer.run.sharing.line.server)
+            servers.append(optimizer.run.state.client.server)
         else:
             far.wait(30)
         for step in range(10):
@@ -532,9 +532,9 @@ def test_who_is_slow_holds_up_nobody_within_the_bound(mode: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
             if comm.rank == 1 and step == 0:
-                [(age, _)] = optimizer.run.sharing.staleness.items()
+                [(age, _)] = optimizer.run.state.staleness.items()
                 assert age == limit
-        return sorted(optimizer.run.sharing.staleness.items())
+        return sorted(optimizer.run.state.staleness.items())
 
     first, _ = rd.run(be_rank, 2, "threads")
     assert first[0][0] == 0
@@ -825,7 +825,7 @@ def test_what_it_holds_and_exchanges_is_what_is_predicted(awkward: Any, strategy
         mine, optimizer = rd.prepare(
             mine, awkward.adam(mine.parameters()), strategy=strategy, comm=comm
         )
-        sharing = optimizer.run.sharing
+        sharing = optimizer.run.state
         tokens, targets = awkward.batches(2)[1]
         comm.barrier()
         before = sharing.moved()
@@ -867,7 +867,7 @@ def test_servers_end_with_the_model(size: int, update: str) -> None:
             model, own = rd.prepare(model, own, strategy=PS(update=update), comm=comm)
             model(torch.ones(3)).backward()
             own.step()
-            alive.append(weakref.ref(own.run.sharing.line))
+            alive.append(weakref.ref(own.run.state.client))
             del model, own
             comm.barrier()
             gc.collect()

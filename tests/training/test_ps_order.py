@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
-from roundelay.training._ps_clock import staleness_bound  # noqa: E402
+from roundelay.training.strategies.parameter_server.clock import staleness_bound  # noqa: E402
 from zoo.architectures import Deep, Experts, Lora, Odd, Speech, Unet, resnet  # noqa: E402
 from zoo.habits import made  # noqa: E402
 from zoo.transformers import Gpt  # noqa: E402
@@ -109,7 +109,7 @@ def test_every_order_of_updates_comes_to_the_same(strategy: Any, size: int) -> N
             own.step()
             own.zero_grad()
         state = {key: one.clone() for key, one in rd.full_state_dict(model).items()}
-        return state, own.run.sharing.applied(), rd.staleness(model).most
+        return state, own.run.state.applied(), rd.staleness(model).most
 
     def every(comm: Any) -> list[Any]:
         return [be_rank(comm, name) for name in names]

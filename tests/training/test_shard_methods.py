@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
 from roundelay.errors import InvalidArgumentError, RoundelayError  # noqa: E402
-from roundelay.training._shard import Shard  # noqa: E402
+from roundelay.training.shards.shard import Shard  # noqa: E402
 
 nn = torch.nn
 DTYPE = torch.float64

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError  # noqa: E402
-from roundelay.training._shard import Shard  # noqa: E402
+from roundelay.training.shards.shard import Shard  # noqa: E402
 
 nn = torch.nn
 

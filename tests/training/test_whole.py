@@ -141,7 +141,7 @@ def test_an_exception_inside_leaves_what_was_written_and_nothing_gathered(
             raise ZeroDivisionError
         assert (rd.full_state_dict(model)["first.bias"] == 2).all()
         if name == "zero3":
-            assert own.run.sharing.parts.flight.in_flight == 0
+            assert own.run.state.partition.scheduler.in_flight == 0
             with pytest.raises(InvalidArgumentError, match=r"rd\.whole"):
                 copy.deepcopy(model.first.bias)
         stacks.loss_on(comm, model, 0, torch.float64).backward()

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
 from roundelay.errors import InvalidArgumentError  # noqa: E402
-from roundelay.training._zero_layout import Layout  # noqa: E402
-from roundelay.training._zero_units import find_units  # noqa: E402
+from roundelay.training.strategies.zero._layout import FlatLayout  # noqa: E402
+from roundelay.training.strategies.zero.units import find_units  # noqa: E402
 
 nn = torch.nn
 
@@ -30,7 +30,7 @@ NAMES = ["zero1", "zero2", "zero3"]
     size=st.integers(1, 9),
 )
 def test_pieces_of_all_ranks_are_every_element_once(shapes: Any, size: int) -> None:
-    layout = Layout(range(len(shapes)), [tuple(shape) for shape in shapes], size=size)
+    layout = FlatLayout(range(len(shapes)), [tuple(shape) for shape in shapes], size=size)
     seen: dict[int, int] = {}
     for rank in range(size):
         for piece in layout.pieces(rank):
@@ -102,9 +102,9 @@ def test_units_may_stay_between_forward_and_backward(stacks: Any, way: str) -> N
             stacks.loss_on(comm, mine, step).backward()
             own.step()
             own.zero_grad()
-        parts = own.run.sharing.parts
-        assert parts.flight.in_flight == 0
-        whole = sum(one.nbytes for one in parts.travellers)
+        parts = own.run.state.partition
+        assert parts.scheduler.in_flight == 0
+        whole = sum(one.nbytes for one in parts.units)
         return rd.ledger(mine).entries[comm.rank], parts.peak, whole
 
     for line, peak, whole in rd.run(be_rank, 2, "threads"):
@@ -153,7 +153,7 @@ def test_a_forward_pass_that_fails_leaves_nothing_behind(stacks: Any) -> None:
     def stumble(comm: Any, mine: Any, own: Any, step: int) -> None:
         with pytest.raises(RuntimeError):
             mine(torch.zeros(2, 5))  # of the wrong width: the model itself is in flight
-        assert own.run.sharing.parts.flight.in_flight == 0
+        assert own.run.state.partition.scheduler.in_flight == 0
         stacks.loss_on(comm, mine, step).backward()
 
     plain = stacks.trained("ddp", 2, model)

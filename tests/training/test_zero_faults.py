@@ -65,7 +65,7 @@ def trained(stacks: Any, comm: Any, strategy: str, model: Any, fault: Any) -> di
                     own.step()
                 mine.bad = None
                 own.zero_grad()
-                assert own.run.sharing.parts.flight.in_flight == 0
+                assert own.run.state.partition.scheduler.in_flight == 0
             continue
         stacks.loss_on(comm, mine, step, torch.float64).backward()
         own.step()

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
-from roundelay.training._zero_gradients import TURNS, Gradients  # noqa: E402
+from roundelay.training.strategies.zero._grad_buckets import TURNS, GradBuckets  # noqa: E402
 
 nn = torch.nn
 
@@ -124,17 +124,17 @@ def test_what_comes_late_counts(
     stacks: Any, monkeypatch: pytest.MonkeyPatch, size: int, passes: int
 ) -> None:
     """Here all rows go as soon as the first unit was left."""
-    own, late = Gradients.leave, []
+    own, late = GradBuckets.leave, []
 
     def leave(self: Any, _: Any) -> None:
-        own(self, [row.flat for row in self.rows])
+        own(self, [bucket.flat for bucket in self.buckets])
 
-    def add_late(self: Any, add: Any = Gradients.add_late) -> None:
+    def add_late(self: Any, add: Any = GradBuckets.add_late) -> None:
         late.append(self.late)
         add(self)
 
-    monkeypatch.setattr(Gradients, "leave", leave)
-    monkeypatch.setattr(Gradients, "add_late", add_late)
+    monkeypatch.setattr(GradBuckets, "leave", leave)
+    monkeypatch.setattr(GradBuckets, "add_late", add_late)
     model = stacks.make(Stack, torch.float64)
     assert_alike(model, plain, size, passes, "zero3")
     assert late.count(True) == size * STEPS * passes
@@ -148,10 +148,10 @@ def test_unused_weights_hold_no_rows(stacks: Any, size: int) -> None:
     def be_rank(comm: Any) -> list[tuple[int, bool]]:
         mine = copy.deepcopy(model)
         mine, own = rd.prepare(mine, sgd(mine), strategy="zero3", comm=comm)
-        gradients, seen = own.run.sharing.sums.gradients, []
+        gradients, seen = own.run.state.grads.gradients, []
 
         def look(_: Any) -> None:
-            held = [row.buffer for row in gradients.rows if row.buffer is not None]
+            held = [bucket.buffer for bucket in gradients.buckets if bucket.buffer is not None]
             counted = {one.data_ptr() for one in gradients.transient}
             seen.append((len(held), all(one.data_ptr() in counted for one in held)))
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
 from roundelay.errors import InvalidArgumentError  # noqa: E402
-from roundelay.training import _zero_offload  # noqa: E402
+from roundelay.training.strategies.zero import offload as _zero_offload  # noqa: E402
 
 WAYS = [(1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")]
 

@@ -158,10 +158,10 @@ def test_zero3_is_ddp_however_backward_comes_to_a_unit(stacks: Any, call: str, s
             own.step()
             own.zero_grad()
         if strategy == "zero3":
-            own_bytes, *units = (one.nbytes for one in own.run.sharing.parts.travellers)
+            own_bytes, *units = (one.nbytes for one in own.run.state.partition.units)
             # Nothing tells when side losses are done with a unit: one more may stay.
-            assert own.run.sharing.peak <= own_bytes + 3 * max(units)
-            assert own.run.sharing.parts.flight.in_flight == 0
+            assert own.run.state.peak <= own_bytes + 3 * max(units)
+            assert own.run.state.partition.scheduler.in_flight == 0
         return {key: one.detach().numpy() for key, one in rd.full_state_dict(mine).items()}
 
     for loss in FEWER.get(call, LOSSES):
@@ -182,7 +182,7 @@ def test_unused_parameters_hold_no_unit(stacks: Any) -> None:
         for step in range(3):
             stacks.loss_on(comm, mine, step).backward()
             own.step()
-        return own.run.sharing.peak, [one.nbytes for one in own.run.sharing.parts.travellers]
+        return own.run.state.peak, [one.nbytes for one in own.run.state.partition.units]
 
     for peak, (own, *units) in rd.run(be_rank, 2, "threads"):
         assert peak <= own + sum(sorted(units)[-2:])
@@ -334,7 +334,7 @@ def test_units_come_to_memory_that_nobody_holds(stacks: Any, held: str) -> None:
         assert len(found) == (0 if held == "nothing" else 3)
         for one, before in found:
             assert list_of(one) == before
-        return len(set(places)) < len(places), len(own.run.sharing.parts.flight.spare.rows)
+        return len(set(places)) < len(places), len(own.run.state.partition.scheduler.row_pool.rows)
 
     for again, left in rd.run(be_rank, 2, "threads"):
         assert again

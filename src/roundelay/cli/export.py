@@ -35,6 +35,6 @@ def command(checkpoint: Path, out: Path, *, form: str, dtype: str | None) -> Non
 
     OUT is a file whose name ends in .safetensors, or with --form dcp a new folder.
     """
-    from roundelay.training.export import export  # noqa: PLC0415 - torch, only for this command
+    from roundelay.training.checkpoint.export import export  # noqa: PLC0415 - torch, only for this command
 
     click.echo(str(export(checkpoint, out, form=form, dtype=dtype)))

@@ -13,8 +13,8 @@ from roundelay.launch.local import run
 if TYPE_CHECKING:
     import torch
 
-    from roundelay.training._strategy import Strategy
     from roundelay.training.precision import Precision
+    from roundelay.training.strategy import Strategy
     from roundelay.training.verify import Loss, MakeOptimizer, Verdict
 
 __all__ = ["verify"]

@@ -8,7 +8,7 @@ if _find_spec("torch") is None:
     raise _MissingPackageError("roundelay.training", "torch")
 
 from roundelay.training.ledger import ledger
-from roundelay.training.loader import loader
+from roundelay.training.loader.build import loader
 from roundelay.training.prepare import prepare
 from roundelay.training.state import full_state_dict
 from roundelay.training.steps import accumulate, backward

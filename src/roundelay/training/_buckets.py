@@ -10,14 +10,14 @@ import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = ["Bucket", "Place", "bucket_limit", "make_buckets", "planned", "shared_tensor"]
+__all__ = ["Bucket", "BucketPlace", "bucket_limit", "make_buckets", "planned", "shared_tensor"]
 
 #: Bytes of a bucket: what a CPU's cache holds; on a device, what keeps it busy for a while.
 ON_CPU, ON_DEVICE = 8 << 20, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketPlace:
     """Where one parameter's gradient lies."""
 
     index: int  # of the parameter
@@ -51,12 +51,12 @@ def bucket_limit(chosen: int | None, tensors: Sequence[torch.Tensor]) -> int:
 class Bucket:
     """The gradients of some parameters, one after the other in memory that all ranks reach."""
 
-    def __init__(self, flat: torch.Tensor, places: Sequence[Place]) -> None:
+    def __init__(self, flat: torch.Tensor, places: Sequence[BucketPlace]) -> None:
         self.flat = flat
         self.places = list(places)
         self.missing = {place.index for place in places}
 
-    def view(self, place: Place) -> torch.Tensor:
+    def view(self, place: BucketPlace) -> torch.Tensor:
         """Return one gradient where it lies."""
         return place.view(self.flat)
 
@@ -99,7 +99,7 @@ def make_buckets(
     for run in planned(shapes, dtypes, order=order, most_bytes=most_bytes):
         places, start = [], 0
         for index in run:
-            places.append(Place(index, start, tuple(shapes[index])))
+            places.append(BucketPlace(index, start, tuple(shapes[index])))
             start += math.prod(shapes[index])
         buckets.append(Bucket(shared_tensor(comm, start, dtypes[run[0]], device), places))
     return buckets

@@ -17,12 +17,12 @@ from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NotFiniteError
 from roundelay.reductions import Array
 from roundelay.training._setup import Parameter
-from roundelay.training._step import Rates, Step
+from roundelay.training._step import Rates, StepState
 
 __all__ = [
     "TORN",
     "Intake",
-    "Told",
+    "PassReport",
     "compare_steps",
     "finite",
     "refuse_broken",
@@ -123,7 +123,7 @@ def _bits(tensor: torch.Tensor) -> Array:
     return bits
 
 
-class Told:
+class PassReport:
     """What all ranks together know of a backward pass."""
 
     def __init__(self, numbers: Array, count: int, size: int) -> None:
@@ -154,10 +154,10 @@ def tell_all(
     comm: Communicator,
     used: Iterable[bool],
     broken: Iterable[bool],
-    step: Step,
+    step: StepState,
     *,
     late: bool | None = None,
-) -> Told:
+) -> PassReport:
     """Bring what this rank knows together with what the others do.
 
     Ranks that are in different steps, or of whom one has no gradients to bring, raise here.
@@ -170,14 +170,14 @@ def tell_all(
     numbers = np.array([*flags, *bad, step.weight, weighed, torn, mark, mark**2, *more])
     step.untold = False
     comm.all_reduce(numbers)
-    told = Told(numbers, len(flags), comm.size)
+    told = PassReport(numbers, len(flags), comm.size)
     if told.torn or not told.in_step:
         _refuse_apart(comm, step, torn=bool(torn))
     step.told()
     return told
 
 
-def compare_steps(comm: Communicator, step: Step) -> None:
+def compare_steps(comm: Communicator, step: StepState) -> None:
     """Raise, on every rank, if since the last backward pass one did what the others did not.
 
     For where training may end, since no pass after the last step would tell.
@@ -199,7 +199,7 @@ def told_bytes(count: int) -> int:
     return 8 * (2 * count + NUMBERS)
 
 
-def _refuse_apart(comm: Communicator, step: Step, *, torn: bool) -> None:
+def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
     every = comm.all_gather(np.array([float(torn), float(step.number)])).tolist()
     broken = [rank for rank, (one, _) in enumerate(every) if one]
     if broken:
@@ -256,7 +256,7 @@ def _refuse_frozen(every: list[dict[int, str]]) -> None:
             )
 
 
-def _refuse_edits(step: Step, every: list[dict[str, int]]) -> None:
+def _refuse_edits(step: StepState, every: list[dict[str, int]]) -> None:
     first = every[0]
     step.written.update({name: 0 for one in every for name in one})  # to be compared once more
     for rank, theirs in enumerate(every):
@@ -270,7 +270,7 @@ def _refuse_edits(step: Step, every: list[dict[str, int]]) -> None:
 
 
 def refuse_broken(
-    comm: Communicator, told: Told, mine: Iterable[bool], parameters: list[Parameter]
+    comm: Communicator, told: PassReport, mine: Iterable[bool], parameters: list[Parameter]
 ) -> None:
     """Raise on every rank if a gradient is not finite, naming the parameters and the ranks."""
     if not told.broken.any():

@@ -13,13 +13,13 @@ import torch
 from roundelay import _core
 from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._arrivals import Arrivals
-from roundelay.training._checkpoint_saving import Saves
 from roundelay.training._exchange import compare_steps
+from roundelay.training._grad_hooks import GradHooks
 from roundelay.training._origins import Turn
 from roundelay.training._setup import Setup
-from roundelay.training._strategy import Sharing, Strategy
-from roundelay.training._weighed import weighed
+from roundelay.training._weighted_grads import weighed
+from roundelay.training.checkpoint.saving import Saves
+from roundelay.training.strategy import Strategy, StrategyState
 
 # Source lines in errors are the user's, not those of torch between him and us.
 _core.skip_package(f"{Path(torch.__file__).parent}/")
@@ -43,11 +43,11 @@ class Run:
     def __init__(self, strategy: Strategy, setup: Setup) -> None:
         self.strategy, self.setup = strategy, setup
         self.step = setup.step
-        self.sharing: Sharing = strategy.share(setup)
-        self.arrivals = Arrivals(self.sharing)
-        self.arrivals.at_end.append(self._share_out)
+        self.state: StrategyState = strategy.share(setup)
+        self.grad_hooks = GradHooks(self.state)
+        self.grad_hooks.at_end.append(self._share_out)
         #: The steps, and what the ranks had exchanged, when counting began.
-        self.counted_from: tuple[int, list[Traffic] | None] = 0, self.sharing.traffic()
+        self.counted_from: tuple[int, list[Traffic] | None] = 0, self.state.traffic()
         self.trained = {id(one.tensor) for one in setup.parameters}  # parameters of the model
         self._weighing: list[Any] = []  # hooks
         self._looking = False  # whether we see what the model is given
@@ -76,16 +76,16 @@ class Run:
             for name, index in numbers.items():
                 values, like = state.get(prefix + name), run.setup.parameters[index].tensor
                 if values is not None and values.shape == like.shape:  # torch tells if it is not
-                    run.sharing.loaded(index, values)
+                    run.state.loaded(index, values)
 
         return follow
 
     def close(self) -> None:
         """Leave the model: no hook is left on it."""
-        self.arrivals.remove()
+        self.grad_hooks.remove()
         for hook in (*self.hooks, *self._weighing):
             hook.remove()
-        self.sharing.close()
+        self.state.close()
         vars(self.setup.model).pop(_KEPT, None)
         _live.runs = [weakref.ref(one) for one in live_runs() if one is not self]
 
@@ -102,7 +102,7 @@ class Run:
     def _share_out(self) -> None:
         """Make the sum over a loader's micro-batches their mean; weighted losses need it not."""
         if self.step.parts > 1 and not self.step.weighed:
-            self.sharing.scale_grads(1 / self.step.parts)
+            self.state.scale_grads(1 / self.step.parts)
 
     def take_turn(self, turn: Turn, batch: Any, key: tuple[int, ...]) -> None:
         """Hear of a loader's next micro-batch; what weighs the same as it has the same key."""
@@ -153,7 +153,7 @@ class Run:
         """End a loop over a loader; gradients of a batch that it has begun and not ended go."""
         self.step.turns = [one for one in self.step.turns if one is not turn]
         if turn.more and self.step.owner is turn:
-            self.arrivals.forget()
+            self.grad_hooks.forget()
         turn.more = False
         self._weigh()
 
@@ -191,7 +191,7 @@ class Run:
 
     def mark(self) -> float | None:
         """Return a number that all ranks share if they did; None where they need not."""
-        self.arrivals.see_edits()
+        self.grad_hooks.see_edits()
         return self.step.mark if self.strategy.synchronous else None
 
     def check_still_the_same(self) -> None:

@@ -11,14 +11,14 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.training._joined import Joined
-from roundelay.training._step import Step
+from roundelay.training._step import StepState
+from roundelay.training.optimizer.joined import JoinedOptimizers
 from roundelay.training.precision import Precision
 from roundelay.training.scaler import Scaler
 
 if TYPE_CHECKING:
-    from roundelay.training._strategy import Strategy
-    from roundelay.training._zero_offload import Host
+    from roundelay.training.strategies.zero.offload import HostMemory
+    from roundelay.training.strategy import Strategy
 
 __all__ = [
     "Parameter",
@@ -56,7 +56,7 @@ class Setup:
     """A model and its optimizers on one rank, with the ranks that train it together."""
 
     model: torch.nn.Module
-    optimizer: Joined  # all of them, as if they were one
+    optimizer: JoinedOptimizers  # all of them, as if they were one
     as_given: Callable[[list[Any]], Any]  # hands out a list of them as the user gave them
     comm: Communicator  # of the ranks that train: strategies may replace it by a smaller group
     precision: Precision
@@ -66,7 +66,7 @@ class Setup:
     groups: list[list[torch.nn.Parameter]] = field(default_factory=list)
     #: In which dtype the model's parameters and buffers came.
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    step: Step = field(default_factory=Step)
+    step: StepState = field(default_factory=StepState)
     scaler: Scaler | None = None  # of the loss, where the precision needs one
     #: What the optimizer steps on in place of the parameters, one for one, where a rank has whole
     #: master weights.
@@ -75,7 +75,7 @@ class Setup:
     #: them, and those that hold the same as this one.
     shards: Communicator | None = None
     replicas: Communicator | None = None
-    host: Host | None = None  # where the optimizer's state lies, if not beside the model
+    host: HostMemory | None = None  # where the optimizer's state lies, if not beside the model
 
     @property
     def within(self) -> Communicator:
@@ -104,7 +104,7 @@ class Setup:
         return [one.tensor for one in self.parameters]
 
 
-def find_parameters(model: torch.nn.Module, optimizer: Joined) -> list[Parameter]:
+def find_parameters(model: torch.nn.Module, optimizer: JoinedOptimizers) -> list[Parameter]:
     """List the parameters that are trained, in the order of the model; each once."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, torch.nn.Parameter] = {}

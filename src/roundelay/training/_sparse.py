@@ -8,7 +8,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._setup import Setup
-from roundelay.training._strategy import Strategy
+from roundelay.training.strategy import Strategy
 
 __all__ = ["add_up_rows", "refuse_odd", "sparse_parameters"]
 

@@ -14,7 +14,7 @@ import torch
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._origins import Origins, Turn
 
-__all__ = ["AGAIN", "Step"]
+__all__ = ["AGAIN", "StepState"]
 
 Rates = tuple[tuple[int, str, Any], ...]  # group, option, value
 MARKS = 1 << 22  # different marks of a step
@@ -60,7 +60,7 @@ RESCHEDULED = (
 
 
 @dataclass(slots=True)
-class Step:
+class StepState:
     """The step of one model at hand, on one rank.
 
     `begin` forgets all of it, as `zero_grad` does. What says where in the program we are (inside

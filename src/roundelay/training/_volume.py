@@ -15,11 +15,11 @@ import torch
 from roundelay.algorithms import algorithms
 from roundelay.communicator import Communicator
 from roundelay.schedule import Price, price
-from roundelay.training._joined import Joined
 from roundelay.training._setup import Setup, in_messages, storage_bytes, written_once
-from roundelay.training._shard import Shard
-from roundelay.training._strategy import Volume
+from roundelay.training.optimizer.joined import JoinedOptimizers
 from roundelay.training.precision import buffer_dtype, master_dtype
+from roundelay.training.shards.shard import Shard
+from roundelay.training.strategy import Volume
 from roundelay.tuning import default_for
 
 __all__ = [
@@ -139,7 +139,7 @@ def state_and_masters(setup: Setup) -> tuple[int, int]:
 # ---- as it is
 
 
-def held_by(optimizer: Joined) -> list[torch.Tensor]:
+def held_by(optimizer: JoinedOptimizers) -> list[torch.Tensor]:
     """Return what the optimizers keep now; numbers do not count."""
     kept = [value.piece if isinstance(value, Shard) else value
             for one in optimizer.state.values() for value in one.values()]  # fmt: skip

@@ -11,15 +11,15 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._grad_edits import GradEdits
-from roundelay.training._masters import Masters
-from roundelay.training._strategy import Only, Sharing, chosen
+from roundelay.training.optimizer.masters import Masters
+from roundelay.training.strategy import Only, StrategyState, chosen
 
 __all__ = ["WholeGradients", "clamp", "drop", "norm_of", "scale"]
 
 ALONE = 2  # references to what nobody holds but who asks for their number
 
 
-class WholeGradients(Sharing):
+class WholeGradients(StrategyState):
     """What strategies have in common in which every rank steps on whole parameters."""
 
     _masters: Masters | None

@@ -13,8 +13,8 @@ import torch
 
 from roundelay.arguments import number, shown
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
-from roundelay.training._loader import Loader
 from roundelay.training._run import found_run
+from roundelay.training.loader.micro_batches import Loader
 from roundelay.training.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["evaluate"]

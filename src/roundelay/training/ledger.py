@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from roundelay.training._run import Run, run_of
-from roundelay.training._strategy import Held
 from roundelay.training._volume import add_up, exchanged
+from roundelay.training.strategy import Held
 
 __all__ = ["Entry", "Ledger", "ledger"]
 
@@ -84,13 +84,13 @@ def ledger(model: torch.nn.Module) -> Ledger:
     Every rank calls it, best right before `zero_grad()`, when all that a step holds is there.
     """
     run = run_of("ledger", model)
-    run.sharing.meet()
-    held, volume = run.sharing.predicted()
+    run.state.meet()
+    held, volume = run.state.predicted()
     if run.setup.scaler is not None:  # the ranks agree on every step
         volume = add_up([volume, exchanged(run.comm, "all_reduce", 8, item=8)])
-    found = run.sharing.held()
+    found = run.state.held()
     since, before = run.counted_from
-    now, steps = run.sharing.traffic(), run.steps - since
+    now, steps = run.state.traffic(), run.steps - since
     mine = [*(getattr(one, word) for one in (held, found) for word in WORDS),
             volume.sent, volume.received]  # fmt: skip
     rows = run.comm.all_gather(np.array(mine, np.float64))

@@ -12,9 +12,13 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._deferred_init import DeferredInit, Recipe
 from roundelay.training._setup import send_from_first
-from roundelay.training._zero_away import absence, bring_back, send_away
-from roundelay.training._zero_tape import Recipe, Tape
+from roundelay.training.shards.sharded_parameter import (
+    absence,
+    reshard_parameter,
+    unshard_parameter,
+)
 
 __all__ = ["is_later", "materialize", "materialize_later", "start_from_first"]
 
@@ -41,7 +45,7 @@ def materialize_later() -> Iterator[None]:
     >>> rd.materialize(model).weight.shape
     torch.Size([3, 2])
     """
-    tape, here = Tape(), threading.get_ident()
+    tape, here = DeferredInit(), threading.get_ident()
     made: dict[int, tuple[str, torch.nn.Parameter]] = {}
 
     def registered(_: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
@@ -58,7 +62,7 @@ def materialize_later() -> Iterator[None]:
     for name, parameter in made.values():
         if tape.knows(parameter):
             vars(parameter)[RECIPE] = tape.recipe(parameter)
-            send_away(parameter, absence(parameter, name, WHY))
+            reshard_parameter(parameter, absence(parameter, name, WHY))
 
 
 def is_later(parameter: torch.nn.Parameter) -> bool:
@@ -69,7 +73,7 @@ def is_later(parameter: torch.nn.Parameter) -> bool:
 def _make(parameter: torch.nn.Parameter, *, empty: bool = False) -> None:
     recipe: Recipe = vars(parameter).pop(RECIPE)
     shape, dtype = parameter.shape, parameter.dtype
-    bring_back(parameter, torch.empty(shape, dtype=dtype) if empty else recipe.make())
+    unshard_parameter(parameter, torch.empty(shape, dtype=dtype) if empty else recipe.make())
 
 
 def materialize(model: torch.nn.Module) -> torch.nn.Module:

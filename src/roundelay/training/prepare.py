@@ -9,16 +9,16 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, UnknownNameError
-from roundelay.training._joined import Joined
-from roundelay.training._optimizer import Prepared, take_over
 from roundelay.training._run import FIRST_UNPREPARE, Run, refuse_prepared
 from roundelay.training._setup import Setup, agree, find_parameters, send_from_first
 from roundelay.training._sparse import refuse_odd
-from roundelay.training._strategy import Strategy
 from roundelay.training.materialize import is_later, start_from_first
+from roundelay.training.optimizer.joined import JoinedOptimizers
+from roundelay.training.optimizer.prepared import PreparedOptimizer, take_over
 from roundelay.training.precision import Precision, cast_inputs, precision_of
 from roundelay.training.scaler import scaler_of
 from roundelay.training.strategies import strategies
+from roundelay.training.strategy import Strategy
 from roundelay.training.sync_batch_norm import join_norms
 
 __all__ = ["known_strategies", "prepare", "strategy_of"]
@@ -54,7 +54,7 @@ def prepare(
         _check(model, listed)
         if buffers not in BUFFERS:
             raise UnknownNameError("ways to share buffers", str(buffers), BUFFERS)
-        joined = Joined(listed)
+        joined = JoinedOptimizers(listed)
         setup = Setup(model, joined, as_given, comm, precision_of(precision), buffers)
         setup.parameters = find_parameters(model, joined)
         setup.groups = [list(group["params"]) for group in joined.param_groups]
@@ -116,6 +116,6 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
             raise InvalidArgumentError(
                 f"prepare needs a torch optimizer, not {type(one).__name__}."
             )
-        if isinstance(one, Prepared):
+        if isinstance(one, PreparedOptimizer):
             raise InvalidArgumentError(f"This optimizer is prepared already. {FIRST_UNPREPARE}")
     refuse_prepared(model)

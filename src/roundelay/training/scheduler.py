@@ -9,7 +9,7 @@ import numpy as np
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.training._optimizer import Prepared
+from roundelay.training.optimizer.prepared import PreparedOptimizer
 
 __all__ = ["scheduler"]
 
@@ -58,7 +58,7 @@ def scheduler(given: Any) -> Any:  # Any: a scheduler of any class of torch's
     if isinstance(given, Gated):
         return given
     optimizer: Any = getattr(given, "optimizer", None)
-    if not isinstance(optimizer, Prepared):
+    if not isinstance(optimizer, PreparedOptimizer):
         raise InvalidArgumentError(
             "scheduler needs one whose optimizer is prepared: call rd.prepare before."
         )

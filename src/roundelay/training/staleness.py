@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._ps_clock import staleness_bound
-from roundelay.training._ps_sharing import Serving
 from roundelay.training._run import run_of
+from roundelay.training.strategies.parameter_server.clock import staleness_bound
+from roundelay.training.strategies.parameter_server.worker import Worker
 
 __all__ = ["Staleness", "staleness"]
 
@@ -64,20 +64,20 @@ def staleness(model: torch.nn.Module) -> Staleness:
     With several servers, a gradient counts with the largest that any of them has measured.
     """
     run = run_of("staleness", model)
-    sharing = run.sharing
-    if not isinstance(sharing, Serving):
+    state = run.state
+    if not isinstance(state, Worker):
         raise InvalidArgumentError(
             f"staleness is for strategies ps, ps-async and ps-ssp; "
             f"{type(run.strategy).__name__} has none: every gradient is applied at once."
         )
     counts: Counter[int] = Counter()
-    sharing.rest()
-    sharing.meet()
-    for theirs in run.comm.all_gather_object(sorted(sharing.staleness.items())):
+    state.rest()
+    state.meet()
+    for theirs in run.comm.all_gather_object(sorted(state.staleness.items())):
         counts.update(dict(theirs))
-    sharing.pull()
-    options = sharing.options
+    state.pull()
+    options = state.options
     bound = 0 if options.mode == "sync" else None
     if options.bound is not None:
-        bound = staleness_bound(sharing.everyone.size, options.bound)
+        bound = staleness_bound(state.everyone.size, options.bound)
     return Staleness(dict(sorted(counts.items())), bound)

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from roundelay.training._optimizer import give_back
 from roundelay.training._run import run_of
-from roundelay.training._zero_away import bring_back
+from roundelay.training.optimizer.prepared import give_back
+from roundelay.training.shards.sharded_parameter import unshard_parameter
 
 __all__ = ["unprepare"]
 
@@ -27,16 +27,16 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     setup = run.setup
     optimizers: list[Any] = setup.optimizer.all
     states = [one.state_dict() for one in optimizers]
-    run.sharing.take_edits()
-    weights = {name: one.clone() for name, one in run.sharing.full_state_dict().items()}
+    run.state.take_edits()
+    weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}
     run.compare()
-    run.arrivals.forget()
+    run.grad_hooks.forget()
     run.close()
     for one in optimizers:
         give_back(one)
     with torch.no_grad():
         for name, one in model.named_parameters():
-            bring_back(one, weights[name].to(one.device, setup.dtypes.get(name, one.dtype)))
+            unshard_parameter(one, weights[name].to(one.device, setup.dtypes.get(name, one.dtype)))
         for name, buffer in model.named_buffers():
             buffer.data = buffer.data.to(setup.dtypes.get(name, buffer.dtype))
     for one, state in zip(optimizers, states, strict=True):

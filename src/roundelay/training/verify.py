@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from roundelay.communicator import Communicator
-from roundelay.training._strategy import Strategy
 from roundelay.training.precision import Precision
 from roundelay.training.prepare import prepare
 from roundelay.training.state import full_state_dict
 from roundelay.training.steps import backward
+from roundelay.training.strategy import Strategy
 
 __all__ = ["Difference", "Loss", "MakeOptimizer", "Verdict", "judge", "rounding", "verify_on"]
 

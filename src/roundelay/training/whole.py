@@ -58,7 +58,7 @@ class Whole(Generic[Model]):
                 "rd.whole was called inside a backward pass, when parameters come and go. Call it "
                 "before or after loss.backward()."
             )
-        self._run.sharing.open(list(self._tensors.values()))
+        self._run.state.open(list(self._tensors.values()))
         self._mark = int(self._run.mark() or 0)
         self._run.step.opened += 1
         return self._module
@@ -75,21 +75,21 @@ class Whole(Generic[Model]):
         if error is not None and (
             isinstance(error, CommunicationError) or not isinstance(error, Exception)
         ):  # the others may not come
-            run.sharing.shut(tensors, keep=False, written=False)
+            run.state.shut(tensors, keep=False, written=False)
             return
         different, written = self._compare(tensors)
-        run.sharing.shut(tensors, keep=not different, written=written)
+        run.state.shut(tensors, keep=not different, written=written)
         if different == APART:
             run.compare()
         if different:
             raise CollectiveMismatch(different) from error
-        run.arrivals.stepped()  # nobody needs to compare it once more
+        run.grad_hooks.stepped()  # nobody needs to compare it once more
         run.check_still_the_same()
 
     def _compare(self, tensors: list[torch.nn.Parameter]) -> tuple[str, bool]:
         """Say which parameter the ranks have written differently, and whether any was written."""
-        sharing, comm = self._run.sharing, self._run.comm
-        written = sharing.written(tensors)
+        state, comm = self._run.state, self._run.comm
+        written = state.written(tensors)
         if comm.size == 1:
             return "", written
         mine = [

@@ -1,7 +1,7 @@
 """The strategies: one file each, found by listing; each says by which words it is asked for."""
 
 from roundelay.registry import Family
-from roundelay.training._strategy import Strategy
+from roundelay.training.strategy import Strategy
 
 __all__ = ["strategies"]
 

@@ -21,10 +21,8 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
 from roundelay.training._buckets import Bucket, bucket_limit, make_buckets, planned
 from roundelay.training._exchange import Intake, refuse_broken, tell_all, told_bytes
-from roundelay.training._masters import make_masters
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._sparse import add_up_rows, sparse_parameters
-from roundelay.training._strategy import Held, Only, Sharing, Strategy, Volume
 from roundelay.training._volume import (
     add_up,
     buffers_volume,
@@ -35,6 +33,8 @@ from roundelay.training._volume import (
     state_and_masters,
 )
 from roundelay.training._whole_gradients import WholeGradients, scale
+from roundelay.training.optimizer.masters import make_masters
+from roundelay.training.strategy import Held, Only, Strategy, StrategyState, Volume
 
 __all__ = ["Ddp", "Span", "Timeline"]
 
@@ -64,7 +64,7 @@ class Ddp(Strategy):
             raise InvalidArgumentError(f"hook of Ddp is a function, not {shown(self.hook)}.")
         object.__setattr__(self, "check_finite", truth("check_finite", self.check_finite))
 
-    def share(self, setup: Setup) -> Sharing:
+    def share(self, setup: Setup) -> StrategyState:
         """Give every parameter's gradient a place in a bucket."""
         return _Averaging(self, setup)
 
@@ -154,7 +154,7 @@ class _Averaging(WholeGradients):
         for bucket in self._buckets:
             bucket.expect_all()
 
-    def arrived(self, index: int) -> None:
+    def grad_ready(self, index: int) -> None:
         """Copy the gradient into its bucket; send all buckets that are full, in their order."""
         if self.setup.comm.size == 1 or index in self.sparse:
             return
@@ -192,7 +192,7 @@ class _Averaging(WholeGradients):
         self._handles.append(handle)
         self._waits.append(handle.wait)
 
-    def gathered(self) -> None:
+    def backward_done(self) -> None:
         """Send what is left, wait for all, and give every parameter its average."""
         if self.setup.comm.size == 1:
             self._weigh_alone()

@@ -1,0 +1,347 @@
+"""Hears of every gradient the moment it is complete, and of the end of each backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointFunction
+
+from roundelay.errors import InvalidArgumentError, NotFiniteError, RoundelayError
+from roundelay.training._parameter_edits import ParameterEdits
+from roundelay.training._sparse import sparse_parameters
+from roundelay.training.shards.shard import Shard
+from roundelay.training.strategy import StrategyState
+
+__all__ = ["GradHooks"]
+
+TWICE = (
+    "The gradient of {name} came twice in one backward pass, when the first of them was on its way "
+    "to the other ranks. torch.utils.checkpoint with use_reentrant=True runs a backward pass of "
+    "its own for each part, and {name} is used in several. Use use_reentrant=False, as torch "
+    "advises."
+)
+REENTRANT = (
+    "torch.utils.checkpoint with use_reentrant=True runs a backward pass of its own for each part, "
+    "and several passes of a step can't be weighed so. Use use_reentrant=False, as torch advises."
+)
+
+SPARSE = (
+    "The gradient of {name} is sparse, though no module of it had sparse=True at prepare. Have the "
+    "operation that makes it give a dense one."
+)
+
+LOST = (
+    "The gradients of the micro-batches before this one were let go, by model.zero_grad() for "
+    "example. Use optimizer.zero_grad(), which waits until the batch is complete."
+)
+
+CHANGED = (
+    "The gradient of {name} was changed after backward passes inside rd.accumulate, when it was "
+    "this rank's own and not yet that of all ranks, so that the ranks would not add up what one "
+    "device would. Have the last pass of a step outside, and change gradients after it; or clip by "
+    "optimizer.clip_grad_norm_ or clip_grad_value_, which bring them together."
+)
+
+
+class GradHooks:
+    """Hooks on the parameters of one model, which tell its strategy; silent while accumulating."""
+
+    def __init__(self, state: StrategyState) -> None:
+        self._state = state
+        self._step = state.setup.step
+        self._running: Callable[[], _Pass | None] = _nothing  # weak: autograd lets go of it
+        self._tensors = [one.tensor for one in state.setup.parameters]
+        self._dense = set(sparse_parameters(state.setup)) - set(state.sparse)  # as they are sent
+        self._come: set[int] = set()  # parameters whose gradients this pass has brought
+        self._sends = False  # whether it brings them to the other ranks
+        self._task = 0  # its number among autograd's passes; passes inside it have others
+        #: Parameters that may come again before it is over; those that have done so before, once
+        #: a pass had others inside, as reentrant checkpoints make them.
+        self._held: list[int] = []
+        self._twice: set[int] = set()
+        self._known = False
+        #: The first parameter of the last pass, and the gradient that it had then.
+        self._first: tuple[int, Callable[[], Any]] = -1, _nothing
+        #: Gradients of passes that only added up, as they left them: this rank's own.
+        self._left_over: list[tuple[Callable[[], Any], int]] = []
+        #: Told at the end of every backward pass that brought gradients together.
+        self.at_end: list[Callable[[], None]] = []
+        self._hooks: list[Any] = [
+            _hook_last(tensor, self._hook(index)) for index, tensor in enumerate(self._tensors)
+        ]
+        #: Where every rank has the same whole parameters, what is written into them.
+        self._edits: ParameterEdits | None = None
+        if state.compares and state.setup.comm.size > 1:
+            self._edits = ParameterEdits(state.setup)
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        # Weak: Python's collector does not see through these hooks, so a strong one would keep the
+        # model, and the memory that its ranks share, for ever.
+        weak = weakref.ref(self)
+
+        def tell(_: torch.Tensor) -> None:
+            alive = weak()
+            if alive is not None:
+                alive.grad_ready(index)
+
+        return tell
+
+    def grad_ready(self, index: int) -> None:
+        """Hear that a gradient is complete."""
+        scaler = self._state.setup.scaler
+        if scaler is not None:
+            scaler.check_scaled()
+        grad = self._tensors[index].grad
+        if isinstance(grad, Shard):  # that a hook made of what is divided: each rank brings it
+            self._tensors[index].grad = grad = grad.full().to(grad.dtype)
+        if grad is not None and grad.is_sparse and index not in self._state.sparse:
+            if index not in self._dense:
+                name = self._state.setup.parameters[index].name
+                raise InvalidArgumentError(SPARSE.format(name=name))
+            self._tensors[index].grad = grad.to_dense()
+        # No frame that may raise holds the pass: an error would, and autograd not let go of it.
+        if self._running() is None:
+            self._begin(index)
+            if self._sends:
+                self._state.begin_backward()
+        if self._sends:
+            if index in self._come:
+                self._came_again(index)
+                return
+            self._come.add(index)
+            inside = torch._C._current_graph_task_id() != self._task  # noqa: SLF001 - torch has no other name
+            if inside and (not self._known or index in self._twice):
+                self._held.append(index)
+            else:
+                self._state.grad_ready(index)
+
+    def _came_again(self, index: int) -> None:
+        """Let a parameter's gradients add up until the end, if it was held for that."""
+        if index not in self._held:
+            name = self._state.setup.parameters[index].name
+            raise InvalidArgumentError(TWICE.format(name=name))
+        self._twice.add(index)
+
+    def _let_go(self) -> None:
+        """Have the strategy hear of what was held."""
+        held, self._held = self._held, []
+        self._known = self._known or bool(held)
+        for index in held:
+            self._state.grad_ready(index)
+
+    def _begin(self, index: int) -> None:
+        step, state = self._step, self._state
+        if (step.passes or step.shared or step.torn) and not self._left(index):
+            if step.adds_up:
+                raise InvalidArgumentError(LOST)
+            step.begin()  # the user has let all gradients go, by model.zero_grad() for example
+        self._check_unchanged(come=index)
+        try:
+            step.begin_pass()
+        except InvalidArgumentError as error:
+            if _inside_checkpoint():
+                raise InvalidArgumentError(REENTRANT) from error
+            raise
+        adds = step.accumulating
+        self._sends = state.every_pass or not adds
+        self._come.clear()
+        self._held.clear()
+        self._task = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no other name
+        running = _Pass(self, index, adds=adds, communicates=self._sends)
+        # Called by autograd when this backward pass is over, and let go if it ends by an error.
+        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - torch's own DDP's way
+        engine.queue_callback(running)
+        self._running = weakref.ref(running)
+
+    def _left(self, index: int) -> bool:
+        """Tell whether gradients of earlier passes are there, now that the first has come."""
+        first, before = self._first
+        return (
+            any(one.grad is not None for at, one in enumerate(self._tensors) if at != index)
+            or (first == index and before() is self._tensors[index].grad)
+            or self._state.lifted
+        )
+
+    def end(self, over: _Pass) -> None:
+        """Hear that a backward pass is over."""
+        self._running = _nothing
+        self._end(over)
+        grad = self._tensors[over.first].grad
+        self._first = over.first, _nothing if grad is None else weakref.ref(grad)
+
+    def _end(self, over: _Pass) -> None:
+        if self._held:
+            self._together(self._let_go)
+        if over.adds:
+            if over.communicates:
+                self._together(self._state.micro_batch_done)
+            else:
+                self._left_over = [_as_it_is(one.grad) for one in self._tensors]
+            self._step.end_pass(shared=False)
+        else:
+            self.bring_together()
+
+    def _check_unchanged(self, come: int = -1) -> None:
+        """Refuse own gradients that were changed, but for the one that has just come once more.
+
+        What all ranks have let go, or made zero, adds up as on one device.
+        """
+        left, self._left_over = self._left_over, []
+        if not self._step.waiting or self._state.setup.comm.size == 1:
+            return
+        beside = self._tensors[come].grad if come >= 0 else None
+        for index, before in enumerate(left):
+            grad = self._tensors[index].grad
+            if grad is None or index == come or _unchanged(grad, *before, beside):
+                continue
+            if bool(grad.count_nonzero()):
+                name = self._state.setup.parameters[index].name
+                raise InvalidArgumentError(CHANGED.format(name=name))
+
+    def _together(self, act: Callable[[], None]) -> None:
+        """Do what the ranks do together; where it fails, this step is over."""
+        try:
+            act()
+        except RoundelayError as error:
+            self.forget()
+            self._step.torn = not isinstance(error, NotFiniteError)  # whose batch may be left out
+            raise
+
+    def bring_together(self) -> None:
+        """Have the strategy make the gradients those of all ranks."""
+        self.see_edits()
+        self._together(self._state.backward_done)
+        self._step.end_pass(shared=True)
+        for tell in self.at_end:
+            tell()
+        self._state.brought_together()
+
+    def see_edits(self) -> None:
+        """Notice what the user has written or frozen, to tell it with the gradients."""
+        self._step.frozen = {
+            index: self._state.setup.parameters[index].name
+            for index, one in enumerate(self._tensors)
+            if not one.requires_grad
+        }
+        if self._edits is not None:
+            self._step.written.update(self._edits.found(self._step.written))
+
+    def stepped(self) -> None:
+        """Hear that the parameters have changed on all ranks alike."""
+        if self._edits is not None:
+            self._edits.note()
+
+    def flush(self) -> None:
+        """Bring together what passes inside `rd.accumulate` have left, if no pass outside did."""
+        if self._step.waiting:
+            self._check_unchanged()
+            if not self._state.every_pass:
+                self._state.begin_backward()
+            self.bring_together()
+
+    def broke(self, over: _Pass) -> None:
+        """Hear that a backward pass ended by an error. The other ranks, who wait, are told."""
+        self._running = _nothing
+        if over.communicates:
+            with contextlib.suppress(RoundelayError):  # they know
+                self._state.abandon(whole=not over.adds)
+            self.forget()
+        self._step.torn = True
+
+    def forget(self) -> None:
+        """Let go of all gradients, and of what is known of their step."""
+        self._step.begin()
+        self._state.forget()
+
+    def remove(self) -> None:
+        """Hear no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+class _OursLast(OrderedDict[int, Any]):
+    """The hooks of one parameter, with ours behind those that are added later.
+
+    They would find that the gradient has gone on its way.
+    """
+
+    ours = 0  # its number, when it is there
+
+    def __setitem__(self, key: int, hook: Any) -> None:
+        super().__setitem__(key, hook)
+        if self.ours in self and key != self.ours:
+            super().__setitem__(self.ours, self.pop(self.ours))
+
+
+def _hook_last(tensor: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Add a hook that is called when all others were, whenever they are added."""
+    before, hooks = tensor._post_accumulate_grad_hooks, _OursLast()  # noqa: SLF001 - torch has no other name
+
+    def earlier(one: torch.Tensor) -> None:
+        for call in list(before.values()):  # which may still be removed
+            call(one)
+
+    if before:
+        hooks[-1] = earlier
+    tensor._post_accumulate_grad_hooks = hooks  # noqa: SLF001 - likewise
+    handle: Any = tensor.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    hooks.ours = handle.id
+    return handle
+
+
+def _inside_checkpoint() -> bool:
+    """Tell whether this backward pass runs inside another one."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.backward.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _as_it_is(grad: torch.Tensor | None) -> tuple[Callable[[], Any], int]:
+    """Return what tells later whether a gradient was replaced or written into."""
+    return (_nothing, 0) if grad is None else (weakref.ref(grad), grad._version)  # noqa: SLF001 - torch has no other name
+
+
+def _unchanged(
+    grad: torch.Tensor, before: Callable[[], Any], version: int, beside: torch.Tensor | None
+) -> bool:
+    """Tell whether it is as it was; one that has come meanwhile may lie in the same memory."""
+    both = [one for one in (grad, beside) if one is not None and not one.is_sparse]
+    places = {one.untyped_storage().data_ptr() for one in both}
+    come = len(both) == 2 and len(places) == 1  # noqa: PLR2004 - whose writing counts for both
+    return before() is grad and grad._version == version + come  # noqa: SLF001 - likewise
+
+
+def _nothing() -> None:
+    """Stand in for a reference to what is not there."""
+
+
+class _Pass:
+    """One backward pass, held by autograd for as long as it runs."""
+
+    def __init__(
+        self, grad_hooks: GradHooks, first: int, *, adds: bool, communicates: bool
+    ) -> None:
+        self._grad_hooks: GradHooks | None = grad_hooks
+        self.first = first  # parameter whose gradient came
+        self.adds, self.communicates = adds, communicates
+
+    def __call__(self) -> None:
+        """Be told by autograd that all gradients have come."""
+        grad_hooks, self._grad_hooks = self._grad_hooks, None
+        if grad_hooks is not None:
+            grad_hooks.end(self)
+
+    def __del__(self) -> None:
+        """Be let go before that: the pass raised an error."""
+        grad_hooks, self._grad_hooks = self._grad_hooks, None
+        if grad_hooks is not None:
+            grad_hooks.broke(self)

@@ -1,0 +1,1 @@
+"""Checkpoints: saved by some ranks, loaded by others, read by none."""

@@ -1,0 +1,207 @@
+"""What one rank writes of a checkpoint, and how the ranks' accounts make one manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from roundelay.training._run import Run
+from roundelay.training.checkpoint import _manifest as form
+from roundelay.training.checkpoint._files import Disk, write_tensors
+from roundelay.training.checkpoint._manifest import (
+    File,
+    Group,
+    Manifest,
+    Optimizer,
+    TensorEntry,
+    Where,
+)
+from roundelay.training.checkpoint._random_state import random_state
+from roundelay.training.checkpoint.values import pack
+
+__all__ = [
+    "Sheet",
+    "aliases_of",
+    "buffers_of",
+    "gather_up",
+    "modules_with_extra",
+    "outline",
+    "take_down",
+    "write_down",
+]
+
+
+class Sheet(msgspec.Struct):
+    """One rank's account of what it has written."""
+
+    file: File | None = None
+    stretches: dict[str, list[tuple[int, int]]] = {}  # of parameters
+    elements: dict[str, list[str]] = {}  # the state there is on each
+    whole: dict[str, dict[str, Any]] = {}
+    tensors: dict[str, list[int]] = {}  # shapes
+    random: Any = None
+    more: dict[str, Any] = {}  # what the first rank says for all
+
+
+_read = msgspec.json.Decoder(Sheet).decode
+
+
+def take_down(
+    run: Run, say: Mapping[str, Any], *, weights_only: bool, copy: bool
+) -> tuple[Sheet, dict[str, torch.Tensor]]:
+    """Return what this rank writes, and its account of it. `say` is what the first says for all.
+
+    A copy is for who goes on training before it is written.
+    """
+    sheet, tensors = Sheet(), dict[str, torch.Tensor]()
+    rank = run.comm.rank
+
+    def put(tensor: torch.Tensor) -> str:
+        name = f"{rank}.{len(sheet.tensors)}"
+        sheet.tensors[name] = list(tensor.shape)
+        tensors[f"value/{name}@0"] = tensor.detach().reshape(-1)
+        return name
+
+    for part in run.state.to_save():
+        sheet.stretches.setdefault(part.name, []).append((part.start, part.stop))
+        tensors[f"parameter/{part.name}@{part.start}"] = part.values
+        if weights_only:
+            continue
+        sheet.elements[part.name] = list(part.elements)
+        for key, values in part.elements.items():
+            tensors[f"state.{key}/{part.name}@{part.start}"] = values
+        if part.whole:
+            what = f"the optimizer's state of {part.name}"
+            sheet.whole[part.name] = pack(dict(part.whole), put, what)
+    if not weights_only:
+        sheet.random = pack(random_state(), put, "the state of random numbers")
+    if rank == 0:
+        for name, buffer in buffers_of(run.setup.model):
+            tensors[f"buffer/{name}@0"] = buffer.detach().reshape(-1)
+        sheet.more = {key: pack(value, put, key) for key, value in say.items()}
+    return sheet, _copies(tensors) if copy else tensors
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies where the tensors lie; on the host, if their device has no room for more."""
+    made = {}
+    for key, tensor in tensors.items():
+        try:
+            made[key] = tensor.detach().clone()
+        except torch.OutOfMemoryError:
+            made[key] = tensor.detach().cpu()
+    return made
+
+
+def write_down(
+    disk: Disk, folder: Path, rank: int, sheet: Sheet, tensors: Mapping[str, torch.Tensor]
+) -> bytes:
+    """Write this rank's file; return its account, for the first rank."""
+    sheet.file = write_tensors(disk, folder / f"rank-{rank:05}.safetensors", tensors)
+    return msgspec.json.encode(sheet)
+
+
+def outline(run: Run, *, weights_only: bool) -> Manifest:
+    """Return what a manifest says of the model and its training, as they are now."""
+    setup = run.setup
+    return form.new(
+        ranks=run.comm.size,
+        strategy=type(run.strategy).__name__,
+        steps=run.steps,
+        saved=time.time(),
+        parameters={
+            name: TensorEntry(list(one.shape), []) for name, one in setup.model.named_parameters()
+        },
+        aliases=aliases_of(setup.model),
+        buffers={
+            name: TensorEntry(list(one.shape), [Where(0, 0, one.numel())])
+            for name, one in buffers_of(setup.model)
+        },
+        optimizers=[] if weights_only else [_optimizer(run)],
+        scaler=None if weights_only or setup.scaler is None else setup.scaler.state(),
+    )
+
+
+def _optimizer(run: Run) -> Optimizer:
+    """Return the groups by the names in them; their options are the first rank's to say."""
+    names = {id(one.tensor): one.name for one in run.setup.parameters}
+    groups = [[names[id(one)] for one in group if id(one) in names] for group in run.setup.groups]
+    return Optimizer(run.setup.optimizer.name, [Group(each, {}) for each in groups])
+
+
+def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Manifest:
+    """Complete a manifest by what all ranks have written."""
+    sheets = [_read(text) for text in accounts]
+    more, shapes = sheets[0].more, {name: one.shape for name, one in outline.parameters.items()}
+    where = {
+        name: sorted(
+            (Where(rank, start, stop) for rank, sheet in enumerate(sheets)
+             for start, stop in sheet.stretches.get(name, [])),
+            key=lambda one: (one.start, one.stop),
+        )
+        for name in shapes
+    }  # fmt: skip
+    kinds = {name: kinds for sheet in sheets for name, kinds in sheet.elements.items()}
+    options = iter(more["groups"])
+    return msgspec.structs.replace(
+        outline,
+        folder=folder,
+        files=[sheet.file for sheet in sheets],
+        parameters={name: TensorEntry(shape, where[name]) for name, shape in shapes.items()},
+        elements={
+            name: {key: TensorEntry(shapes[name], where[name]) for key in found}
+            for name, found in kinds.items()
+            if found
+        },
+        whole={name: found for sheet in sheets for name, found in sheet.whole.items()},
+        optimizers=[
+            Optimizer(
+                one.kind,
+                [Group(group.names, next(options)) for group in one.groups],
+                more["state"],
+            )
+            for one in outline.optimizers
+        ],
+        modules=more["modules"],
+        tensors={
+            name: TensorEntry(shape, [Where(rank, 0, torch.Size(shape).numel())])
+            for rank, sheet in enumerate(sheets)
+            for name, shape in sheet.tensors.items()
+        },
+        random=[sheet.random for sheet in sheets] if outline.optimizers else [],
+        scheduler=more["scheduler"],
+        extra=more["extra"],
+    )
+
+
+def aliases_of(model: torch.nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that have several, each with the first."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(one), name) != name:
+            found[name] = first[id(one)]
+    return found
+
+
+def buffers_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that belong to a model's state, each once."""
+    seen = set()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            own = name.rpartition(".")[2]
+            if own not in module._non_persistent_buffers_set and id(buffer) not in seen:  # noqa: SLF001 - torch has no other way to ask
+                seen.add(id(buffer))
+                yield name, buffer
+
+
+def modules_with_extra(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the modules that have state beside parameters and buffers."""
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            yield name, module

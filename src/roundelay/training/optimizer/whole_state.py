@@ -1,0 +1,172 @@
+"""The optimizer's state as one device has it, of what the ranks have in pieces or on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from roundelay.errors import InvalidArgumentError, UnsendableError
+from roundelay.training._run import Run
+from roundelay.training.checkpoint.parts import by_element
+from roundelay.training.optimizer.state_tree import beside, each_tensor, filled, put_beside, slots
+from roundelay.training.shards.shard import Shard
+from roundelay.training.strategies.parameter_server.server_state import (
+    as_arrays,
+    as_tensors,
+    received,
+    sendable,
+)
+
+__all__ = ["load_whole_state", "whole_beside", "whole_state"]
+
+
+def whole_state(run: Run, place: int) -> dict[str, Any]:
+    """Return what `state_dict()` of one optimizer on one device would be. Every rank calls it.
+
+    The whole state is gathered on every rank; `rd.save` writes one that fits nowhere.
+    """
+    run.state.take_edits()
+    run.state.meet()
+    setup = run.setup
+    shapes = {one.name: one.tensor.shape for one in setup.parameters if one.owner == place}
+    pieces: dict[str, dict[str, list[torch.Tensor]]] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, _, elements, whole in _all_parts(run, set(shapes)):
+        found.setdefault(name, {}).update(received(whole))
+        for key, values in as_tensors(elements).items():
+            pieces.setdefault(name, {}).setdefault(key, []).append(values)
+    for name, kinds in pieces.items():
+        flat = {key: torch.cat(values) for key, values in kinds.items()}
+        inside = slots(found[name])
+        found[name] = filled(found[name], flat, torch.Tensor.view)
+        found[name] |= {key: one.view(shapes[name]) for key, one in flat.items()
+                        if key not in inside}  # fmt: skip
+    names = {id(one.tensor): one.name for one in setup.parameters}
+    state, groups, number = {}, [], 0
+    optimizer = setup.optimizer.all[place]
+    originals = setup.groups[setup.optimizer.groups_of(place)]
+    for group, own in zip(optimizer.param_groups, originals, strict=True):
+        numbers = range(number, number + len(own))
+        number += len(own)
+        options = {key: value for key, value in group.items() if key != "params"}
+        groups.append({**options, "params": list(numbers)})
+        for at, one in zip(numbers, own, strict=True):
+            if names.get(id(one)) in found:
+                state[at] = found[names[id(one)]]
+            elif (id(one) not in names or "groups" in vars(optimizer)) and one in optimizer.state:
+                state[at] = dict(optimizer.state[one])  # of when it was not frozen, or nothing
+    return {"state": {**state, **whole_beside(optimizer)}, "param_groups": groups}
+
+
+def _all_parts(run: Run, names: Collection[str]) -> list[Any]:
+    """Return what all ranks have of the state of some parameters, in the order of elements."""
+
+    def parts() -> Iterator[list[Any]]:
+        for part in run.state.to_save():
+            if part.name in names and (part.elements or part.whole):
+                whole = sendable(part.whole, f"the optimizer's state of {part.name}")
+                yield [part.name, part.start, as_arrays(dict(part.elements)), whole]
+
+    mine, told = [], ""
+    try:
+        mine = list(parts())
+    except UnsendableError as error:  # which all ranks raise
+        told = str(error)
+    every = run.comm.all_gather_object((told, mine))
+    for rank, (told, _) in enumerate(every):
+        if told:
+            raise UnsendableError(f"optimizer.state_dict() on rank {rank}: {told}")
+    return sorted((part for _, mine in every for part in mine), key=lambda part: part[:2])
+
+
+def whole_beside(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Return what an optimizer keeps for no parameter, gathered. Every rank calls it."""
+
+    def full(_: str, one: torch.Tensor) -> torch.Tensor:
+        return one.full() if isinstance(one, Shard) else one
+
+    return {key: each_tensor(one, full) for key, one in beside(optimizer).items()}
+
+
+def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
+    """Take what `whole_state`, or the same optimizer on one device, has given. Every rank calls it.
+
+    Each rank and server gets its own part of it.
+    """
+    setup = run.setup
+    optimizer = setup.optimizer.all[place]
+    originals = setup.groups[setup.optimizer.groups_of(place)]
+    theirs = given["param_groups"]
+    mine = [len(own) for own in originals]
+    if [len(group["params"]) for group in theirs] != mine:
+        raise InvalidArgumentError(
+            f"load_state_dict got groups of {[len(group['params']) for group in theirs]} "
+            f"parameters, but this optimizer has groups of {mine}. Load the state of an optimizer "
+            f"that was built alike."
+        )
+    names = {id(one.tensor): one for one in setup.parameters}
+    state = _of_others(run, place)
+    numbers = {at for group in theirs for at in group["params"]}
+    others = {key: each_tensor(one, lambda _, it: it.clone())
+              for key, one in given["state"].items() if key not in numbers}  # fmt: skip
+    run.state.check_beside(others)
+    for group, own in zip(theirs, originals, strict=True):
+        for at, one in zip(group["params"], own, strict=True):
+            if id(one) in names and at in given["state"]:
+                state[names[id(one)].name] = given["state"][at]
+            elif at in given["state"]:
+                optimizer.state[one] = dict(given["state"][at])
+    run.state.take_edits()
+    weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}
+    with torch.no_grad():
+        run.state.take_back(_GivenState(weights, state))
+    run.state.refresh()
+    put_beside(optimizer, others)
+    for group, options in zip(optimizer.param_groups, theirs, strict=True):
+        group.update({key: value for key, value in options.items() if key != "params"})
+
+
+def _of_others(run: Run, place: int) -> dict[str, Mapping[str, Any]]:
+    """Return the state of the model's other optimizers, by name: it stays as it is."""
+    setup = run.setup
+    names = {id(one.tensor): one.name for one in setup.parameters}
+    found: dict[str, Mapping[str, Any]] = {}
+    for other in range(len(setup.optimizer.all)):
+        if other != place:
+            state = whole_state(run, other)["state"]
+            groups = setup.groups[setup.optimizer.groups_of(other)]
+            listed = [one for group in groups for one in group]
+            found.update((names[id(one)], state[at]) for at, one in enumerate(listed)
+                         if id(one) in names and at in state)  # fmt: skip
+    return found
+
+
+class _GivenState:
+    """Weights as they are and state as it was given; strategies read it as they do a checkpoint."""
+
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], state: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self._weights, self._state = weights, state
+
+    def values(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Return some elements of a flattened parameter."""
+        return self._weights[name].detach().reshape(-1)[start:stop]
+
+    def state(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Return the optimizer's state on these elements, flat."""
+        return {
+            key: value.detach().reshape(-1)[start:stop]
+            for key, value in self._state.get(name, {}).items()
+            if by_element(key, value, self._weights[name])
+        }
+
+    def whole_state(self, name: str) -> dict[str, Any]:
+        """Return the optimizer's state that belongs to the whole parameter."""
+        return {
+            key: each_tensor(value, lambda _, one: one.clone())
+            for key, value in self._state.get(name, {}).items()
+            if not by_element(key, value, self._weights[name])
+        }

@@ -1,0 +1,1 @@
+"""Tensors that are divided between the ranks and compute as the whole."""

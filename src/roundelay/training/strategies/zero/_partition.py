@@ -1,0 +1,382 @@
+"""How ZeRO divides the parameters of a model: into rows, and rows between the ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from roundelay.communicator import Communicator, Traffic
+from roundelay.communicator.start import Handle
+from roundelay.training._buckets import shared_tensor
+from roundelay.training._setup import Parameter, Setup
+from roundelay.training.checkpoint.parts import Saved, SavedPart, stretch
+from roundelay.training.materialize import start_from_first
+from roundelay.training.optimizer.masters import merge
+from roundelay.training.precision import cast_model
+from roundelay.training.shards.groups import cuts_parameters, groups_of
+from roundelay.training.shards.parameter import OptimizerParameter
+from roundelay.training.shards.sharded_parameter import ShardedParameter
+from roundelay.training.strategies.zero._flat_parameter import FlatParameter
+from roundelay.training.strategies.zero._groups import hand_out
+from roundelay.training.strategies.zero._layout import Piece, runs
+from roundelay.training.strategies.zero._sharded_unit import ShardedUnit
+from roundelay.training.strategies.zero._strays import strays, take_strays
+from roundelay.training.strategies.zero._unit_scheduler import UnitScheduler
+from roundelay.training.strategies.zero.units import Choice, Unit, find_units
+from roundelay.training.strategy import Only
+
+__all__ = ["Partition", "divide"]
+
+EACH = 4  # parameters for each rank, as large as the largest, in a row that cuts none
+STAGES = 2  # memory for this many parts on their way after a step
+
+
+class Partition:
+    """All rows of one model, what this rank owns of them, and how they become whole."""
+
+    def __init__(self, setup: Setup, parameters: Sequence[Parameter]) -> None:
+        self.setup = setup
+        #: The trained ones, as numbered in the setup, and then the frozen ones that are divided.
+        self.parameters = list(parameters)
+        self.flats: list[FlatParameter] = []
+        self.units: list[ShardedUnit] = []
+        self.scheduler: UnitScheduler | None = None
+        self._owner: dict[int, ShardedUnit] = {}
+        #: What the optimizer hands out for each trained parameter, and what it steps on here.
+        self.shown: list[OptimizerParameter] = []
+        self.bare: list[torch.nn.Parameter] = []
+        self.stepping = (
+            False  # whether the optimizer is at work, and `all_gather_parameters` is to come
+        )
+        self._steps: deque[torch.Tensor] = deque()
+
+    @property
+    def trained(self) -> list[FlatParameter]:
+        """The rows that get gradients."""
+        return [flat for flat in self.flats if flat.trained]
+
+    def schedule_units(
+        self, comm: Communicator, units: Sequence[ShardedUnit], *, keeps: bool = False
+    ) -> None:
+        """Have units come and go, or stay between forward and backward."""
+        self.units = [one for one in units if one.flats]
+        self.scheduler = UnitScheduler(comm, self.setup.model, self.units, keeps=keeps)
+        # What is computed from divided parameters comes in one order with the units.
+        for home in (home for flat in self.flats for home in flat.homes.values()):
+            home.move(comm, self.scheduler.labels)
+        for flat in self.flats:
+            flat.told = self.setup.step.wrote
+        self._owner = {index: one for one in self.units for index in one.trained}
+
+    def grad_ready(self, index: int) -> None:
+        """Let a unit know that one of its gradients has come."""
+        if self.scheduler is not None:
+            self.scheduler.grad_ready(index, self._owner[index])
+
+    def order_of_gradients(self) -> list[FlatParameter]:
+        """Return the rows in the order in which backward should complete them."""
+        if self.scheduler is None:
+            return self.trained
+        used = [flat for one in dict.fromkeys(self.scheduler.order) for flat in one.flats]
+        rest = [flat for flat in self.flats if flat not in used]
+        return [flat for flat in [*reversed(used), *reversed(rest)] if flat.trained]
+
+    # ---- after a step
+
+    def all_gather_parameters(self, only: Only = None, *, rounded: bool = False) -> None:
+        """Bring what an optimizer changed, which parts may have already, to the whole model."""
+        if self.scheduler is not None:
+            self.scheduler.reshard_all()
+        going: deque[tuple[FlatParameter, Handle, torch.Tensor]] = deque()
+        for flat in self.trained:
+            if only is not None and flat.layout.places[0].index not in only:
+                continue  # another optimizer's, as all of its row
+            if not rounded:
+                flat.round_masters()
+            if flat.resident and flat.comm.size > 1:
+                if len(going) == STAGES:
+                    self._wait(going)
+                memory = self._steps.popleft()
+                mine = memory[: flat.part.nbytes].view(flat.dtype)
+                mine.copy_(flat.part)
+                handle = flat.comm.start.all_gather(mine, out=flat.whole, axis=0)
+                going.append((flat, handle, memory))
+            flat.touch()
+        while going:
+            self._wait(going)
+
+    def _wait(self, going: deque[tuple[FlatParameter, Handle, torch.Tensor]]) -> None:
+        _, handle, memory = going.popleft()
+        handle.wait()
+        self._steps.append(memory)
+
+    def make_steps(self) -> None:
+        """Have memory that parts are copied through after a step."""
+        most = max((flat.part.nbytes for flat in self.trained), default=0)
+        for _ in range(STAGES):
+            device = self.flats[0].part.device
+            self._steps.append(shared_tensor(self.setup.within, most, torch.uint8, device))
+
+    # ---- what the user writes into the model
+
+    @torch.no_grad()
+    def take_edits(self) -> None:
+        """Have rows and masters hold what the user has written into the parameters."""
+        lent = [flat for one in self.units if one.pins for flat in one.flats]
+        flats = [*(flat for flat in self.trained if flat.resident), *lent]
+        take_strays(self.parameters, flats)
+        for flat in flats:
+            if not flat.resident:
+                flat.part.copy_(flat.own)
+            if flat.has_masters and flat.edited:
+                merge(flat.master, flat.part.to(flat.master.device))
+
+    @torch.no_grad()
+    def take_edit(self, flat: FlatParameter, index: int) -> None:
+        """Do so for what this rank has of one parameter, which the user looks at elsewhere."""
+        if self.stepping or isinstance(self.parameters[index].tensor, ShardedParameter):
+            return
+        if any(strays(self.parameters, flat)):
+            take_strays(self.parameters, [one for one in self.trained if one.whole.numel()])
+        mine = flat.piece(flat.part, index)
+        if not flat.resident:
+            mine.copy_(flat.piece(flat.own, index))
+        if flat.has_masters:
+            merge(flat.piece(flat.master, index), mine.to(flat.master.device))
+
+    # ---- `rd.whole`
+
+    def open(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have these parameters whole until `shut`."""
+        if self.scheduler is not None:
+            self.scheduler.pin(tensors)
+
+    def written(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether the user has written into what this rank owns of these units."""
+        if self.scheduler is None:
+            return False  # autograd sees it by itself
+        flats = [flat for one in self.scheduler.owners(tensors) for flat in one.flats]
+        return any(
+            not torch.equal(flat.own.to(flat.part.device), flat.part)
+            or any(strays(self.parameters, flat))
+            for flat in flats
+        )
+
+    @torch.no_grad()
+    def shut(self, tensors: Sequence[torch.Tensor], *, keep: bool, written: bool) -> None:
+        """Take what the user has written into these parameters, or let it go with their rows."""
+        scheduler = self.scheduler
+        lent = [] if scheduler is None else scheduler.owners(tensors)
+        flats = [flat for one in lent for flat in one.flats]
+        try:
+            if keep:
+                self.take_edits()
+            for flat in flats if written else ():
+                flat.touch()
+            for flat in () if keep else flats:
+                if flat.has_masters:
+                    merge(flat.master, flat.part.to(flat.master.device))  # of what was loaded
+        finally:
+            if scheduler is not None:
+                scheduler.unpin(lent)
+
+    @torch.no_grad()
+    def load(self, index: int, values: torch.Tensor) -> None:
+        """Bring loaded values to this rank's piece of a parameter, in the optimizer's dtype."""
+        for flat, piece, stepped in self._owned():
+            if piece.index == index and flat.has_masters:
+                stepped.copy_(values.reshape(-1)[piece.start : piece.stop].view(stepped.shape))
+
+    # ---- looking at all of it
+
+    def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every parameter by its first name, whole, one row at a time."""
+        for flat in self.flats:
+            row = flat.gather_masters()
+            for place in flat.layout.places:
+                yield self.parameters[place.index].name, flat.view(place, row)
+
+    def to_save(self) -> Iterator[SavedPart]:
+        """Yield this rank's pieces of every row, and some of what every rank has whole."""
+        replicas = self.setup.replicas
+        first = replicas is None or replicas.rank == 0
+        for one in self.setup.optimizer.all:
+            groups_of(one).gather_odd()
+        for _, piece, stepped in self._owned() if first else ():
+            name = self.parameters[piece.index].name
+            owner = self.parameters[piece.index].owner
+            state = groups_of(self.setup.optimizer.all[owner]).kept(stepped)
+            yield SavedPart(name, piece.start, piece.stop, stepped.detach().view(-1), state.elements,
+                       state.whole if piece.start == 0 else {})  # fmt: skip
+        for one in self.setup.optimizer.all:
+            groups_of(one).gathered.clear()
+        rank, size = self.setup.comm.rank, self.setup.comm.size
+        for number, (name, tensor) in enumerate(self._undivided()):
+            if number % size != rank:
+                continue
+            if tensor.numel():
+                yield stretch(name, tensor, {}, 0, tensor.numel())
+            else:  # it may be absent
+                yield SavedPart(name, 0, 0, torch.empty(0, dtype=tensor.dtype))
+
+    @torch.no_grad()
+    def take_back(self, saved: Saved) -> None:
+        """Read the same."""
+        self.setup.step.check_shut("What is loaded")
+        for _, piece, stepped in self._owned():
+            where = self.parameters[piece.index].name, piece.start, piece.stop
+            stepped.copy_(saved.values(*where).view(stepped.shape))
+        for one in self.setup.optimizer.all:
+            groups_of(one).restore(saved)
+        for name, tensor in self._undivided():
+            if tensor.numel() == 0:
+                continue
+            tensor.copy_(saved.values(name, 0, tensor.numel()).view(tensor.shape))
+
+    def _owned(self) -> Iterator[tuple[FlatParameter, Piece, torch.nn.Parameter]]:
+        for flat in self.flats:
+            for piece, stepped in zip(flat.pieces, flat.stepped, strict=True):
+                yield flat, piece, stepped
+
+    def _undivided(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters that are in no row, or have no elements to be divided."""
+        inside = {place.index for flat in self.flats for place in flat.layout.places}
+        divided = {id(self.parameters[index].tensor) for index in inside}
+        for name, tensor in self.setup.model.named_parameters():
+            if id(tensor) not in divided or tensor.numel() == 0:
+                yield name, tensor
+
+    def traffic(self) -> list[Traffic] | None:
+        """Return what every rank has exchanged in all of its groups."""
+        setup = self.setup
+        scheduled = [] if self.scheduler is None else [self.scheduler.comm]
+        counted = setup.comm.traffic()
+        if counted is None:
+            return None
+        for group in (setup.shards, setup.replicas, *scheduled):
+            more = None if group is None else group.traffic()
+            if group is None or more is None:
+                continue
+            if group.size < setup.comm.size:  # every rank knows of its own group alone
+                own = more[group.rank]
+                every = setup.comm.all_gather(np.array([own.sent, own.received], np.int64))
+                more = [Traffic(*one) for one in every.tolist()]
+            counted = [Traffic(one.sent + two.sent, one.received + two.received)
+                       for one, two in zip(counted, more, strict=True)]  # fmt: skip
+        return counted
+
+    @property
+    def transient(self) -> list[torch.Tensor]:
+        """The memory that parameters pass through."""
+        scheduler = self.scheduler
+        rows = (
+            []
+            if scheduler is None
+            else [*scheduler.row_pool.rows, *(flat.whole for flat in self.flats)]
+        )
+        return [*self._steps, *rows]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of gathered units at a time, so far."""
+        return 0 if self.scheduler is None else self.scheduler.peak
+
+    def close(self) -> None:
+        """Watch the modules no more."""
+        if self.scheduler is not None:
+            self.scheduler.remove()
+
+
+def divide(
+    setup: Setup, *, stage: int, bucket_bytes: int, units: Choice | None, keeps: bool = False
+) -> Partition:
+    """Move a model into rows, point its optimizers at this rank's pieces of them.
+
+    Optimizers that need whole parameters get whole ones: some on each rank.
+    """
+    cuts = [cuts_parameters(one) for one in setup.optimizer.all]
+    apart = setup.host is not None and setup.host.parameters
+    away = stage == 3 and (setup.comm.size > 1 or apart)  # noqa: PLR2004 - a stage
+    if away:
+        partition = _by_units(setup, units, cuts, keeps=keeps)
+    else:
+        partition = Partition(setup, setup.parameters)
+        partition.flats = _by_buckets(setup, bucket_bytes, cuts)
+        if partition.flats and setup.comm.size > 1:
+            partition.make_steps()
+    cast_model(setup.model, setup.precision)
+    hand_out(partition)
+    return partition
+
+
+def _by_buckets(setup: Setup, most: int, cuts: Sequence[bool]) -> list[FlatParameter]:
+    """Cut the trained parameters, last first as their gradients come, into rows."""
+    found = []
+    for owner, cut in enumerate(cuts):
+        order = [at for at in reversed(range(len(setup.parameters)))
+                 if setup.parameters[at].owner == owner]  # fmt: skip
+        tensors = [setup.parameters[index].tensor for index in order]
+        keys = [(one.dtype, one.device) for one in tensors]
+        sizes = [one.numel() * one.dtype.itemsize for one in tensors]
+        # Whole parameters are divided evenly where there are several for each rank.
+        room = most if cut else max([most, *(EACH * setup.within.size * one for one in sizes)])
+        found += [([order[at] for at in run], cut) for run in runs(keys, sizes, most=room)]
+    flats = []
+    for indices, cut in sorted(found, key=lambda one: -min(one[0])):  # as they will be complete
+        start_from_first(setup.comm, [setup.parameters[index].tensor for index in indices])
+        flats.append(FlatParameter(setup.within, setup.parameters, indices, setup.precision,
+                          resident=True, cut=cut, host=setup.host))  # fmt: skip
+    start_from_first(setup.comm, setup.model.parameters())  # those that are not trained
+    return flats
+
+
+def _by_units(
+    setup: Setup, choice: Choice | None, cuts: Sequence[bool], *, keeps: bool
+) -> Partition:
+    """Make rows of every unit, one by one, and have them come and go."""
+    found = find_units(setup.model, choice)
+    listed = [*setup.parameters, *_frozen(setup)]
+    partition = Partition(setup, listed)
+    number = {id(one.tensor): index for index, one in enumerate(listed)}
+    units = []
+    for unit in found:
+        flats = _rows_of(setup, unit, listed, number, cuts)
+        partition.flats.extend(flats)
+        units.append(ShardedUnit(unit, flats))
+    # Of their own, so that they keep their order whatever the order of gradients is.
+    comm = setup.within.group(range(setup.within.size))
+    partition.schedule_units(setup.within if comm is None else comm, units, keeps=keeps)
+    return partition
+
+
+def _rows_of(
+    setup: Setup,
+    unit: Unit,
+    listed: Sequence[Parameter],
+    number: dict[int, int],
+    cuts: Sequence[bool],
+) -> list[FlatParameter]:
+    start_from_first(setup.comm, unit.parameters)
+    kinds: dict[object, list[int]] = {}
+    for tensor in unit.parameters:
+        key = tensor.dtype, tensor.device, listed[number[id(tensor)]].owner
+        kinds.setdefault(key, []).append(number[id(tensor)])
+    return [
+        FlatParameter(setup.within, listed, indices, setup.precision, resident=False, trained=owner >= 0,
+             cut=owner < 0 or cuts[owner], host=setup.host)
+        for indices in kinds.values()
+        for owner in [listed[indices[0]].owner]
+    ]  # fmt: skip
+
+
+def _frozen(setup: Setup) -> list[Parameter]:
+    names: dict[int, list[str]] = {}
+    tensors = {}
+    for name, tensor in setup.model.named_parameters(remove_duplicate=False):
+        if not tensor.requires_grad:
+            names.setdefault(id(tensor), []).append(name)
+            tensors[id(tensor)] = tensor
+    return [Parameter(tuple(names[key]), tensor, -1) for key, tensor in tensors.items()]

@@ -1,0 +1,235 @@
+"""Units of ZeRO-3 as they move: gathered, let go, and kept for whoever wants them to stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from roundelay.communicator import Communicator
+from roundelay.communicator.start import Handle
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.training.strategies.zero._flat_parameter import FlatParameter
+from roundelay.training.strategies.zero._row_pool import RowPool
+from roundelay.training.strategies.zero._saved_tensors import SavedTensors
+from roundelay.training.strategies.zero.offload import Copy
+from roundelay.training.strategies.zero.units import Unit
+
+__all__ = ["ShardedUnit", "UnitGathering"]
+
+LOST = (
+    "A backward pass raised an error on rank {ranks}, and this rank needs units that were not "
+    "gathered in the pass before, so that they no longer come and the job can't go on. Have "
+    "backward raise on no rank: make a loss that is not finite 0 on all of them, say."
+)
+INSIDE = (
+    "rd.whole was called while the model runs, when parameters come and go. Call it before or "
+    "after model(x), not in a forward method or hook."
+)
+
+
+class ShardedUnit:
+    """A unit that is away, on its way, or here."""
+
+    def __init__(self, unit: Unit, flats: Sequence[FlatParameter]) -> None:
+        self.unit, self.flats = unit, list(flats)
+        self.handles: list[Handle | Copy] | None = None  # while on its way
+        self.here = False
+        self.kept = False  # its rows are here, but its parameters refuse to be used
+        self.users = 0  # modules that run with it at the moment
+        self.in_backward = False
+        #: Parameters that get gradients, and those of them that have none yet in this pass.
+        self.trained = frozenset(
+            place.index for flat in flats if flat.trained for place in flat.layout.places
+        )
+        self.missing: set[int] = set()
+        self.frozen = any(not flat.trained for flat in flats)
+        self.calls = 0  # whose inputs are still to get gradients
+        #: Calls since backward was last over, of however many graphs, that it has not left again.
+        self.open = 0
+        self.pins = 0  # blocks of `rd.whole` that we are in
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return f"unit {self.unit.name!r}" if self.unit.name else "the model's own unit"
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes up when it is here."""
+        return sum(flat.nbytes for flat in self.flats)
+
+
+class UnitGathering:
+    """The units of one model on one rank, and what of them is here."""
+
+    _saved: SavedTensors
+
+    def __init__(
+        self, comm: Communicator, units: Sequence[ShardedUnit], *, keeps: bool = False
+    ) -> None:
+        self.comm, self._units = comm, list(units)
+        self.keeps = keeps  # units between forward and backward
+        self._of_parameter = {id(tensor): one for one in units for tensor in one.unit.parameters}
+        self.order: list[ShardedUnit] = []  # of the latest forward pass
+        self._depth = 0  # of calls of the model
+        self._inside_backward = False
+        self._prefetched: list[ShardedUnit] = []  # in the latest backward pass, as it came to them
+        self._prefetched_before: list[ShardedUnit] = []  # in the one before
+        self._leaving: Handle | None = None  # what says that this rank has left backward
+        self.row_pool = RowPool()
+        self.in_flight = 0  # bytes
+        self.peak = 0
+
+    # ---- staying
+
+    def pin(self, tensors: Sequence[torch.Tensor]) -> list[ShardedUnit]:
+        """Bring the units of these parameters, to stay until `unpin`; return them."""
+        if self._depth or any(one.users for one in self._units):
+            raise InvalidArgumentError(INSIDE)
+        found = self.owners(tensors)
+        for one in found:
+            self._prefetch(one, pinned=True)
+        for one in found:
+            self._unshard(one)
+            one.pins += 1
+        return found
+
+    def owners(self, tensors: Sequence[torch.Tensor]) -> list[ShardedUnit]:
+        """Return the units that have these parameters."""
+        wanted = {id(self._of_parameter[id(one)]) for one in tensors}
+        return [one for one in self._units if id(one) in wanted]
+
+    def unpin(self, pinned: Sequence[ShardedUnit]) -> None:
+        """Let units go that nobody else wants to stay."""
+        for one in pinned:
+            one.pins -= 1
+            for flat in one.flats:
+                flat.attach()  # parameters may have been given other memory
+            self._reshard(one)
+
+    # ---- moving
+
+    def _prefetch(self, one: ShardedUnit | None, *, pinned: bool = False) -> None:
+        """Begin to gather a unit."""
+        if one is None or one.here or one.kept or one.handles is not None:
+            return
+        if self._inside_backward:
+            self._prefetched.append(one)
+        self.in_flight += one.nbytes
+        self.peak = max(self.peak, self.in_flight)
+        one.handles = []
+        label = 1 + self._units.index(one)  # two units may look alike
+        label += pinned * len(self._units)
+        for flat in one.flats:
+            one.handles.append(flat.gather(self.comm, label, self.row_pool))
+
+    def _unshard(self, one: ShardedUnit) -> None:
+        if one.here:
+            return
+        self._prefetch(one)
+        try:
+            self._wait(one)
+        except BaseException:
+            self._let_go(one)
+            raise
+        for flat in one.flats:
+            flat.attach()
+        self._saved.here(one)
+        one.here, one.kept = True, False
+
+    def _wait(self, one: ShardedUnit) -> None:
+        handles, one.handles = one.handles, None
+        try:
+            for handle in handles or ():
+                handle.wait()
+        except CollectiveMismatch as error:
+            left = rf"rank (\d+): [^\n]*label={self.labels}\b"
+            if ranks := re.findall(left, str(error)):
+                raise CollectiveMismatch(LOST.format(ranks=", ".join(ranks))) from None
+            labels = sorted({int(label) for label in re.findall(r"label=(\d+)", str(error))})
+            names = [f"{label} is {self._called(label)}" for label in labels]
+            raise CollectiveMismatch(
+                f"{error}\nUnder zero3 all ranks must call the same units in the same order; of "
+                f"the labels, {', '.join(names)}. A rank whose loss raised an error goes another "
+                f"way, too. Call every unit on every rank, or use strategy='zero2'."
+            ) from None
+
+    @property
+    def labels(self) -> int:
+        """How many labels its calls have: two for each unit, and the last for leaving backward."""
+        return 2 * len(self._units) + 1
+
+    def _called(self, label: int) -> str:
+        """Return what a call with this label was for."""
+        if label > self.labels:
+            return f"parameter {label - self.labels - 1}, of which something was computed"
+        pinned, number = divmod(label - 1, len(self._units))
+        return f"{self._units[number].name}{' in rd.whole' if pinned else ''}"
+
+    def _keep_rows(self, one: ShardedUnit) -> None:
+        """Keep the rows of a unit for backward; what is written into them would be lost."""
+        one.here, one.kept = False, True
+        for flat in one.flats:
+            flat.reshard_parameter()
+
+    def reshard_all(self) -> None:
+        """Let go of all units that nobody wants to stay."""
+        for one in self._units:
+            self._reshard(one)
+
+    def _reshard(self, one: ShardedUnit) -> None:
+        if one.pins or not (one.here or one.kept or one.handles is not None):
+            return
+        try:
+            self._wait(one)
+        finally:
+            self._let_go(one)
+
+    def _let_go(self, one: ShardedUnit) -> None:
+        one.here = one.kept = False
+        self._saved.gone(one)
+        self.in_flight -= one.nbytes
+        for flat in one.flats:
+            self.row_pool.keep(flat.free())
+
+    # ---- a backward pass that raises
+
+    def leave(self) -> None:
+        """Leave a backward pass in the middle: gather with the others what they still need.
+
+        What that is, the pass before has shown; where they need something else, they are told.
+        """
+        self.reshard_all()
+        seen, before = self._prefetched, self._prefetched_before or self._expected()
+        for one in before[len(seen) :] if seen == before[: len(seen)] else ():
+            self._prefetch(one)
+            self._reshard(one)
+        self._leaving = self.comm.start.all_gather(np.zeros(1, np.uint8), label=self.labels)
+
+    def left(self) -> None:
+        """End a pass that some ranks have left, together with them."""
+        if self._leaving is None:
+            self._finish()
+            self.leave()
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.wait()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Free all that is left at the end of backward."""
+        self._inside_backward = False
+        for one in self._units:
+            one.users = one.calls = 0
+            one.in_backward = False
+            one.missing.clear()
+        self.reshard_all()
+        self.row_pool.rows.clear()
+
+    def _expected(self) -> list[ShardedUnit]:
+        """Return what a first backward pass gathers, if it goes the way of forward."""
+        order = [] if self.keeps else list(dict.fromkeys(reversed(self.order)))
+        return sorted(order, key=lambda one: one.unit.name != "")  # the model's own unit first

@@ -1,0 +1,327 @@
+"""ZeRO-3: units are gathered just before they are used, the next one ahead, and freed after.
+
+Modules say when: before and after forward by their own hooks, in backward by hooks on what they
+returned and on what they were given. Those hooks bring units early and let them go; that they are
+never missed is the work of `SavedTensors`, by which autograd asks for what it needs. A unit that is
+here is counted, so that modules may be called several times, within one another, and again while
+backward recomputes activations.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from roundelay.communicator import Communicator
+from roundelay.errors import InvalidArgumentError
+from roundelay.training.strategies.zero._saved_tensors import SavedTensors
+from roundelay.training.strategies.zero._sharded_unit import ShardedUnit, UnitGathering
+
+__all__ = ["UnitScheduler"]
+
+MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
+FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
+WRITTEN = (
+    "The parameter {name} was written into in place while its module ran, as "
+    "nn.Embedding(max_norm=…) does. Under zero3 that would be lost when it is divided again. Write "
+    "into parameters inside `with rd.whole(module)`, between steps."
+)
+UNTOLD = 2  # units that stay in backward though nothing will tell when they are done with
+
+
+class UnitScheduler(UnitGathering):
+    """All units of one model on one rank."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        model: nn.Module,
+        units: Sequence[ShardedUnit],
+        *,
+        keeps: bool = False,
+    ) -> None:
+        super().__init__(comm, units, keeps=keeps)
+        self._last: list[ShardedUnit] = []  # of the one before, which tells what comes next
+        self._untold: list[ShardedUnit] = []  # in backward, and nothing tells when not; latest last
+        self._saved = SavedTensors(self._units, self._ask)
+        self.torn: Callable[[], Callable[[], None] | None] = _nobody  # who is told that it raised
+        self.left_unit: Callable[[], Callable[[ShardedUnit], None] | None] = _nobody  # likewise
+        self._hooks: list[Any] = []
+        unit_modules = {id(one.unit.module) for one in units}
+        for module in model.modules():
+            needs = self._needs(module, unit_modules)
+            if module is model or needs:
+                self._watch(module, needs, whole=module is model)
+
+    def _needs(self, module: nn.Module, unit_modules: set[int]) -> list[ShardedUnit]:
+        """Return what a module computes with: its unit, and those that own what it shares."""
+        found: dict[int, ShardedUnit] = {}
+        waiting = [module]
+        while waiting:
+            one = waiting.pop()
+            for tensor in one.parameters(recurse=False):
+                owner = self._of_parameter[id(tensor)]
+                found[id(owner)] = owner
+            if id(module) in unit_modules:
+                waiting.extend(child for child in one.children() if id(child) not in unit_modules)
+        return [one for one in self._units if id(one) in found]
+
+    def _watch(self, module: nn.Module, needs: list[ShardedUnit], *, whole: bool) -> None:
+        taken: list[tuple[bool, bool]] = []  # for each call: whether it entered, and watches
+
+        def before(own: nn.Module, args: Any, options: Any) -> None:
+            if own is not module:
+                return  # but a copy of it, which has its parameters
+            if whole:
+                self._begin_forward()
+                self._depth += 1
+            inside = all(one.here and (one.users or one.in_backward) for one in needs)
+            taken.append((not inside, self._saved.enter()))
+            if not inside:
+                self._enter(needs)
+                self._at_end_of_inputs(needs, (args, options))
+
+        def after(own: nn.Module, __: Any, ___: Any, result: Any) -> None:
+            if own is not module:
+                return
+            entered, watches = taken.pop() if taken else (False, False)
+            if watches:
+                self._saved.leave()
+            if entered:
+                self._leave(needs, result)
+            if whole:
+                self._end_forward()
+
+        # The compiler must not look in here: what it compiles is what lies between.
+        outside: Any = torch.compiler.disable
+        self._hooks += [
+            module.register_forward_pre_hook(outside(before), with_kwargs=True),
+            module.register_forward_hook(outside(after), with_kwargs=True, always_call=True),
+        ]
+
+    # ---- forward
+
+    def _begin_forward(self) -> None:
+        if self._depth or torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - in backward
+            return
+        if not any(one.kept for one in self._units):
+            self._finish()  # what an earlier pass that failed has left
+        self._last, self.order = self.order, []
+
+    def _end_forward(self) -> None:
+        self._depth -= 1
+        if not self._depth and not self._inside_backward:
+            for one in self._units:
+                if one.handles is not None:  # fetched ahead, and then forward went another way
+                    self._reshard(one)
+
+    def _enter(self, needs: Sequence[ShardedUnit]) -> None:
+        for one in needs:
+            one.users += 1
+            if not self._inside_backward:
+                self._note(one)
+            self._unshard(one)
+        if not self._inside_backward:
+            self._prefetch(self._next())
+
+    def _note(self, one: ShardedUnit) -> None:
+        """Remember the order of this pass; where only parts of a model are called, some of it."""
+        if not self._depth and len(self.order) >= MOST_NOTED * len(self._units):
+            self.order.clear()
+        self.order.append(one)
+
+    def _next(self) -> ShardedUnit | None:
+        """Return what came next the last time, if all went the same way until here."""
+        count = len(self.order)
+        if self.order != self._last[:count]:
+            return None
+        return next((one for one in self._last[count:] if not one.here), None)
+
+    def _leave(self, needs: Sequence[ShardedUnit], result: Any) -> None:
+        for one in needs:
+            one.users -= 1
+        for tensor in _differentiable(result) if torch.is_grad_enabled() else ():
+            first: list[Callable[[], None]] = []
+            vars(tensor)[FIRST] = first
+            tensor.register_hook(self._before_backward(needs, first))  # type: ignore[no-untyped-call]
+        stays = self.keeps and torch.is_grad_enabled()
+        written = None
+        for one in needs:
+            if one.users or one.in_backward or one.pins:
+                continue
+            if one.here:
+                written = written or next(
+                    filter(None, (flat.written() for flat in one.flats)), None
+                )
+            if stays and one.here:
+                self._keep_rows(one)
+            else:
+                self._reshard(one)
+        if written is not None:
+            raise InvalidArgumentError(WRITTEN.format(name=written))
+
+    # ---- backward
+
+    def _before_backward(
+        self, needs: Sequence[ShardedUnit], first: list[Callable[[], None]]
+    ) -> Callable[[torch.Tensor], None]:
+        weak = weakref.ref(self)  # a graph must not keep the model, which may keep the graph
+        numbers = [self._units.index(one) for one in needs]
+
+        def hook(_: torch.Tensor) -> None:
+            for tell in first:  # modules that were given this tensor are done with it
+                tell()
+            alive = weak()
+            if alive is not None:
+                alive.come_to(numbers)
+
+        return hook
+
+    def come_to(self, numbers: Sequence[int]) -> None:
+        """Bring what backward needs now, and begin to bring what it needs next."""
+        needs = [self._units[number] for number in numbers]
+        self._begin_backward()
+        for one in needs:
+            self._unshard_for_backward(one)
+        self._prefetch(self._one_before(needs))
+
+    def _begin_backward(self) -> None:
+        if not self._inside_backward:
+            self._inside_backward, self._prefetched = True, []
+            engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as in _arrivals
+            engine.queue_callback(_Backward(self))
+
+    def _unshard_for_backward(self, one: ShardedUnit) -> None:
+        if not one.in_backward:
+            one.in_backward = True
+            one.missing = set(one.trained)
+        self._unshard(one)
+        if one.calls <= 0 and one.unit.name:
+            self._untold = [*(other for other in self._untold if other is not one), one]
+            for other in self._untold[:-UNTOLD]:
+                if not other.users:
+                    self._reshard(other)  # autograd asks again if it must
+            self._untold = [other for other in self._untold if other.here]
+
+    def _ask(self, one: ShardedUnit) -> None:
+        """Bring a unit because autograd reads what it saved of it, wherever that had gone."""
+        if one.here:
+            return
+        if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - not in backward
+            raise InvalidArgumentError(
+                f"A tensor that autograd saved of {one.name} is divided between the ranks under "
+                f"zero3 and can be read in backward only."
+            )
+        self._begin_backward()
+        self._unshard_for_backward(one)
+
+    def _one_before(self, needs: Sequence[ShardedUnit]) -> ShardedUnit | None:
+        """Return the unit that forward used before these, which backward comes to next."""
+        places = [at for at, one in enumerate(self.order) if one in needs]
+        last = places[-1] if places and not self._whole(needs) else len(self.order)
+        before = (one for one in reversed(self.order[:last]) if not one.in_backward and one.trained)
+        return next(before, None)
+
+    @staticmethod
+    def _whole(needs: Sequence[ShardedUnit]) -> bool:
+        """Tell whether this is the model itself, which ends after all of its units."""
+        return any(one.unit.name == "" for one in needs)
+
+    def _at_end_of_inputs(self, needs: Sequence[ShardedUnit], given: Any) -> None:
+        """Free units when the gradients of all that the module was given are there."""
+        if not torch.is_grad_enabled() or self._inside_backward:
+            return
+        for one in needs:
+            one.open += 1
+        inputs = _differentiable(given)
+        if not inputs:
+            return
+        left = count = len(inputs)  # the hook must not hold the tensors, which hold the hook
+        weak, numbers = weakref.ref(self), [self._units.index(one) for one in needs]
+        for one in needs:
+            one.calls += 1
+
+        def tell(*_: torch.Tensor) -> None:
+            nonlocal left
+            left -= 1
+            alive = weak()
+            if left == 0 and alive is not None:
+                left = count  # the graph may be used again
+                alive.come_past(numbers)
+
+        for tensor in inputs:
+            first = vars(tensor).get(FIRST)
+            if first is None:
+                tensor.register_hook(tell)  # type: ignore[no-untyped-call]
+            else:
+                first.append(tell)
+
+    def come_past(self, numbers: Sequence[int]) -> None:
+        """Free what backward has no more use for, whether all its gradients came or not."""
+        for one in (self._units[number] for number in numbers):
+            one.calls -= 1
+            one.open -= 1
+            if one.in_backward and not one.users and one.calls <= 0:
+                self._reshard(one)
+                # Not where a graph is used again, whose calls are no longer counted.
+                if one.open == 0 and (tell := self.left_unit()) is not None:
+                    tell(one)
+
+    def grad_ready(self, index: int, owner: ShardedUnit) -> None:
+        """Hear of a gradient of a unit, which may be the last one."""
+        owner.missing.discard(index)
+        done = owner.in_backward and not owner.users and not owner.missing and owner.calls <= 0
+        if done and not owner.frozen:
+            self._reshard(owner)
+
+    def end(self, *, whole: bool) -> None:
+        """Hear that backward is over: all of it (`whole`), or because it raised an error."""
+        for one in self._units:
+            one.open = 0
+        if whole:
+            self._prefetched_before = self._prefetched
+            self._finish()
+        elif self._inside_backward and (torn := self.torn()) is not None:
+            torn()
+
+    def _finish(self) -> None:
+        """Free all that is left at the end of backward."""
+        self._untold.clear()
+        super()._finish()
+
+    def remove(self) -> None:
+        """Watch no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _nobody() -> None:
+    """Stand in for a weak reference to nobody."""
+
+
+class _Backward:
+    """A backward pass, held by autograd while it runs; let go before its end, it raised."""
+
+    def __init__(self, scheduler: UnitScheduler) -> None:
+        self._flight: UnitScheduler | None = scheduler
+
+    def __call__(self) -> None:
+        scheduler, self._flight = self._flight, None
+        if scheduler is not None:
+            scheduler.end(whole=True)
+
+    def __del__(self) -> None:
+        scheduler, self._flight = self._flight, None
+        if scheduler is not None:
+            scheduler.end(whole=False)
+
+
+def _differentiable(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a structure that autograd has computed, and will go back through."""
+    return [one for one in tree_leaves(value)
+            if isinstance(one, torch.Tensor) and one.grad_fn is not None]  # fmt: skip

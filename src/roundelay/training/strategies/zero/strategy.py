@@ -1,0 +1,353 @@
+"""ZeRO: what all ranks would hold alike is divided between them.
+
+Stage 1 divides the optimizer's state, stage 2 also the gradients, stage 3 also the parameters.
+Every stage computes the same numbers as data parallel does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from roundelay.arguments import index_of, shown, truth, whole
+from roundelay.communicator import Traffic
+from roundelay.errors import (
+    CollectiveMismatch,
+    CommunicationError,
+    InvalidArgumentError,
+    RoundelayError,
+    UnknownNameError,
+)
+from roundelay.training._buckets import bucket_limit
+from roundelay.training._exchange import PassReport, refuse_broken, tell_all
+from roundelay.training._setup import Setup, share_buffers
+from roundelay.training.checkpoint.parts import Saved, SavedPart
+from roundelay.training.shards.groups import groups_of
+from roundelay.training.strategies.zero._account import held_by_zero, predicted_for
+from roundelay.training.strategies.zero._partition import Partition, divide
+from roundelay.training.strategies.zero._sharded_grads import ShardedGrads
+from roundelay.training.strategies.zero._sharded_unit import ShardedUnit
+from roundelay.training.strategies.zero.offload import OFFLOADS, host_for
+from roundelay.training.strategies.zero.units import Choice
+from roundelay.training.strategy import Held, Only, Strategy, StrategyState, Volume
+
+__all__ = ["Zero"]
+
+STAGES = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Zero(Strategy):
+    """Data parallel with state, gradients and parameters divided between the ranks, by stage."""
+
+    names: ClassVar[dict[str, dict[str, Any]]] = {
+        f"zero{stage}": {"stage": stage} for stage in STAGES
+    }
+    materializes: ClassVar[bool] = True
+
+    stage: int = 3
+    bucket_bytes: int | None = None  # sent together in stages 1, 2; None: as the device likes it
+    units: Choice | None = None  # what stage 3 gathers together: classes or names of modules
+    check_finite: bool = True
+    reshard_after_forward: bool = True  # False: stage 3 keeps units until backward is over
+    offload: str | None = None  # to the host: the "optimizer", or in stage 3 its "parameters", too
+    shard_over: int | None = None  # so many ranks divide it, those of a host; None: all of them
+
+    def __post_init__(self) -> None:
+        if index_of(self.stage) not in STAGES:
+            raise InvalidArgumentError(f"Zero has stages 1, 2 and 3, not {shown(self.stage)}.")
+        if self.bucket_bytes is not None:
+            size = whole("bucket_bytes of Zero", self.bucket_bytes, 1)
+            object.__setattr__(self, "bucket_bytes", size)
+        if self.units is not None and self.stage != STAGES[-1]:
+            raise InvalidArgumentError(f"units= is for stage 3; stage {self.stage} has none.")
+        if self.offload is not None and self.offload not in OFFLOADS:
+            raise UnknownNameError("what Zero offloads", str(self.offload), OFFLOADS)
+        if self.offload == "parameters" and self.stage != STAGES[-1]:
+            raise InvalidArgumentError(
+                f"offload='parameters' is for stage 3; in stage {self.stage} every rank needs them "
+                f"whole. Use offload='optimizer'."
+            )
+        if self.shard_over is not None:
+            object.__setattr__(self, "shard_over", whole("shard_over of Zero", self.shard_over, 2))
+        for name in ("reshard_after_forward", "check_finite"):
+            object.__setattr__(self, name, truth(name, getattr(self, name)))
+        if not self.reshard_after_forward and self.stage != STAGES[-1]:
+            raise InvalidArgumentError(
+                f"reshard_after_forward= is for stage 3; in stage {self.stage} parameters stay."
+            )
+
+    def share(self, setup: Setup) -> StrategyState:
+        """Divide the model and its optimizer between the ranks."""
+        setup.host = host_for(setup, self.offload)
+        if self.shard_over is not None:
+            _make_replicas(setup, self.shard_over)
+        return _Divided(self, setup)
+
+
+def _make_replicas(setup: Setup, over: int) -> None:
+    """Have each `over` ranks after one another divide the model, and hold what all others do."""
+    rank, size = setup.comm.rank, setup.comm.size
+    if size % over:
+        raise InvalidArgumentError(
+            f"Zero(shard_over={over}) needs a number of ranks that divides by {over}, not {size}. "
+            f"Give the ranks of one host, or leave it out to divide the model between all of them."
+        )
+    if over < size:
+        setup.shards, setup.replicas = setup.comm.split(rank // over), setup.comm.split(rank % over)
+
+
+class _Divided(StrategyState):
+    sees_whole = False
+
+    def __init__(self, options: Zero, setup: Setup) -> None:
+        self.options, self.setup = options, setup
+        #: Stages 2 and 3 hold no whole gradients, so they bring them together in every pass.
+        self.every_pass = options.stage > 1
+        limit = bucket_limit(options.bucket_bytes, [one.tensor for one in setup.parameters])
+        self.partition: Partition = divide(
+            setup, stage=options.stage, bucket_bytes=limit, units=options.units,
+            keeps=not options.reshard_after_forward,
+        )  # fmt: skip
+        self.grads = ShardedGrads(setup, self.partition, options.stage, check=options.check_finite)
+        self._passing = False  # whether a pass runs that brings gradients together
+        if self.partition.scheduler is not None:
+            self.compares = False  # nobody has whole parameters
+            self.partition.scheduler.torn = weakref.WeakMethod(self._torn)
+            self.partition.scheduler.left_unit = weakref.WeakMethod(self._left_unit)
+
+    # ---- while backward runs
+
+    def begin_backward(self) -> None:
+        """Expect every gradient anew."""
+        self._passing = True
+        self.grads.begin(self.partition.order_of_gradients())
+
+    @property
+    def lifted(self) -> bool:  # type: ignore[override] # an attribute of other strategies
+        """Whether stand-ins of earlier passes made room for gradients."""
+        return self.grads.lifted
+
+    def grad_ready(self, index: int) -> None:
+        """Put the gradient into its row; free the unit that waited for it."""
+        self.grads.take(index)
+        self.partition.grad_ready(index)
+
+    def _left_unit(self, one: ShardedUnit) -> None:
+        """Have the gradients of a unit go that backward has left."""
+        if self._passing:
+            self.grads.gradients.leave(one.flats)
+
+    def micro_batch_done(self) -> None:
+        """Add up this rank's part of the gradients of one micro-batch."""
+        self._passing = False
+        self.grads.finish()
+        if self.partition.scheduler is not None:
+            self._tell([], [])
+        self.grads.stand_in()
+
+    def backward_done(self) -> None:
+        """Wait for all sums, and see that they are fit for a step."""
+        sums, self._passing = self.grads, False
+        sums.finish()
+        count = len(self.setup.parameters)
+        mine = [index in sums.broken for index in range(count)]
+        used = [index in sums.used for index in range(count)]
+        told = self._tell(used, mine)
+        refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
+        sums.settle(told.used, told.factor())
+
+    def _tell(self, used: Sequence[bool], broken: Sequence[bool]) -> PassReport:
+        """Tell the other ranks; after a pass that raised on one of them, units come again."""
+        gradients, step = self.grads.gradients, self.setup.step
+        late = None if self.partition.scheduler is None else gradients.late
+        try:
+            told = tell_all(self.setup.comm, used, broken, step, late=late)
+        except CollectiveMismatch:
+            if self.partition.scheduler is not None:
+                with contextlib.suppress(CommunicationError):  # where ranks can't go on at all
+                    self.partition.scheduler.left()
+            raise
+        if told.late:
+            gradients.add_late()
+        return told
+
+    def abandon(self, *, whole: bool) -> None:
+        """Finish a pass that raised here; other ranks may wait for units, and for gradients."""
+        if self.partition.scheduler is not None:
+            wait = self.grads.gradients.give_up()
+            self.partition.scheduler.leave()
+            wait()
+        super().abandon(whole=whole)
+
+    def _torn(self) -> None:
+        """Finish a pass that raised here before any gradient came."""
+        if not self._passing:
+            step = self.setup.step
+            with contextlib.suppress(RoundelayError):  # the others know
+                self.begin_backward()
+                self.abandon(whole=not step.accumulating)
+            step.begin()
+            self.forget()
+            step.torn = True
+
+    # ---- around the step
+
+    def take_edits(self) -> None:
+        """Bring what the user has written into the parameters to what is stepped on."""
+        self.partition.take_edits()
+
+    def loaded(self, index: int, values: torch.Tensor) -> None:
+        """Bring what was loaded to this rank's piece, unrounded."""
+        self.partition.load(index, values)
+
+    def open(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Gather the units of these parameters."""
+        self.partition.open(tensors)
+
+    def written(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Tell whether what this rank owns of these units was written into."""
+        return self.partition.written(tensors)
+
+    def shut(self, tensors: Sequence[torch.Tensor], *, keep: bool, written: bool) -> None:
+        """Take what was written, and let the units go."""
+        self.partition.shut(tensors, keep=keep, written=written)
+
+    def before_step(self, only: Only = None) -> None:
+        """Give the optimizer this rank's part of the gradients."""
+        self.grads.hand_over(only)
+
+    def broke_step(self, only: Only = None) -> None:
+        """Bring what an optimizer changed to every rank."""
+        self.after_step(only)
+
+    def done_to_grads(self, only: Only = None) -> list[str]:
+        """Say what the user has done to them."""
+        del only
+        return self.grads.done()
+
+    def step(self, own: Any, closure: Any, place: int = 0) -> Any:
+        """Step, with whole and fresh weights whenever a closure looks at the model."""
+        optimizer, only = self.setup.optimizer.all[place], self.setup.only(place)
+        host, groups = self.setup.host, groups_of(optimizer)
+        if host is not None and closure is not None:
+            raise InvalidArgumentError(
+                "step(closure) looks at the model in the middle of a step, while offload= has it "
+                "in two places. Use an optimizer that needs no closure, or leave out offload=."
+            )
+
+        def fresh() -> Any:
+            self.partition.all_gather_parameters(only)
+            with groups.showing():
+                return closure()
+
+        mine = [flat for flat in self.partition.trained
+                if only is None or flat.layout.places[0].index in only]  # fmt: skip
+        self.partition.stepping = True
+        try:
+            with groups.stepping() if groups.direct else nullcontext():
+                if host is not None and groups.direct:
+                    return host.step(optimizer, own, mine)
+                result = own(None if closure is None else fresh)
+            for flat in () if host is None else mine:
+                flat.round_masters()
+            return result
+        finally:
+            self.partition.stepping = False
+
+    def after_step(self, only: Only = None) -> None:
+        """Bring the new parameters to every rank, and rank 0's buffers."""
+        self.grads.stepped(only)
+        self.partition.all_gather_parameters(only, rounded=self.setup.host is not None)
+        share_buffers(self.setup, once=True)
+
+    def zero_grad(self, own: Any, *, set_to_none: bool, only: Only = None) -> None:
+        """Forget gradients, or make them zero."""
+        del own  # what the optimizer steps on gets its gradients at the step
+        if set_to_none:
+            self.grads.forget(only)
+        else:
+            self.grads.zero(only)
+
+    def forget(self, only: Only = None) -> None:
+        """Let go of gradients."""
+        self.grads.forget(only)
+
+    def grad_norm(self, norm_type: float, only: Only = None) -> float:
+        """Return the norm of all ranks' parts together."""
+        return self.grads.norm(norm_type, only)
+
+    def clamp_grads(self, value: float, only: Only = None) -> None:
+        """Cut every element of this rank's part."""
+        self.grads.clamp(value, only)
+
+    def scale_grads(self, factor: float, only: Only = None) -> None:
+        """Multiply this rank's part."""
+        self.grads.scale(factor, only)
+
+    # ---- the whole state
+
+    def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the whole model's state, gathering one row of parameters at a time."""
+        state = self.setup.model.state_dict(keep_vars=True)  # as it is: nothing is gathered for it
+        names = {one.name: one.names for one in self.partition.parameters}
+        for first, tensor in self.partition.whole_tensors():
+            for name in names[first]:
+                if state.pop(name, None) is not None:
+                    yield name, tensor.detach()
+        for name, other in state.items():
+            yield name, other.detach() if isinstance(other, torch.Tensor) else other
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the whole model's state by its original names. Every rank calls it."""
+        state = dict(self.setup.model.state_dict(keep_vars=True))
+        trained = {name: one.name for one in self.partition.parameters for name in one.names}
+        copies: dict[str, torch.Tensor] = {}
+        for name, tensor in self.whole_tensors():
+            first = trained.get(name, name)  # tied parameters stay tied
+            if name in trained and first not in copies:
+                copies[first] = tensor.clone()
+            state[name] = copies.get(first, tensor)
+        return state
+
+    def to_save(self) -> Iterable[SavedPart]:
+        """Yield this rank's pieces, with their state."""
+        return self.partition.to_save()
+
+    def take_back(self, saved: Saved) -> None:
+        """Read this rank's pieces."""
+        self.partition.take_back(saved)
+
+    def refresh(self) -> None:
+        """Bring pieces that were read to the model on every rank."""
+        self.partition.all_gather_parameters()
+
+    # ---- the ledger
+
+    def traffic(self) -> list[Traffic] | None:
+        """Count both what gradients and what gathered parameters cost."""
+        return self.partition.traffic()
+
+    def held(self) -> Held:
+        """Count what lies here now."""
+        return held_by_zero(self.setup, self.partition, self.grads)
+
+    def predicted(self) -> tuple[Held, Volume]:
+        """Say the formulas of the stage, and the price of its schedules."""
+        return predicted_for(self.setup, self.partition, self.options.stage)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of gathered parameters at a time, so far."""
+        return self.partition.peak
+
+    def close(self) -> None:
+        """Watch the modules and parameters no more."""
+        self.partition.close()
+        self.grads.remove()
