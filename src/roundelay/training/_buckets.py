@@ -10,7 +10,15 @@ import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = ["Bucket", "BucketPlace", "bucket_limit", "make_buckets", "planned", "shared_tensor"]
+__all__ = [
+    "Bucket",
+    "BucketPlace",
+    "bucket_limit",
+    "divide",
+    "make_buckets",
+    "planned",
+    "shared_tensor",
+]
 
 #: Bytes of a bucket: what a CPU's cache holds; on a device, what keeps it busy for a while.
 ON_CPU, ON_DEVICE = 8 << 20, 32 << 20
@@ -113,3 +121,20 @@ def shared_tensor(
         return torch.zeros(numel, dtype=dtype, device=device)
     memory = torch.from_numpy(comm.empty(numel * dtype.itemsize, "uint8"))
     return memory.view(dtype).zero_()
+
+
+def divide(nbytes: Sequence[int], parts: int) -> list[list[int]]:
+    """Divide whole items between parts as evenly as the largest ones allow.
+
+    The largest item goes first, each to the part that has the least so far.
+
+    >>> divide([100, 10, 60, 50, 10], 2)
+    [[0, 1, 4], [2, 3]]
+    """
+    given: list[list[int]] = [[] for _ in range(parts)]
+    filled = [0] * parts
+    for item in sorted(range(len(nbytes)), key=lambda item: (-nbytes[item], item)):
+        part = min(range(parts), key=lambda part: (filled[part], part))
+        given[part].append(item)
+        filled[part] += nbytes[item]
+    return [sorted(items) for items in given]

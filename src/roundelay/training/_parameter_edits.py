@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import torch
 
+from roundelay.training._fingerprint import mark_of
 from roundelay.training._setup import Setup
-from roundelay.training.strategies.zero._flat_parameter import mark_of
 
 __all__ = ["ParameterEdits"]
 

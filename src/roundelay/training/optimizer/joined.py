@@ -34,7 +34,8 @@ class JoinedOptimizers:
 
         >>> weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
         >>> first = torch.optim.SGD([{"params": one} for one in weights[:2]])
-        >>> [JoinedOptimizers([first, torch.optim.Adam(weights[2:])]).owner(group) for group in range(3)]
+        >>> joined = JoinedOptimizers([first, torch.optim.Adam(weights[2:])])
+        >>> [joined.owner(group) for group in range(3)]
         [0, 0, 1]
         """
         counts = (len(one.param_groups) for one in self.all)

@@ -10,14 +10,9 @@ import torch
 from roundelay.errors import InvalidArgumentError, UnsendableError
 from roundelay.training._run import Run
 from roundelay.training.checkpoint.parts import by_element
+from roundelay.training.optimizer.state_arrays import as_arrays, as_tensors, received, sendable
 from roundelay.training.optimizer.state_tree import beside, each_tensor, filled, put_beside, slots
 from roundelay.training.shards.shard import Shard
-from roundelay.training.strategies.parameter_server.server_state import (
-    as_arrays,
-    as_tensors,
-    received,
-    sendable,
-)
 
 __all__ = ["load_whole_state", "whole_beside", "whole_state"]
 

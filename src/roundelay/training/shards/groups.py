@@ -17,11 +17,11 @@ import torch
 
 from roundelay.training.checkpoint.parts import Saved, by_element, placed, restore_state, taken
 from roundelay.training.optimizer.joined import JoinedOptimizers
+from roundelay.training.optimizer.state_arrays import as_arrays, as_tensors
 from roundelay.training.optimizer.state_tree import Slot, each_tensor
 from roundelay.training.shards._state import States, cut_out, divided, lies_as
 from roundelay.training.shards.parameter import OptimizerParameter
 from roundelay.training.shards.shard import Shard
-from roundelay.training.strategies.parameter_server.server_state import as_arrays, as_tensors
 
 __all__ = ["ShardedGroups", "groups_of"]
 

@@ -11,6 +11,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.processes.death import ServerFinished
+from roundelay.training._buckets import divide
 from roundelay.training._setup import Setup
 from roundelay.training.optimizer.masters import make_masters
 from roundelay.training.optimizer.state_tree import beside
@@ -30,7 +31,7 @@ from roundelay.training.strategies.parameter_server._sync_workers import (
     UpdatedWorker,
 )
 from roundelay.training.strategies.parameter_server.server_state import beside_refused
-from roundelay.training.strategies.parameter_server.share import Share, divide
+from roundelay.training.strategies.parameter_server.share import Share
 from roundelay.training.strategies.parameter_server.worker import Worker
 
 if TYPE_CHECKING:

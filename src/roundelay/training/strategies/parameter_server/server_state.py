@@ -6,7 +6,7 @@ more than one of them twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from roundelay.training.checkpoint.parts import (
     stretch,
     taken,
 )
-from roundelay.training.checkpoint.values import pack, unpack
+from roundelay.training.optimizer.state_arrays import as_arrays, as_tensors, received, sendable
 from roundelay.training.optimizer.state_tree import beside
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server.share import Share
 
 __all__ = [
-    "as_arrays",
-    "as_tensors",
     "asked_by",
     "beside_refused",
     "bring",
@@ -40,8 +38,6 @@ __all__ = [
     "fetch",
     "packed",
     "put_back",
-    "received",
-    "sendable",
 ]
 
 
@@ -149,56 +145,3 @@ def edit(updates: Updates, message: dict[str, Any]) -> None:
     tensor = updates.parameters[message["number"]]
     where, values = as_tensors(message["where"]), as_tensors(message["values"])
     tensor.copy_(torch.where(where.to(tensor.device), values.to(tensor.device), tensor))
-
-
-# ---- state as it is sent
-
-
-def sendable(state: Mapping[Any, Any], what: str) -> list[Any]:
-    """Return state in words that go anywhere, and its tensors; or raise what has none."""
-    tensors: list[Any] = []
-
-    def put(tensor: torch.Tensor) -> str:
-        tensors.append(as_arrays(tensor))
-        return str(len(tensors) - 1)
-
-    return [pack(dict(state), put, what), tensors]
-
-
-def received(message: Sequence[Any]) -> dict[Any, Any]:
-    """Return the state that was sent."""
-    words, tensors = message
-    found: dict[Any, Any] = unpack(words, lambda name: as_tensors(tensors[int(name)]))
-    return found
-
-
-# ---- tensors as arrays, which go anywhere
-
-
-ARRAY = {"dtype", "shape", "of"}
-
-
-def as_arrays(value: Any) -> Any:  # Any: a tensor, a number, or several of them
-    if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        kind = str(value.dtype).removeprefix("torch.")
-        return {"dtype": kind, "shape": list(value.shape), "of": flat.view(torch.uint8).numpy()}
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(as_arrays(one) for one in value)
-    if isinstance(value, dict):
-        return {key: as_arrays(one) for key, one in value.items()}
-    return value
-
-
-def as_tensors(value: Any) -> Any:
-    if isinstance(value, dict) and value.keys() != ARRAY:
-        return {key: as_tensors(one) for key, one in value.items()}
-    if isinstance(value, dict):
-        kind = getattr(torch, value["dtype"])
-        if not len(value["of"]):  # an array of nothing has no strides to view it by
-            return torch.empty(value["shape"], dtype=kind)
-        flat = torch.from_numpy(value["of"].copy()).view(kind)
-        return flat.view(value["shape"])
-    if isinstance(value, list | tuple):
-        return type(value)(as_tensors(one) for one in value)
-    return value

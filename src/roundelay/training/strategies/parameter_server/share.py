@@ -7,24 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Share", "divide"]
-
-
-def divide(nbytes: Sequence[int], parts: int) -> list[list[int]]:
-    """Divide whole items between parts as evenly as the largest ones allow.
-
-    The largest item goes first, each to the part that has the least so far.
-
-    >>> divide([100, 10, 60, 50, 10], 2)
-    [[0, 1, 4], [2, 3]]
-    """
-    given: list[list[int]] = [[] for _ in range(parts)]
-    filled = [0] * parts
-    for item in sorted(range(len(nbytes)), key=lambda item: (-nbytes[item], item)):
-        part = min(range(parts), key=lambda part: (filled[part], part))
-        given[part].append(item)
-        filled[part] += nbytes[item]
-    return [sorted(items) for items in given]
+__all__ = ["Share"]
 
 
 class Share:

@@ -23,6 +23,7 @@ from roundelay.training._volume import (
 )
 from roundelay.training.checkpoint.parts import Saved, SavedPart
 from roundelay.training.optimizer.masters import merge
+from roundelay.training.optimizer.state_arrays import as_arrays
 from roundelay.training.precision import master_dtype
 from roundelay.training.strategies.parameter_server._messages import (
     Kind,
@@ -32,7 +33,6 @@ from roundelay.training.strategies.parameter_server._messages import (
 from roundelay.training.strategies.parameter_server._server_client import ServerClient
 from roundelay.training.strategies.parameter_server._state_view import StateOnServers
 from roundelay.training.strategies.parameter_server.server_state import (
-    as_arrays,
     asked_by,
     beside_refused,
     bring,

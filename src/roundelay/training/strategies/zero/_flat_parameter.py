@@ -11,7 +11,12 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.reductions import Array
+<<<<<<< HEAD
 from roundelay.training._buckets import BucketPlace, shared_tensor
+=======
+from roundelay.training._buckets import Place, shared_tensor
+from roundelay.training._fingerprint import sums_of
+>>>>>>> 2b4ac9f (What several packages of training/ use has a place of its own: fingerprints, state as arrays, fair division)
 from roundelay.training._setup import Parameter
 from roundelay.training.optimizer.masters import merge
 from roundelay.training.precision import Precision, master_dtype
@@ -29,7 +34,7 @@ from roundelay.training.strategies.zero._row_pool import RowPool
 if TYPE_CHECKING:
     from roundelay.training.strategies.zero.offload import Copy, HostMemory
 
-__all__ = ["FlatParameter", "compute_dtype", "mark_of"]
+__all__ = ["FlatParameter", "compute_dtype"]
 
 
 def compute_dtype(tensor: torch.Tensor, precision: Precision) -> torch.dtype:
@@ -259,26 +264,6 @@ class FlatParameter:
         row = self.master.new_empty(self.layout.padded)
         self.comm.all_gather(self.master, out=row, axis=0)
         return row.to(self.whole.device)
-
-
-WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-ROW = 1024
-
-
-def mark_of(part: torch.Tensor) -> torch.Tensor:
-    """Return a number that changes with any element, and when elements change places."""
-    sums = sums_of(part)
-    return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
-
-
-def sums_of(part: torch.Tensor) -> torch.Tensor:
-    """Return numbers that do, as few as a device makes quickly: of rows and of columns."""
-    bits = part.detach().view(WIDTHS[part.itemsize])
-    square = bits[: len(bits) // ROW * ROW].view(-1, ROW)
-    return torch.cat([
-        square.sum(1, dtype=torch.int64), square.sum(0, dtype=torch.int64) * 31,
-        bits[square.numel() :].to(torch.int64) * 17,
-    ])  # fmt: skip
 
 
 def _as_bytes(tensor: torch.Tensor) -> Array | torch.Tensor:

@@ -112,8 +112,10 @@ class GradBuckets:
         else:
             host, part = self._host, layout.part
             # On the host as the optimizer wants them: the device casts, beside backward.
-            bucket.part = (torch.zeros(part, dtype=bucket.dtype, device=self._device) if host is None
-                        else host.empty(part, flat.master.dtype))  # fmt: skip
+            if host is None:
+                bucket.part = torch.zeros(part, dtype=bucket.dtype, device=self._device)
+            else:
+                bucket.part = host.empty(part, flat.master.dtype)
             bucket.stays = bucket.part if self.comm.size == 1 and host is None else None
         return bucket
 

@@ -365,8 +365,8 @@ def _rows_of(
         key = tensor.dtype, tensor.device, listed[number[id(tensor)]].owner
         kinds.setdefault(key, []).append(number[id(tensor)])
     return [
-        FlatParameter(setup.within, listed, indices, setup.precision, resident=False, trained=owner >= 0,
-             cut=owner < 0 or cuts[owner], host=setup.host)
+        FlatParameter(setup.within, listed, indices, setup.precision, resident=False,
+                      trained=owner >= 0, cut=owner < 0 or cuts[owner], host=setup.host)
         for indices in kinds.values()
         for owner in [listed[indices[0]].owner]
     ]  # fmt: skip
