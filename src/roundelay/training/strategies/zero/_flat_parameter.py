@@ -11,12 +11,8 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.reductions import Array
-<<<<<<< HEAD
 from roundelay.training._buckets import BucketPlace, shared_tensor
-=======
-from roundelay.training._buckets import Place, shared_tensor
 from roundelay.training._fingerprint import sums_of
->>>>>>> 2b4ac9f (What several packages of training/ use has a place of its own: fingerprints, state as arrays, fair division)
 from roundelay.training._setup import Parameter
 from roundelay.training.optimizer.masters import merge
 from roundelay.training.precision import Precision, master_dtype

@@ -6,12 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-<<<<<<< HEAD
-from roundelay.training._buckets import BucketPlace
-from roundelay.training.strategies.parameter_server.share import divide
-=======
-from roundelay.training._buckets import Place, divide
->>>>>>> 2b4ac9f (What several packages of training/ use has a place of its own: fingerprints, state as arrays, fair division)
+from roundelay.training._buckets import BucketPlace, divide
 
 __all__ = ["FlatLayout", "Piece", "runs"]
 

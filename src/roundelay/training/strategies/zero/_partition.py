@@ -209,8 +209,9 @@ class Partition:
             name = self.parameters[piece.index].name
             owner = self.parameters[piece.index].owner
             state = groups_of(self.setup.optimizer.all[owner]).kept(stepped)
-            yield SavedPart(name, piece.start, piece.stop, stepped.detach().view(-1), state.elements,
-                       state.whole if piece.start == 0 else {})  # fmt: skip
+            values = stepped.detach().view(-1)
+            whole = state.whole if piece.start == 0 else {}
+            yield SavedPart(name, piece.start, piece.stop, values, state.elements, whole)
         for one in self.setup.optimizer.all:
             groups_of(one).gathered.clear()
         rank, size = self.setup.comm.rank, self.setup.comm.size
