@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from roundelay.reductions import Located, Op
     from roundelay.training.checkpoint.export import export
     from roundelay.training.checkpoint.keep import latest_checkpoint
+    from roundelay.training.checkpoint.load import load
     from roundelay.training.checkpoint.read_checkpoint import read_checkpoint
-    from roundelay.training.checkpoint.save import load, save
+    from roundelay.training.checkpoint.save import save
     from roundelay.training.evaluate import evaluate
     from roundelay.training.ledger import Ledger, ledger
     from roundelay.training.loader import Loader, loader
@@ -98,7 +99,7 @@ _WHERE = {
     "init": "launch",
     "latest_checkpoint": "training.checkpoint.keep",
     "ledger": "training",
-    "load": "training.checkpoint.save",
+    "load": "training.checkpoint.load",
     "loader": "training",
     "materialize": "training.materialize",
     "materialize_later": "training.materialize",

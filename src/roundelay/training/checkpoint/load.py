@@ -1,0 +1,153 @@
+"""`rd.load`: training goes on, bit for bit, on any number of ranks and under any strategy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from roundelay.arguments import path_of, truth
+from roundelay.communicator import Communicator
+from roundelay.errors import CheckpointMismatch
+from roundelay.training._run import Run
+from roundelay.training.checkpoint._compare import Differences, Rename, compare, renamed
+from roundelay.training.checkpoint._files import check_file
+from roundelay.training.checkpoint._manifest import MANIFEST, Manifest, decode
+from roundelay.training.checkpoint._partial import Partial, present
+from roundelay.training.checkpoint._random_state import restore_random, seed_from
+from roundelay.training.checkpoint._reader import Reader, manifest_text, need_safetensors
+from roundelay.training.checkpoint._write import (
+    buffers_of,
+    modules_with_extra,
+)
+from roundelay.training.checkpoint.save import checked_run
+from roundelay.training.checkpoint.saving import together
+from roundelay.training.optimizer.state_tree import each_tensor, put_beside
+
+__all__ = ["Loaded", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a checkpoint says beside what it put back, and what it did not fit."""
+
+    steps: int  # that were trained when it was written
+    ranks: int  # that wrote it
+    strategy: str
+    extra: Any  # as it was given to `save`
+    #: Parameters and buffers that the checkpoint has not: they are as they were.
+    missing: tuple[str, ...] = field(default=(), repr=False)
+    #: That are only in the checkpoint.
+    unexpected: tuple[str, ...] = field(default=(), repr=False)
+    #: That have another shape in the checkpoint: they are as they were.
+    reshaped: tuple[str, ...] = field(default=(), repr=False)
+    #: All of these and others, in words.
+    differences: tuple[str, ...] = field(default=(), repr=False)
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    scheduler: Any = None,  # Any: whatever has state_dict and load_state_dict
+    strict: bool = True,
+    rename: Rename | None = None,
+) -> Loaded:
+    """Put back what `save` wrote, under any strategy and any number of ranks. Every rank calls it.
+
+    Parameters, buffers, optimizer, loss scale, scheduler and random numbers are what they were.
+    With another number of ranks, those that were there before get their own random numbers back,
+    and new ones a seed made from the first rank's. Without an optimizer, only parameters and
+    buffers are loaded, and the optimizer of the model begins with no state.
+
+    A checkpoint that differs from the model is refused, with a list of all that differs. With
+    `strict=False` what fits is loaded, the rest of the model stays as it is, and the list is in
+    what this returns. `rename={"old.": "new."}` gives prefixes of names in the checkpoint others.
+    """
+    strict = truth("strict of load", strict)
+    run, where = checked_run("load", model, optimizer), path_of("path of load", path)
+    comm = run.comm
+    run.saves.settle(where)
+    text: bytes = together(
+        comm, f"load {where}", lambda: manifest_text(where) if comm.rank == 0 else b""
+    )[0]
+    manifest = decode(text, where / MANIFEST)
+    seen, written = renamed(manifest, rename)
+    found = compare(seen, run, optimizer=optimizer is not None, scheduler=scheduler is not None)
+    if strict and found.lines:
+        raise CheckpointMismatch(where, found.lines)
+
+    def check() -> None:
+        need_safetensors()
+        for file in manifest.files[comm.rank :: comm.size]:
+            check_file(where / manifest.folder / file.name, file)
+
+    together(comm, f"load {where}", check)
+    saved = Reader(where, manifest, written)
+    with_state = optimizer is not None and not found.optimizer
+    only = Partial(saved, present(run, found.untouched), with_state=with_state)
+
+    def take() -> None:
+        others = saved.beside() if with_state else []
+        run.state.check_beside([key for one in others for key in one])
+        run.state.take_back(only)
+        _take_beside(run, others)
+        _take_modules(run, saved, seen, found)
+        if optimizer is not None:
+            _take_optimizer(run, saved, found)
+        if scheduler is not None and manifest.scheduler is not None:
+            scheduler.load_state_dict(saved.unpack(manifest.scheduler))
+
+    with torch.no_grad():
+        together(comm, f"load {where}", take)
+    run.state.refresh()
+    if optimizer is not None:
+        run.step.number = manifest.steps
+        run.step.deeds.clear()  # of which nothing is left
+        run.counted_from = run.steps, run.state.traffic()
+    extra = saved.unpack(manifest.extra)
+    if optimizer is not None and manifest.random:
+        _go_on_randomly(saved, comm)
+    lists = found.missing, found.unexpected, found.reshaped, found.lines
+    return Loaded(
+        manifest.steps, manifest.ranks, manifest.strategy, extra, *(tuple(one) for one in lists)
+    )
+
+
+def _take_modules(run: Run, saved: Reader, seen: Manifest, found: Differences) -> None:
+    for name, buffer in buffers_of(run.setup.model):
+        if name not in found.untouched:
+            buffer.copy_(saved.buffer(name))
+    for name, module in modules_with_extra(run.setup.model):
+        if name in seen.modules:
+            module.set_extra_state(saved.module(name))
+
+
+def _take_optimizer(run: Run, saved: Reader, found: Differences) -> None:
+    manifest, setup = saved.manifest, run.setup
+    if not found.groups:
+        groups = manifest.optimizers[0].groups
+        for group, written in zip(setup.optimizer.param_groups, groups, strict=True):
+            group.update(saved.unpack(written.options))
+    if setup.scaler is not None and manifest.scaler is not None:
+        setup.scaler.restore(manifest.scaler)
+
+
+def _take_beside(run: Run, others: list[dict[Any, Any]]) -> None:
+    """Give optimizers what they had for no parameter: all but numbers on the model's device."""
+    device = next((one.tensor.device for one in run.setup.parameters), None)
+    for one in run.setup.optimizer.all:
+        found = others.pop(0) if others else {}
+        put_beside(one, each_tensor(found, lambda _, one: one.to(device) if one.dim() else one))
+
+
+def _go_on_randomly(saved: Reader, comm: Communicator) -> None:
+    states = saved.manifest.random
+    if comm.rank < len(states):
+        restore_random(saved.unpack(states[comm.rank]))
+    else:
+        seed_from(saved.unpack(states[0]), comm.rank)
