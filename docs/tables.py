@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ __all__ = ["REGIONS"]
 
 ROOT = Path(__file__).parent.parent
 NATIVE = ROOT / "native"
+PACKAGE = ROOT / "src" / "roundelay"
 COMPARED = ROOT / "benchmarks/results/compare_strategies.json"
 COMMAND = f"python examples/compare_strategies.py --steps 50 --json {COMPARED.relative_to(ROOT)}"
 
@@ -59,6 +61,19 @@ def native_table() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def rooms_table() -> str:
+    """Return the packages of the library, each with the first sentence of its docstring."""
+    lines = ["| room | what it is |", "|---|---|"]
+    for file in sorted(PACKAGE.rglob("__init__.py")):
+        room = file.parent.relative_to(PACKAGE)
+        if room.parts:
+            words = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split(
+                "\n"
+            )[0]
+            lines.append(f"| `{room.as_posix()}/` | {words} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def strategies_table() -> str:
     """Return what examples/compare_strategies.py has measured."""
     found = json.loads(COMPARED.read_text(encoding="utf-8"))
@@ -82,6 +97,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "algorithms": short_table,
     "memory": memory_table,
     "native": native_table,
+    "rooms": rooms_table,
     "speed": speed.two_ranks,
     "strategies": strategies_table,
     "all_reduce": speed.all_reduce,

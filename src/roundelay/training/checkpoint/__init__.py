@@ -1,1 +1,1 @@
-"""Checkpoints: saved by some ranks, loaded by others, read by none."""
+"""Checkpoints: each rank writes its share, and any number of ranks, or none, reads them back."""

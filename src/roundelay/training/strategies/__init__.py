@@ -1,4 +1,4 @@
-"""The strategies: one file each, found by listing; each says by which words it is asked for."""
+"""The strategies: a file or folder each, found by listing; each says by which words it is known."""
 
 from roundelay.registry import Family
 from roundelay.training.strategy import Strategy
