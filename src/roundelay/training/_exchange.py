@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ TORN = (
     "was updated: call zero_grad() on every rank and repeat the batch, or go on with the next one."
 )
 NUMBERS = 5  # that are told beside the flags of every parameter
+SHOWN = 5  # things done to gradients that a message has
 SMALL = 1 << 16  # elements that one thread copies as quickly as several
 
 
@@ -207,8 +209,8 @@ def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
     if len({number for _, number in every}) == 1:
         _refuse_rates(comm.all_gather_object(step.rates))
         _refuse_frozen(comm.all_gather_object(step.frozen))
-        _refuse_edits(step, comm.all_gather_object(step.written))
-        _refuse_deeds(comm.all_gather_object((step.calls, [*step.deeds])))
+        _refuse_edits(step, comm.all_gather_object((step.written, step.how)))
+        _refuse_deeds(comm.all_gather_object((step.calls, step.done, [*step.deeds])))
         raise CollectiveMismatch(
             "The ranks have stepped different optimizers of this model since the last backward "
             "pass, so that their weights are no longer the same. Step the same ones on every rank."
@@ -233,15 +235,19 @@ def _refuse_rates(every: list[Rates]) -> None:
                 )
 
 
-def _refuse_deeds(every: list[tuple[int, list[str]]]) -> None:
-    if len({calls for calls, _ in every}) == 1 and any(one != every[0] for one in every):
+def _refuse_deeds(every: list[tuple[int, int, list[str]]]) -> None:
+    if len({calls for calls, _, _ in every}) == 1 and any(one != every[0] for one in every):
+        lists = [deeds for _, _, deeds in every]
+        same = takewhile(lambda ones: len({*ones}) == 1, zip(*lists, strict=False))
+        first = len([*same])  # in which they differ
         text = "\n".join(
-            f"  rank {rank}: {', then '.join(deeds) or 'nothing'}"
-            for rank, (_, deeds) in enumerate(every)
+            f"  rank {rank}: {', then '.join(deeds[first : first + SHOWN]) or 'nothing more'}"
+            for rank, deeds in enumerate(lists)
         )
         raise CollectiveMismatch(
-            f"Since the last backward pass the ranks did different things to their gradients, so "
-            f"that their weights are no longer the same:\n{text}\nDo the same on every rank."
+            f"Since the last backward pass the ranks did different things to their gradients, or "
+            f"to the optimizer's state, so that their weights are no longer the same:\n{text}\n"
+            f"Do the same on every rank, with the same values."
         )
 
 
@@ -256,15 +262,17 @@ def _refuse_frozen(every: list[dict[int, str]]) -> None:
             )
 
 
-def _refuse_edits(step: StepState, every: list[dict[str, int]]) -> None:
-    first = every[0]
-    step.written.update({name: 0 for one in every for name in one})  # to be compared once more
-    for rank, theirs in enumerate(every):
+def _refuse_edits(step: StepState, every: list[tuple[dict[str, int], dict[str, str]]]) -> None:
+    first, did = every[0]
+    step.written.update({name: 0 for one, _ in every for name in one})  # to be compared once more
+    for rank, (theirs, how) in enumerate(every):
         for name in sorted({*first, *theirs}):
             if first.get(name) != theirs.get(name):
+                both = " and ".join(one[name] for one in (did, how) if name in one)
                 raise CollectiveMismatch(
                     f"The ranks have different weights: since the last step rank 0 and rank {rank} "
-                    f"did not write the same into the parameter {name}. Write the same on every "
+                    f"did not write the same into the parameter {name}"
+                    f"{f': {both}' if both else ''}. Write the same on every "
                     f"rank, as load_state_dict does, and call zero_grad() before going on."
                 )
 

@@ -230,10 +230,21 @@ class GradHooks:
             if not one.requires_grad
         }
         if self._edits is not None:
-            self._step.written.update(self._edits.found(self._step.written))
+            doubtful = [name for name, number in self._step.written.items() if not number]
+            for name, number in self._edits.found(doubtful).items():
+                self._step.wrote(name, str(number))
+        for edits in self._step.state_edits():
+            for what in edits.found():
+                self._step.did(what)
 
     def stepped(self) -> None:
-        """Hear that the parameters have changed on all ranks alike."""
+        """Hear that parameters and state have changed on all ranks alike."""
+        self.agreed()
+        for edits in self._step.state_edits():
+            edits.note()
+
+    def agreed(self) -> None:
+        """Hear that all ranks have the same parameters."""
         if self._edits is not None:
             self._edits.note()
 

@@ -1,15 +1,17 @@
-"""Notices what a user writes into parameters that every rank has whole."""
+"""Notices what a user writes into parameters and state that every rank has whole."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import torch
 
 from roundelay.training._fingerprint import mark_of
 from roundelay.training._setup import Setup
+from roundelay.training.shards.operands import told
 
-__all__ = ["ParameterEdits"]
+__all__ = ["ParameterEdits", "StateEdits"]
 
 
 class ParameterEdits:
@@ -46,3 +48,49 @@ class ParameterEdits:
 def _number(index: int, tensor: torch.Tensor) -> int:
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return index + int(mark_of(real.detach().reshape(-1)))
+
+
+class StateEdits:
+    """What an optimizer keeps, as its last step left it; looked at once the user has asked for it.
+
+    `look` gives what the user may have, each with its place in words.
+    """
+
+    def __init__(self, look: Callable[[], Iterable[tuple[str, Any]]], *, whole: bool) -> None:
+        """Where `look` gives the `whole` state, another object was put there by the user."""
+        self._look, self._whole = look, whole
+        self._seen: dict[str, Any] = {}
+        self.note()
+
+    def note(self) -> None:
+        """Take the state as it is for agreed."""
+        self._seen = {place: _mark(value) for place, value in self._look()}
+
+    def handed(self, place: str, value: Any) -> None:
+        """Take something that was made since then for agreed, too."""
+        mark = _mark(value)
+        if place not in self._seen or self._seen[place][0] != mark[0]:
+            self._seen[place] = mark
+
+    def found(self) -> list[str]:
+        """Say what was written since then; what is alike is said alike."""
+        before, now = self._seen, dict(self._look())
+        self._seen = {place: _mark(value) for place, value in now.items()}
+        changed = sorted(place for place, mark in self._seen.items()
+                         if self._differs(before.get(place), mark))  # fmt: skip
+        gone = sorted(before.keys() - now.keys()) if self._whole else []
+        return [
+            *(f"writing {told(now[place])} into {place}" for place in changed),
+            *(f"taking away {place}" for place in gone),
+        ]
+
+    def _differs(self, before: Any, now: Any) -> bool:
+        if self._whole:
+            return bool(before != now)
+        return before is not None and before[0] == now[0] and before != now
+
+
+def _mark(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version  # noqa: SLF001 - autograd's
+    return 0, told(value)

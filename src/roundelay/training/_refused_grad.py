@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -19,13 +19,14 @@ class RefusedGrad(torch.Tensor):
     """
 
     why: str
+    zero: Callable[[], None] | None  # makes it zero, where that can be done
 
-    def __new__(cls, like: torch.Tensor, why: str) -> Self:
+    def __new__(cls, like: torch.Tensor, why: str, zero: Callable[[], None] | None = None) -> Self:
         """Make a placeholder of the shape, dtype and device that torch wants a gradient to have."""
         made = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch's way to have no storage
             cls, like.shape, dtype=like.dtype, device=like.device
         )
-        made.why = why
+        made.why, made.zero = why, zero
         return made
 
     def __repr__(self) -> str:  # type: ignore[override] # torch's takes a private option
@@ -59,6 +60,9 @@ class RefusedGrad(torch.Tensor):
         """Raise, whatever is asked of it."""
         if func is torch.ops.aten.detach.default:
             return args[0]  # torch looks at gradients through it
+        if func is torch.ops.aten.zero_.default and args[0].zero is not None:
+            args[0].zero()
+            return args[0]
         listed = [*args, *(kwargs or {}).values()]
         flat = [one for value in listed for one in (value if isinstance(value, list) else [value])]
         refused = next(one for one in flat if isinstance(one, cls))

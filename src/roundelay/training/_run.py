@@ -184,6 +184,18 @@ class Run:
                 "batch. Have the loader give whole batches, without micro_batch=."
             )
 
+    def take_edits(self) -> None:
+        """Bring what the user has written to what is stepped on, and note it.
+
+        What is divided, or on servers, is the same on all ranks then, whoever has written it;
+        what was written into masters shows in the model only then.
+        """
+        if not self.state.sees_whole:
+            self.grad_hooks.see_edits()
+        self.state.take_edits()
+        if self.state.sees_whole:
+            self.grad_hooks.see_edits()
+
     def compare(self) -> None:
         """See that all ranks did the same since their last backward pass. Every rank calls it."""
         if self.mark() is not None and self.comm.size > 1:

@@ -59,7 +59,7 @@ RESCHEDULED = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class StepState:
     """The step of one model at hand, on one rank.
 
@@ -74,8 +74,11 @@ class StepState:
     written: dict[str, int] = field(default_factory=dict)
     #: Parameters that are frozen though they were trained at `prepare`, by their numbers.
     frozen: dict[int, str] = field(default_factory=dict)
-    #: What was done to gradients since then, which all ranks must do alike.
+    how: dict[str, str] = field(default_factory=dict)  # it was done last
+    #: What was done to gradients and state since then, which all ranks must do alike: the latest
+    #: in words, and all of it as a number.
     deeds: deque[str] = field(default_factory=lambda: deque(maxlen=DEEDS))
+    done: int = 0
     calls: int = 0  # of step(), those of other optimizers than the first with more weight
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in
@@ -107,7 +110,7 @@ class StepState:
     def begin(self) -> None:
         """Begin another step: nothing of this one counts any more."""
         if (self.waiting or self.shared) and not self.torn:
-            self.deeds.append("zero_grad()")
+            self.did("zero_grad()")
         self._used()
         self.options.clear()
         self.waiting = 0
@@ -124,9 +127,20 @@ class StepState:
         self.let_go.clear()
         self.verdict = None
 
-    def wrote(self, name: str) -> None:
-        """Note that the user has written into a parameter that is divided between the ranks."""
-        self.written[name] = zlib.crc32(name.encode(), self.written.get(name, 0))
+    def wrote(self, name: str, what: str) -> None:
+        """Note that the user has written into a parameter; how, or a number for what it is now."""
+        self.written[name] = zlib.crc32(what.encode(), self.written.get(name, 0))
+        self.how[name] = what
+
+    def did(self, what: str) -> None:
+        """Note something that all ranks must do alike."""
+        self.deeds.append(what)
+        self.done = zlib.crc32(what.encode(), self.done)
+
+    def forget_deeds(self) -> None:
+        """Have nothing of that compared."""
+        self.deeds.clear()
+        self.done = 0
 
     # ---- several optimizers
 
@@ -144,7 +158,7 @@ class StepState:
             else [one for one in self.rates if one not in self.agreed]
         )
         told = ", ".join(f"{key}={value!r}" for _, key, value in new)
-        self.deeds.append(f"step() with {told}" if told else "step()")
+        self.did(f"step() with {told}" if told else "step()")
         self.options.pop(place, None)
         self._used()
 
@@ -202,9 +216,8 @@ class StepState:
         """
         edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
         frozen = hash(tuple(self.frozen)) if self.frozen else 0
-        deeds = zlib.crc32(repr(self.deeds).encode()) if self.deeds else 0
         self.look_at_rates()
-        return float((self.calls + edits + frozen + self.rated + deeds) % MARKS)
+        return float((self.calls + edits + frozen + self.rated + self.done) % MARKS)
 
     def look_at_rates(self) -> None:
         """See the options of optimizers, which all ranks share: learning rates and the like."""
@@ -219,10 +232,16 @@ class StepState:
         if now != self.rates:
             self.rates, self.rated = now, zlib.crc32(repr(now).encode())
 
+    def state_edits(self) -> list[Any]:
+        """Return what looks at the state of optimizers, where the user has asked for it."""
+        alive = (weak() for weak in self.optimizers)
+        return [vars(one)["edits"] for one in alive if one is not None and "edits" in vars(one)]
+
     def told(self) -> None:
         """Note that all ranks have the same mark: nothing of it has to be compared again."""
         self.written.clear()
-        self.deeds.clear()
+        self.how.clear()
+        self.forget_deeds()
         self.agreed = self.rates
 
     # ---- backward passes

@@ -27,7 +27,7 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     setup = run.setup
     optimizers: list[Any] = setup.optimizer.all
     states = [one.state_dict() for one in optimizers]
-    run.state.take_edits()
+    run.take_edits()
     weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}
     run.compare()
     run.grad_hooks.forget()

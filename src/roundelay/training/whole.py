@@ -58,6 +58,8 @@ class Whole(Generic[Model]):
                 "rd.whole was called inside a backward pass, when parameters come and go. Call it "
                 "before or after loss.backward()."
             )
+        if not self._run.state.sees_whole:  # or what comes would hide what was written
+            self._run.grad_hooks.see_edits()
         self._run.state.open(list(self._tensors.values()))
         self._mark = int(self._run.mark() or 0)
         self._run.step.opened += 1
@@ -83,7 +85,7 @@ class Whole(Generic[Model]):
             run.compare()
         if different:
             raise CollectiveMismatch(different) from error
-        run.grad_hooks.stepped()  # nobody needs to compare it once more
+        run.grad_hooks.agreed()  # nobody needs to compare it once more
         run.check_still_the_same()
 
     def _compare(self, tensors: list[torch.nn.Parameter]) -> tuple[str, bool]:

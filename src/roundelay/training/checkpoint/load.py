@@ -107,7 +107,7 @@ def load(
     run.state.refresh()
     if optimizer is not None:
         run.step.number = manifest.steps
-        run.step.deeds.clear()  # of which nothing is left
+        run.step.forget_deeds()  # of which nothing is left
         run.counted_from = run.steps, run.state.traffic()
     extra = saved.unpack(manifest.extra)
     if optimizer is not None and manifest.random:

@@ -61,7 +61,7 @@ def save(
     series = None if keep is None else Series(where, keep)
     commit = Commit(run.comm if wait else run.saves.beside(), DISK, where, series)
     run.saves.settle(where)
-    run.state.take_edits()
+    run.take_edits()
     form = "weights only" if optimizer is None else "with the optimizer", keep, _state_of(run)
     made = together(run.comm, commit.what, lambda: (commit.make_folder(), form))
     commit.folder = made[0][0]

@@ -15,12 +15,15 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
+from torch.utils._pytree import tree_leaves
 
 from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError, RoundelayError
+from roundelay.training._parameter_edits import StateEdits
 from roundelay.training._run import Run
 from roundelay.training.optimizer.whole_state import load_whole_state, whole_state
 from roundelay.training.shards.groups import ShardedGroups
+from roundelay.training.shards.operands import operation
 
 __all__ = ["PreparedOptimizer", "give_back", "take_over"]
 
@@ -38,6 +41,7 @@ class PreparedOptimizer:
     run: Run
     place: int  # among the optimizers of the model
     known: set[int]  # what its groups have, by id
+    inside: bool = False  # whether its own step runs
     own_class: type  # that the user chose
 
     @property
@@ -68,11 +72,7 @@ class PreparedOptimizer:
         own: Any = super().step  # type: ignore[misc]
         if not state.sees_whole and hasattr(own, "hooked"):
             own = functools.partial(own.__wrapped__, self)  # hooks are called here, by `_hooks`
-        if not state.sees_whole:
-            run.grad_hooks.see_edits()
-        state.take_edits()
-        if state.sees_whole:  # what was written into masters shows in the model now
-            run.grad_hooks.see_edits()
+        run.take_edits()
 
         def ready() -> Any:
             with torch.enable_grad():
@@ -103,11 +103,12 @@ class PreparedOptimizer:
         self._see_done()
 
     def _see_done(self) -> None:
-        self.run.step.deeds.extend(self.run.state.done_to_grads(self._only))
+        for what in self.run.state.done_to_grads(self._only):
+            self.run.step.did(what)
 
     def _step(self, own: Any, closure: Callable[[], Any] | None) -> Any:
         """Step; what a step has done that ends by an error of the user's, the model has, too."""
-        state = self.run.state
+        state, self.inside = self.run.state, True
         try:
             return state.step(own, closure, self.place)
         except RoundelayError:
@@ -116,6 +117,8 @@ class PreparedOptimizer:
             state.broke_step(self._only)
             self.run.grad_hooks.stepped()
             raise
+        finally:
+            self.inside = False
 
     def _check_groups(self) -> None:
         """Refuse groups that have other parameters than at `prepare`."""
@@ -143,6 +146,8 @@ class PreparedOptimizer:
         """What the optimizer keeps: where that is divided, tensors that behave as the whole."""
         groups: ShardedGroups | None = vars(self).get("groups")
         if groups is None:
+            if not self.inside:
+                _watch_state(self)
             return self.run.state.shown_state(vars(self)["state"])
         return vars(self)["state"] if groups.inside else groups.state
 
@@ -173,10 +178,14 @@ class PreparedOptimizer:
                 f"load_state_dict takes what state_dict() of an optimizer gives, not "
                 f"{shown(state_dict)}."
             )
+        self.run.grad_hooks.see_edits()
         if self.run.state.sees_whole:
             super().load_state_dict(state_dict)  # type: ignore[misc]
         else:
             load_whole_state(self.run, self.place, state_dict)
+        self.run.step.did(operation("load_state_dict", [given], {}))
+        for edits in self.run.step.state_edits():
+            edits.note()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         _refuse_copy("copy.deepcopy")
@@ -221,7 +230,7 @@ class PreparedOptimizer:
         self.run.grad_hooks.flush()
         state = self.run.state
         self._see_done()
-        self.run.step.deeds.append(f"clip_grad_norm_({most}, {order})")
+        self.run.step.did(f"clip_grad_norm_({most}, {order})")
         norm = state.grad_norm(order, self._only)
         factor = most / (norm + 1e-6)  # as torch does
         if factor < 1:
@@ -240,7 +249,7 @@ class PreparedOptimizer:
             )
         self.run.grad_hooks.flush()
         self._see_done()
-        self.run.step.deeds.append(f"clip_grad_value_({most})")
+        self.run.step.did(f"clip_grad_value_({most})")
         self.run.state.clamp_grads(most, self._only)
         self.run.state.brought_together(self._only)
 
@@ -299,12 +308,36 @@ def give_back(optimizer: Any) -> None:  # Any: a prepared optimizer, and torch's
     vars(optimizer).pop("step", None)
     optimizer.__class__ = optimizer.own_class
     del optimizer.run, optimizer.place, optimizer.known
-    vars(optimizer).pop("groups", None)
+    for name in ("groups", "edits", "inside"):
+        vars(optimizer).pop(name, None)
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         group["params"][:] = own
     optimizer.state.clear()
     if tracked:
         _let_schedulers_know(optimizer)
+
+
+def _watch_state(optimizer: Any) -> None:
+    """Look from now on what is written into the state, which the user gets to see."""
+    run = optimizer.run
+    if "edits" not in vars(optimizer) and run.state.sees_whole and run.comm.size > 1:
+        look = functools.partial(_places, optimizer)
+        vars(optimizer)["edits"] = StateEdits(look, whole=True)
+
+
+def _places(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an optimizer keeps, each with its place in words."""
+    setup = optimizer.run.setup
+    named = zip(setup.stepped, setup.parameters, strict=True)
+    names = {id(tensor): one.name for tensor, one in named}
+    for key, state in vars(optimizer)["state"].items():
+        tensor = isinstance(key, torch.Tensor)
+        name = names.get(id(key), "a frozen parameter") if tensor else str(key)
+        for word, value in (state if isinstance(state, dict) else {"all": state}).items():
+            leaves = [value] if isinstance(value, torch.Tensor) else tree_leaves(value)
+            for at, one in enumerate(leaves):
+                which = f"{word}[{at}]" if at else word
+                yield f"{which} in the optimizer's state of {name}", one
 
 
 def take_over(optimizer: torch.optim.Optimizer, run: Run, place: int) -> None:

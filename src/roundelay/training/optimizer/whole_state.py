@@ -22,7 +22,7 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
 
     The whole state is gathered on every rank; `rd.save` writes one that fits nowhere.
     """
-    run.state.take_edits()
+    run.take_edits()
     run.state.meet()
     setup = run.setup
     shapes = {one.name: one.tensor.shape for one in setup.parameters if one.owner == place}
@@ -113,7 +113,7 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
                 state[names[id(one)].name] = given["state"][at]
             elif at in given["state"]:
                 optimizer.state[one] = dict(given["state"][at])
-    run.state.take_edits()
+    run.take_edits()
     weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}
     with torch.no_grad():
         run.state.take_back(_GivenState(weights, state))

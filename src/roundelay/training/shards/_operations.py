@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.training.shards._reductions import REDUCTIONS, norms
 from roundelay.training.shards._views import is_view, same, view_of
+from roundelay.training.shards.operands import operation, told, wrote
 from roundelay.training.shards.shard import Shard
 
 __all__ = ["operate"]
@@ -26,7 +28,7 @@ Operator = Any  # torch's operators have no public type
 
 def operate(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute one operation of which at least one operand is divided."""
-    name, _, overload = str(func).removeprefix("aten.").partition(".")
+    name, overload = _name(func), func._overloadname  # noqa: SLF001 - has no other name
     if name.startswith(("_foreach_", "_fused_")) or name == UNSCALE:
         return _on_lists(func, name, args, kwargs)
     first = args[0] if args else None
@@ -56,6 +58,9 @@ def _of_one(
     reduce = REDUCTIONS.get(f"{name}.{overload}")
     if reduce is not None:
         found = NotImplemented if shard.of is not None else reduce(shard, *args[1:], **kwargs)
+        if found is not NotImplemented:
+            for one in _shards((args, kwargs)):
+                one.looked_at(name)
         return found.to(shard.device) if isinstance(found, torch.Tensor) else found
     if name == "_local_scalar_dense":
         return shard.full().item()
@@ -66,6 +71,10 @@ def _of_one(
     if is_view(func):
         return view_of(func, name, shard, args[1:], kwargs)
     return NotImplemented
+
+
+def _name(func: Operator) -> str:
+    return str(func).removeprefix("aten.").partition(".")[0]
 
 
 def _shards(values: Any) -> list[Shard]:
@@ -114,14 +123,15 @@ def _on_pieces(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
     if kwargs.get("memory_format") is not None:
         kwargs = {**kwargs, "memory_format": torch.preserve_format}
+    what = operation(_name(func), args, kwargs, written)
     made = func(*tree_map(take, args), **tree_map(take, kwargs))
     if written:
         for one in written:
-            one.wrote()  # type: ignore[attr-defined] # a shard, as found above
+            wrote(one, what)  # type: ignore[arg-type] # a shard, as found above
         return lead if len(written) == 1 else tuple(written)
-    device = kwargs.get("device")
+    device, past = kwargs.get("device"), zlib.crc32(what.encode())
     return tree_map(
-        lambda one: lead.made(one, device) if isinstance(one, torch.Tensor) else one, made
+        lambda one: lead.made(one, device, past) if isinstance(one, torch.Tensor) else one, made
     )
 
 
@@ -133,7 +143,8 @@ def _new(func: Operator, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, 
     length = [shard.home.stop - shard.home.start]
     strides = [[1]] if "strided" in str(func) else []
     made = func(like, length, *strides, *args[2 + len(strides) :], **kwargs)
-    return shard.made(made, made.device)
+    what = operation(_name(func), args, kwargs)
+    return shard.made(made, made.device, zlib.crc32(what.encode()))
 
 
 def _on_lists(func: Operator, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,10 +154,11 @@ def _on_lists(func: Operator, name: str, args: tuple[Any, ...], kwargs: dict[str
     if name == UNSCALE:
         return _unscale(func, *args)
     if name.startswith("_fused_"):
+        shards = [one for one in _written(func, args, kwargs) if isinstance(one, Shard)]
+        what = operation(name, args, kwargs)
         made = func(*tree_map(_piece, args), **tree_map(_piece, kwargs))
-        for one in _written(func, args, kwargs):
-            if isinstance(one, Shard):
-                one.wrote()
+        for one in shards:
+            wrote(one, what)
         return made
     single = name.removeprefix("_foreach_")
     if not hasattr(torch.ops.aten, single.removesuffix("_")):
@@ -183,6 +195,8 @@ def _clamp(single: str) -> str:
 def _norms(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """Compute many norms by one call of all ranks."""
     divided = [one for one in tensors if isinstance(one, Shard) and one.of is None]
+    for one in divided:
+        one.looked_at("the norm")
     found = dict(zip(map(id, divided), norms(divided, *args, **kwargs), strict=True))
     wholes = {id(one): one.full() if isinstance(one, Shard) else one for one in tensors
               if id(one) not in found}  # fmt: skip
@@ -224,17 +238,25 @@ def _on_whole(
             opened[id(value)] = _Open(value, out=out)
         return opened[id(value)].whole
 
+    what = operation(_name(func), args, kwargs, writes)
     made = func(*tree_map(take, args), **tree_map(take, kwargs))
     written = [opened[id(one)] for one in writes]
+    if cut:  # each rank has drawn for the whole
+        drawn = [one.whole for one in written] or made
+        what = f"{what} gave {told(drawn)}"
     for one in written:
-        one.put_back(str(func))
+        one.put_back(str(func), what)
 
     def give(value: Any) -> Any:
         for one in written:
             if value is one.whole:
                 return one.shard
         if cut and isinstance(value, torch.Tensor) and value.shape == lead.shape:
-            return value if lead.of is not None else lead.made(lead.home.cut(value).clone())
+            return (
+                value
+                if lead.of is not None
+                else lead.made(lead.home.cut(value).clone(), past=zlib.crc32(what.encode()))
+            )
         return value
 
     return tree_map(give, made)
@@ -251,11 +273,12 @@ class _Open:
         self._there = view(self._base)
         self.whole = self._there.new_empty(0) if out else self._there
 
-    def put_back(self, name: str) -> None:
+    def put_back(self, name: str, what: str) -> None:
         """Write what is there now to where it lies."""
         if self.whole.shape != self.shard.shape:
             self.shard.refuse(f"{name} into another shape, {tuple(self.whole.shape)},")
         if self.whole is not self._there:
             self._there.copy_(self.whole)
         self._root.piece.copy_(self._root.home.cut(self._base))
-        self._root.wrote()
+        path = self.shard.path
+        wrote(self._root, f"{what} at {path:08x}" if path else what)

@@ -10,6 +10,7 @@ import torch
 
 from roundelay.training.checkpoint.parts import by_element
 from roundelay.training.optimizer.state_tree import each_tensor
+from roundelay.training.shards.operands import told
 from roundelay.training.shards.parameter import OptimizerParameter
 from roundelay.training.shards.shard import Shard
 
@@ -56,7 +57,11 @@ class States(_Shown[torch.Tensor]):
             self._groups.raw[key] = state  # type: ignore[assignment] # whatever is kept there
 
     def __delitem__(self, tensor: torch.Tensor) -> None:
-        del self._groups.raw[self._key(tensor)]
+        key = self._key(tensor)
+        del self._groups.raw[key]
+        if id(key) in self._groups.of_bare:
+            home = self._groups.of_bare[id(key)].home
+            home.note(f"deleting the optimizer's state of {home.name}")
 
     # What is asked for with something in its place is not made, as it is by [].
 
@@ -106,17 +111,25 @@ class State(_Shown[str]):
         value, of = self._raw[key], self._of
         if self._groups.direct and by_element(key, value, self._groups.bare[id(of)]):
             kind = f"{key} in the optimizer's state"
-            return Shard(of.home, value.detach().view(-1), of.shape, kind=kind)
+
+            def wrote(what: str) -> None:
+                of.home.note(f"{what} into {kind} of {of.home.name}")
+
+            return Shard(of.home, value.detach().view(-1), of.shape, kind=kind, wrote=wrote)
+        self._groups.hand_out(self._of, key)
         return value
 
     def __setitem__(self, key: str, value: Any) -> None:
         of = self._of
+        of.home.note(f"putting {told(value)} as {key} into the optimizer's state of {of.home.name}")
         divided = self._groups.direct and by_element(key, value, of)
         shape = self._groups.bare[id(of)].shape
         self._raw[key] = cut_out(value, of).view(shape) if divided else value
 
     def __delitem__(self, key: str) -> None:
         del self._raw[key]
+        name = self._of.home.name
+        self._of.home.note(f"taking {key} out of the optimizer's state of {name}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._raw))

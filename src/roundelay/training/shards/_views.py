@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ def view_of(
         if like.dtype.itemsize == shard.dtype.itemsize:
             return shard.reshaped(like.shape, shard.piece.view(like.dtype))
     root, before = shard.of or (shard, same)
+    path = zlib.crc32(f"{name} {rest} {kwargs}".encode(), shard.path)
 
     def make(one: torch.Tensor, at: int | None = None) -> Shard:
         def view(whole: torch.Tensor) -> torch.Tensor:
@@ -48,7 +50,8 @@ def view_of(
 
         kind = shard.kind if shard.of is not None else f"view of the {shard.kind}"
         return Shard(root.home, _no_piece, one.shape, dtype=one.dtype, device=shard.device,
-                     kind=kind, of=(root, view), strides=one.stride())  # fmt: skip
+                     kind=kind, of=(root, view), strides=one.stride(), past=root.past,
+                     path=path)  # fmt: skip
 
     if isinstance(like, torch.Tensor):
         return make(like)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from roundelay.training._parameter_edits import StateEdits
 from roundelay.training.checkpoint.parts import Saved, by_element, placed, restore_state, taken
 from roundelay.training.optimizer.joined import JoinedOptimizers
 from roundelay.training.optimizer.state_arrays import as_arrays, as_tensors
@@ -70,6 +71,8 @@ class ShardedGroups:
         self.known = False  # whether this rank has the state's numbers of what others step on
         self.state = States(self)
         self.gathered: dict[int, torch.Tensor] = {}  # while a checkpoint is taken
+        #: What of the state the user has that is not divided, by place.
+        self._handed: dict[str, tuple[torch.Tensor, str]] = {}
         self._cut_state()
         self.show()
         vars(optimizer)["groups"] = self
@@ -155,6 +158,18 @@ class ShardedGroups:
                     # What the user has put there is here as well.
                     both = {**self.raw.get(bare, {}), **as_tensors(state)}
                     self.raw[bare] = {key: both[key] for key in keys if key in both}
+
+    def hand_out(self, shown: OptimizerParameter, key: str) -> None:
+        """Look from now on what is written into something of the state that is not divided."""
+        place, bare = f"{key} in the optimizer's state of {shown.home.name}", self.bare[id(shown)]
+        self._handed[place] = bare, key
+        edits = vars(self.optimizer).setdefault("edits", StateEdits(self._places, whole=False))
+        edits.handed(place, self.raw[bare][key])
+
+    def _places(self) -> Iterator[tuple[str, Any]]:
+        for place, (bare, key) in self._handed.items():
+            if key in (state := self.raw.get(bare, {})):
+                yield place, state[key]
 
     # ---- checkpoints
 

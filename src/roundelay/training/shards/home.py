@@ -12,6 +12,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.reductions import Array
+from roundelay.training._step import StepState
 
 __all__ = ["Home"]
 
@@ -40,10 +41,21 @@ class Home:
         self.key = id(model)  # by which sets and dicts find the parameter
         self._comm, self._model = weakref.ref(comm), weakref.ref(model)
         self._taken = 0  # labels that other calls of these ranks have
+        self._step: weakref.ref[StepState] | None = None
 
     def move(self, comm: Communicator, taken: int) -> None:
         """Call by another communicator of the same ranks, in which others have some labels."""
         self._comm, self._taken = weakref.ref(comm), taken
+
+    def tell(self, step: StepState) -> None:
+        """Have a step know what ranks do with what is divided."""
+        self._step = weakref.ref(step)
+
+    def note(self, what: str) -> None:
+        """Note what was done here, which all ranks must do alike."""
+        step = None if self._step is None else self._step()
+        if step is not None:
+            step.did(what)
 
     @property
     def comm(self) -> Communicator:

@@ -17,7 +17,7 @@ import torch
 from roundelay.errors import InvalidArgumentError
 from roundelay.training.shards.home import Home
 
-__all__ = ["WAY_OUT", "Shard", "View"]
+__all__ = ["WAY_OUT", "Shard", "View", "nothing"]
 
 WAY_OUT = (
     "Take .full() of it on every rank, rd.full_state_dict(model), or `with rd.whole(module):`."
@@ -33,7 +33,10 @@ class Shard(torch.Tensor):
     home: Home
     kind: str  # what it is of its parameter
     elements: Elements  # gives those that are here, flat
-    wrote: Callable[[], None]  # is told when elements were written
+    wrote: Callable[[str], None]  # is told when elements were written, and how
+    #: A number for what its elements were computed from, where they are nobody's: shared by views.
+    past: list[int]
+    path: int  # a number for which view it is
     of: tuple[Shard, View] | None  # the tensor that it is a view of, and which one
 
     def __new__(
@@ -45,8 +48,10 @@ class Shard(torch.Tensor):
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
         kind: str = "tensor",
-        wrote: Callable[[], None] | None = None,
+        wrote: Callable[[str], None] | None = None,
+        past: list[int] | None = None,
         of: tuple[Shard, View] | None = None,
+        path: int = 0,
         strides: Sequence[int] | None = None,
         requires_grad: bool = False,
     ) -> Self:
@@ -67,7 +72,8 @@ class Shard(torch.Tensor):
             requires_grad=requires_grad,
         )
         made.home, made.kind, made.of = home, kind, of
-        made.elements, made.wrote = elements, wrote or _nothing
+        made.elements, made.wrote = elements, wrote or nothing
+        made.past, made.path = [0] if past is None else past, path
         return made
 
     # ---- the elements
@@ -82,7 +88,18 @@ class Shard(torch.Tensor):
         if self.of is not None:
             root, view = self.of
             return view(root.full())
+        self.looked_at("the whole")
         return self.home.gather(self.piece.to(self.device)).view(self.shape)
+
+    @property
+    def lives(self) -> bool:
+        """Whether somebody is told of what is written: it is part of the training."""
+        return self.wrote is not nothing
+
+    def looked_at(self, what: str) -> None:
+        """Have ranks compare how they came by what is now computed of all their pieces."""
+        if self.past[0]:
+            self.home.note(f"{what} of a tensor, made of {self.home.name}, {self.past[0]:08x}")
 
     def lies_like(self, other: torch.Tensor) -> bool:
         """Tell whether another tensor is divided in the same places."""
@@ -111,17 +128,20 @@ class Shard(torch.Tensor):
         number = found.dim() == 0 and found.device.type == "cpu"  # which goes with any device
         return found if number else found.to(device)
 
-    def made(self, piece: torch.Tensor, device: torch.device | None = None) -> Shard:
+    def made(self, piece: torch.Tensor, device: torch.device | None = None, past: int = 0) -> Shard:
         """Return another tensor of this shape that lies on the ranks as this one does."""
         mine = self.piece.dtype
         seen = self.dtype if mine != self.dtype and mine == piece.dtype else None
-        return Shard(self.home, piece, self.shape, dtype=seen, device=device or self.device)
+        return Shard(
+            self.home, piece, self.shape, dtype=seen, device=device or self.device, past=[past]
+        )
 
     def reshaped(self, shape: Sequence[int], elements: torch.Tensor | None = None) -> Shard:
         """Return the same elements in another shape."""
         return Shard(
             self.home, self.elements if elements is None else elements, shape, dtype=self.dtype
             if elements is None else None, device=self.device, kind=self.kind, wrote=self.wrote,
+            past=self.past,
         )  # fmt: skip
 
     # ---- operations
@@ -259,5 +279,5 @@ def _always(piece: torch.Tensor) -> Elements:
     return lambda: piece
 
 
-def _nothing() -> None:
+def nothing(_: str) -> None:
     """Have nobody told."""

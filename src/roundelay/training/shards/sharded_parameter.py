@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training.shards.parameter import WholeOf, asks, itself, written
-from roundelay.training.shards.shard import Shard
+from roundelay.training.shards.shard import Shard, nothing
 
 __all__ = ["Absence", "ShardedParameter", "absence", "reshard_parameter", "unshard_parameter"]
 
@@ -130,17 +130,13 @@ def _data(parameter: ShardedParameter, *value: torch.Tensor) -> torch.Tensor | N
     shard.data = value[0].clone() if isinstance(value[0], Shard) else value[0]
     for one in (weak() for weak in handed_out):
         if one is not None:  # it stays what it was
-            one.elements, one.wrote = partial(_same, before), _nothing
+            one.elements, one.wrote, one.past = partial(_same, before), nothing, [0]
     handed_out.clear()
     return None
 
 
 def _same(piece: torch.Tensor) -> torch.Tensor:
     return piece
-
-
-def _nothing() -> None:
-    """Have nobody told."""
 
 
 def absence(

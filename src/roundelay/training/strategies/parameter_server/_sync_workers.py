@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,8 +173,24 @@ class UpdatedWorker(_SyncWorker):
         self._factors, self._scales, self._zeros = [] if factor is None else [factor], {}, {}
         self._used = [bool(one) for one in told.used]
         named = zip(self.setup.parameters, self._used, strict=True)
-        for one, used in named:
-            one.tensor.grad = RefusedGrad(one.tensor, WHY.format(one.name)) if used else None
+        for index, (one, used) in enumerate(named):
+            zero = partial(_zero, weakref.ref(self), index)  # weak, as in Arrivals
+            one.tensor.grad = RefusedGrad(one.tensor, WHY.format(one.name), zero) if used else None
+
+    def make_zero(self, index: int) -> None:
+        """Have the servers multiply one gradient by zero."""
+        self._scales[index] = 0.0
+        # The next backward pass adds to it.
+        self._tensors[index].grad = self._zeros[index] = torch.zeros_like(self._tensors[index])
+
+    def done_to_grads(self, only: Only = None) -> list[str]:
+        """Say which the user has let go."""
+        gone = [at for at in chosen(range(len(self._tensors)), only)
+                if self._used[at] and self._tensors[at].grad is None]  # fmt: skip
+        for index in gone:
+            self._used[index] = False
+        names = ", ".join(self.setup.parameters[index].name for index in gone)
+        return [f"letting go of the gradients of {names}"] if gone else []
 
     def _ask(
         self, kind: Kind, used: Sequence[float], takes: str = "", **more: Any
@@ -243,10 +261,7 @@ class UpdatedWorker(_SyncWorker):
             self._factors = [0.0]
         for index in chosen(range(len(self._tensors)), only):
             if self._used[index]:
-                self._scales[index] = 0.0
-                zeros = torch.zeros_like(self._tensors[index])
-                # The next backward pass adds to it.
-                self._tensors[index].grad = self._zeros[index] = zeros
+                self.make_zero(index)
 
     def before_step(self, only: Only = None) -> None:
         """Refuse gradients that the servers have not seen."""
@@ -276,3 +291,12 @@ class UpdatedWorker(_SyncWorker):
         steps = [self.client.volume(pushes=False, takes="values")] * len(self.setup.optimizer.all)
         push = self.client.volume(pushes=True, takes="")
         return self._predicted(0, push, *steps, self.told_volume())
+
+
+def _zero(worker: weakref.ref[UpdatedWorker], index: int) -> None:
+    """Have a gradient be zero that the user makes so, as `model.zero_grad` does."""
+    alive = worker()
+    if alive is not None:
+        name = alive.setup.parameters[index].name
+        alive.setup.step.did(f"zero_() into the gradient of {name}")
+        alive.make_zero(index)

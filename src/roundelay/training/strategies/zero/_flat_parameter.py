@@ -84,7 +84,8 @@ class FlatParameter:
             self.master = (torch.zeros(numel, dtype=kind, device=device) if host is None
                            else host.empty(numel, kind))  # fmt: skip
         self.version = 0  # how often its weights have changed
-        self.told: Callable[[str], object] = len  # hears which parameters the user writes into
+        #: Hears which parameters the user writes into, and how.
+        self.told: Callable[[str, str], object] = max
         self._attached: list[int] = []  # how often each parameter had changed when the row came
         self._sums = torch.zeros(0)  # by which changes of the part are noticed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
@@ -178,9 +179,9 @@ class FlatParameter:
         """Return what this rank has of a parameter, in what is laid out as its part."""
         return row[self._inside.get(index, slice(0, 0))]
 
-    def _edited(self, index: int) -> None:
+    def _edited(self, index: int, what: str) -> None:
         """Hear that the user has written into the part."""
-        self.told(self._parameters[index].name)
+        self.told(self._parameters[index].name, what)
         if self.has_masters:
             part = self.piece(self.part, index).to(self.master.device)
             merge(self.piece(self.master, index), part)

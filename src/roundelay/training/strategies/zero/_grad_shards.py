@@ -10,7 +10,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.training.shards.parameter import OptimizerParameter
-from roundelay.training.shards.shard import Shard
+from roundelay.training.shards.shard import Shard, nothing
 from roundelay.training.strategy import Only, chosen
 
 __all__ = ["GradShards"]
@@ -29,7 +29,7 @@ class GradShards:
         tensors: Sequence[torch.nn.Parameter],
         shown: Sequence[OptimizerParameter],
         gradient: Gradient,
-        changed: Callable[[int], None],
+        changed: Callable[[int, str], None],
     ) -> None:
         """`gradient` gives this rank's piece of one; `changed` hears that one was written."""
         self._tensors, self._shown = tensors, shown
@@ -72,9 +72,12 @@ class GradShards:
         del pair
         found = self._references(index)
         if any(more > few for more, few in zip(found, self._alone, strict=True)):
-            live = self._made.pop(index)[0].elements
+            pair = self._made.pop(index)
+            live = pair[0].elements
             if isinstance(live, _Live):
                 live.keep(self._gradient(index).clone())
+            for one in pair:
+                one.wrote, one.past = nothing, pair[0].past
 
     def gone(self, index: int) -> bool:
         """Tell whether the user has taken one away, by `model.zero_grad()` for example."""
@@ -98,9 +101,9 @@ class GradShards:
         """Return this rank's piece of a gradient."""
         return self._gradient(index)
 
-    def changed(self, index: int) -> None:
-        """Hear that a gradient was written."""
-        self._changed(index)
+    def changed(self, index: int, what: str) -> None:
+        """Hear that a gradient was written, and how."""
+        self._changed(index, what)
 
 
 class _Live:
@@ -115,10 +118,10 @@ class _Live:
         """Return those that are here."""
         return self._alive().gradient(self._index) if self._kept is None else self._kept
 
-    def wrote(self) -> None:
+    def wrote(self, what: str) -> None:
         """Hear that they were changed."""
         if self._kept is None:
-            self._alive().changed(self._index)
+            self._alive().changed(self._index, what)
 
     def keep(self, values: torch.Tensor) -> None:
         """Stay like this."""

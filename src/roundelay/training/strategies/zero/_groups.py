@@ -28,8 +28,10 @@ def hand_out(partition: Partition) -> None:
             alive.take_edit(flat, index)
         return piece
 
-    def wrote(flat: FlatParameter, index: int) -> None:
+    def wrote(flat: FlatParameter, index: int, what: str) -> None:
         alive = weak()
+        home = flat.homes[index]
+        home.note(f"{what} into the parameter {home.name}")
         if alive is not None and not alive.stepping:
             flat.publish(index)
 

@@ -309,6 +309,8 @@ def divide(
         if partition.flats and setup.comm.size > 1:
             partition.make_steps()
     cast_model(setup.model, setup.precision)
+    for home in (home for flat in partition.flats for home in flat.homes.values()):
+        home.tell(setup.step)
     hand_out(partition)
     return partition
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
-from roundelay.training._grad_edits import fingerprint
 from roundelay.training._setup import Setup
 from roundelay.training._step import AGAIN
+from roundelay.training.shards.operands import told
 from roundelay.training.shards.shard import Shard
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 from roundelay.training.strategies.zero._grad_buckets import GradBucket, GradBuckets
@@ -51,7 +50,6 @@ class ShardedGrads:
         self._ready = False  # whether `_grads` is what the optimizer will see
         self._grads: dict[int, torch.Tensor] = {}  # this rank's pieces, by parameter
         self._edited = False  # whether they are no longer what was summed up
-        self._done: Counter[str] = Counter()  # what the user did to them
         self._factor = 1.0  # what sums in half precision are still to be multiplied with
         self._hooks = [
             tensor.register_hook(self._lift(index))  # type: ignore[no-untyped-call]
@@ -113,7 +111,6 @@ class ShardedGrads:
         self.gradients.order = [rows[id(flat)] for flat in order]
         self.gradients.begin()
         self._ready, self._edited, self._grads = False, False, {}
-        self._done.clear()
 
     def take(self, index: int) -> None:
         """Take a gradient."""
@@ -123,23 +120,19 @@ class ShardedGrads:
         """End a backward pass."""
         self.gradients.finish()
 
-    def done(self) -> list[str]:
-        """Say what the user did to gradients since they were brought together."""
-        told = [f"{count} times {what}" for what, count in sorted(self._done.items())]
-        self._done.clear()
-        return told
-
-    def _notice(self) -> set[int]:
-        """Forget the gradients that the user has forgotten, and tell which."""
+    def _notice(self, *, before_step: bool = False) -> None:
+        """Forget the gradients that the user has forgotten."""
         with _plainly():
             gone = set(filter(self._gone, self._has))
             for index in gone:
                 self._grad_shards.release(index)
         if gone:
             self._has -= gone
+            if before_step or self._has:  # or it is as zero_grad() does
+                names = [self.setup.parameters[index].name for index in sorted(gone)]
+                self.setup.step.did(f"letting go of the gradients of {', '.join(names)}")
             self._grads = {index: one for index, one in self._grads.items() if index not in gone}
             self.gradients.forget(gone)
-        return gone
 
     def settle(self, used: Array, factor: float | None) -> None:
         """Know which parameters have a gradient on any rank, and put stand-ins into `.grad`."""
@@ -170,6 +163,9 @@ class ShardedGrads:
 
     def _take_own(self, own: Mapping[int, torch.Tensor]) -> None:
         """Take gradients that the user has set; one may be what another has been so far."""
+        for index, grad in own.items():
+            name = self.setup.parameters[index].name
+            self.setup.step.did(f"setting the gradient of {name} to {told(grad)}")
         found = {index: self._shown[index].own(grad.detach()).clone()
                  for index, grad in own.items()}  # fmt: skip
         for index in own:
@@ -207,9 +203,9 @@ class ShardedGrads:
         found = self._grads.get(index)
         return self._bare[index].detach()[:0].view(-1) if found is None else found.view(-1)
 
-    def _change(self, index: int) -> None:
+    def _change(self, index: int, what: str) -> None:
         self._edited = True
-        self._done[f"a write into the gradient of {self.setup.parameters[index].name}"] += 1
+        self.setup.step.did(f"{what} into the gradient of {self.setup.parameters[index].name}")
 
     def _make_ready(self) -> None:
         self._ready, grads = True, []
@@ -236,8 +232,7 @@ class ShardedGrads:
 
     def ready(self) -> None:
         """Make this rank's gradients what the optimizer will see: in its dtype, unscaled."""
-        for index in self._notice():
-            self._done[f"letting go of the gradient of {self.setup.parameters[index].name}"] += 1
+        self._notice(before_step=True)
         if not self._ready:
             self._make_ready()
         with _plainly():
@@ -245,11 +240,6 @@ class ShardedGrads:
                    for grad in self._grad_shards.own(index)}  # fmt: skip
         if own:
             self._take_own(own)
-            for index, grad in own.items():
-                mark = "" if isinstance(grad, Shard) else f" to {fingerprint(grad):08x}"
-                self._done[
-                    f"setting the gradient of {self.setup.parameters[index].name}{mark}"
-                ] += 1
             self._make_ready()
             self.stand_in()
 

@@ -227,11 +227,6 @@ class _Divided(StrategyState):
         """Bring what an optimizer changed to every rank."""
         self.after_step(only)
 
-    def done_to_grads(self, only: Only = None) -> list[str]:
-        """Say what the user has done to them."""
-        del only
-        return self.grads.done()
-
     def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Step, with whole and fresh weights whenever a closure looks at the model."""
         optimizer, only = self.setup.optimizer.all[place], self.setup.only(place)
