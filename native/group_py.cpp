@@ -248,6 +248,9 @@ class PyGroup {
                 const Stay here;
                 on_broken_();  // raises what the caller is to see
             }
+            // The root of a broadcast has what comes, and writes nothing.
+            const bool moved_in_place = one && in && !known.reduces;
+            if (to != nullptr && !moved_in_place) to->written();
             return true;
         }
         return false;
@@ -270,7 +273,6 @@ class PyGroup {
     std::string here() { return site(group_->rank(), shared_->sites.here()); }
 
     static bool look(std::optional<View>& view, nb::handle object) {
-        if (PyObject_CheckBuffer(object.ptr()) == 0) return false;
         view.emplace(object.ptr(), View::Quietly{});
         return view->known && view->contiguous;
     }

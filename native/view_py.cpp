@@ -2,6 +2,10 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+
+#include "tensor_py.hpp"
 
 namespace roundelay {
 
@@ -59,7 +63,26 @@ bool View::take(PyObject* object) {
     return true;
 }
 
+void View::take_tensor(PyObject* object) {
+    auto found = read_tensor(object);
+    if (!found) return;
+    data = found->data;
+    count = found->count;
+    dtype = found->dtype;
+    storage_ = std::move(found->storage);
+    tensor_ = object;
+    writable = known = true;
+}
+
+void View::written() const {
+    if (tensor_.is_valid()) bump_version(tensor_);
+}
+
 View::View(PyObject* object, Quietly) {
+    if (PyObject_CheckBuffer(object) == 0) {
+        take_tensor(object);
+        return;
+    }
     // A class of Python's, a masked array say, may mean more than its memory: others look closer.
     if ((PyType_GetFlags(Py_TYPE(object)) & Py_TPFLAGS_HEAPTYPE) != 0) return;
     if (!take(object)) PyErr_Clear();

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "dtype.hpp"
 
@@ -18,7 +17,8 @@ class View {
    public:
     // Anything with the buffer protocol. Throws nb::type_error for formats that are no dtype.
     explicit View(PyObject* object);
-    // The same, but what can't be exported or is no dtype only leaves `known` false.
+    // The same and a plain tensor of torch, but what can't be read or is no dtype only leaves `known`
+    // false.
     struct Quietly {};
     View(PyObject* object, Quietly);
     ~View();
@@ -30,13 +30,18 @@ class View {
     DType dtype = DType::uint8;
     bool writable = false;
     bool contiguous = true;
-    bool known = false;  // exported, and of a format that is a dtype
+    bool known = false;  // read, and of a format that is a dtype
     std::size_t bytes() const { return count * itemsize(dtype); }
+    // To be called when it was written: autograd counts what is done to a tensor.
+    void written() const;
 
    private:
     bool take(PyObject* object);
+    void take_tensor(PyObject* object);
     Py_buffer buffer_{};
     bool exported_ = false;
+    nb::handle tensor_;   // which the caller keeps
+    nb::object storage_;  // of it
 };
 
 }  // namespace roundelay

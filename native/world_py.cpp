@@ -18,6 +18,7 @@
 #include "lock_py.hpp"
 #include "memory.hpp"
 #include "sites_py.hpp"
+#include "tensor_py.hpp"
 #include "view_py.hpp"
 
 namespace roundelay {
@@ -166,6 +167,7 @@ void register_world(nb::module_& module) {
         .def("release", &World::release)
         .def("make_block", &Block::reserve, nb::call_guard<Unlocked>());
 
+    module.def("tensor_shape", &tensor_shape, nb::arg("x").none());
     nb::class_<View>(module, "View")
         .def("__init__", [](View* self, nb::object object) { new (self) View(object.ptr()); })
         .def_ro("count", &View::count)

@@ -86,6 +86,8 @@ class World:
     def release(self, offset: int, nbytes: int) -> None: ...
     def make_block(self, nbytes: int, ranks: int) -> int: ...
 
+def tensor_shape(x: object) -> tuple[int, ...] | None: ...  # None: no plain tensor on the CPU
+
 class View:
     count: int
     dtype: int

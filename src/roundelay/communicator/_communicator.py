@@ -13,10 +13,10 @@ import numpy as np
 
 from roundelay.arguments import index_of
 from roundelay.arguments import seconds as read_seconds
-from roundelay.communicator.buffers import Bound, bind, unseen
+from roundelay.communicator.buffers import Bound, bind, fresh, plain_shape, unseen
 from roundelay.communicator.custom_ops import CustomOps
 from roundelay.communicator.groups import Groups, not_over
-from roundelay.communicator.memory import private, require_host
+from roundelay.communicator.memory import require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.start import Handle, Start
 from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, Engine
@@ -50,10 +50,10 @@ class Communicator(Groups, ObjectCalls):
     Buffers are numpy arrays, CPU tensors, or anything with the buffer protocol or DLPack; results
     are of the kind that came in. Calls that go wrong raise on every rank and break the group.
 
-    Plain calls on plain arrays are tried the quick way first; what that refuses becomes a call.
+    Plain calls on arrays and CPU tensors take the fast path; what that refuses becomes a call.
     """
 
-    #: Spent in collectives so far, but for the quick ones; work, and waiting for others.
+    #: Spent in collectives so far, but for those on the fast path; work, and waiting for others.
     seconds = 0.0
     _asking: Array | int = 0  # bytes that asking for traffic cost, by rank
 
@@ -131,8 +131,8 @@ class Communicator(Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Stack everybody's `x` to (size, *shape); with axis=0 concatenate, `counts` rows each."""
-        if counts is None and algorithm is None and type(x) is np.ndarray:
-            result = _fitting(out, _stacked(x.shape, self.size, axis), x.dtype)
+        if counts is None and algorithm is None and (shape := plain_shape(x)) is not None:
+            result = _fitting(x, out, _stacked(shape, self.size, axis))
             if self._fast_path(ALL_GATHER, x, result, MOVED, 0 if axis is None else AXIS):
                 return result
         return self._now(self._build.all_gather(x, out, axis, counts), algorithm)
@@ -150,9 +150,9 @@ class Communicator(Groups, ObjectCalls):
         """Stack everybody's `x` at the root; None elsewhere."""
         if type(root) is not int or not 0 <= root < self.size:
             root = self._build.check_root("gather", root)
-        if counts is None and algorithm is None and type(x) is np.ndarray:
-            shape = _stacked(x.shape, self.size, axis)
-            result = _fitting(out, shape, x.dtype) if self.rank == root else None
+        if counts is None and algorithm is None and (shape := plain_shape(x)) is not None:
+            stacked = _stacked(shape, self.size, axis)
+            result = _fitting(x, out, stacked) if self.rank == root else None
             if self._fast_path(GATHER, x, result, MOVED, root if axis is None else root | AXIS):
                 return result
         call = self._build.all_gather(x, out, axis, counts, name="gather", root=root)
@@ -174,7 +174,7 @@ class Communicator(Groups, ObjectCalls):
             sample = bind("scatter", out)
             shape = sample.array.shape
         if algorithm is None and sample.dtype != "bfloat16":
-            result = _fitting(out, shape, sample.array.dtype)
+            result = _fitting(sample.array, out, shape)
             given = None if mine is None else mine.array
             fits = given is None or given.shape == (self.size, *shape)
             if fits and self._fast_path(SCATTER, given, result, MOVED, root):
@@ -210,8 +210,8 @@ class Communicator(Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
-        if counts is None and algorithm is None and type(x) is np.ndarray:
-            result = _fitting(out, _share(x.shape, self.size, axis), x.dtype)
+        if counts is None and algorithm is None and (shape := plain_shape(x)) is not None:
+            result = _fitting(x, out, _share(shape, self.size, axis))
             if self._fast_path(REDUCE_SCATTER, x, result, _code(op), 0 if axis is None else AXIS):
                 return result
         if isinstance(op, Op):
@@ -228,10 +228,9 @@ class Communicator(Groups, ObjectCalls):
         algorithm: str | None = None,
     ) -> Any:
         """Send row d of `x` to rank d; with axis=0 and `counts`, so many rows to each rank."""
-        if counts is None and algorithm is None and type(x) is np.ndarray:
-            fits = out is not x and _share(x.shape, self.size, axis) is not None
-            shape = x.shape if fits else None
-            result = _fitting(out, shape, x.dtype)
+        if counts is None and algorithm is None and (shape := plain_shape(x)) is not None:
+            fits = out is not x and _share(shape, self.size, axis) is not None
+            result = _fitting(x, out, shape if fits else None)
             if self._fast_path(ALL_TO_ALL, x, result, MOVED, 0 if axis is None else AXIS):
                 return result
         matrix = None
@@ -369,8 +368,8 @@ def _part_code(op: object) -> int:
 
 def _beside(x: Any, out: Any) -> Any:
     """Return where a plain result goes beside a plain `x`; None where the long way must look."""
-    plain = type(x) is np.ndarray and type(out) is np.ndarray and x.shape == out.shape
-    return out if plain else None
+    shape = plain_shape(x)
+    return out if shape is not None and shape == plain_shape(out) else None
 
 
 def _stacked(shape: Shape, size: int, axis: int | None) -> Shape | None:
@@ -388,10 +387,10 @@ def _share(shape: Shape, size: int, axis: int | None) -> Shape | None:
     return (shape[0] // size, *shape[1:]) if divides else None
 
 
-def _fitting(out: Any, shape: Shape | None, dtype: np.dtype[Any]) -> Any:
+def _fitting(x: Any, out: Any, shape: Shape | None) -> Any:
     """Return where a plain result goes; None where `out` is not plain, or does not fit."""
     if shape is None:
         return None
     if out is None:
-        return private("the result", shape, dtype)
-    return out if type(out) is np.ndarray and out.shape == shape else None
+        return fresh("the result", x, shape)
+    return out if plain_shape(out) == shape else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from roundelay.communicator.memory import Memory, folded
+from roundelay import _core
+from roundelay.communicator.memory import Memory, folded, private
 from roundelay.engines._device_arrays import DeviceArray
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import CODES, DTYPES, Array, Located
@@ -17,6 +19,8 @@ from roundelay.reductions import CODES, DTYPES, Array, Located
 __all__ = [
     "Bound",
     "bind",
+    "fresh",
+    "plain_shape",
     "unseen",
 ]
 
@@ -194,10 +198,10 @@ def _check_tensor(call: str, tensor: Any, torch: Any) -> None:
 
 
 def _bind_on_device(call: str, plain: Any, tensor: Any, touched: Callable[[], None]) -> Bound:
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in CODES:
+    dtype = _in_numpy(tensor.dtype)
+    if dtype is None:
         raise InvalidArgumentError(f"{call} does not take dtype {tensor.dtype}.")
-    array = DeviceArray(plain, np.dtype("uint16" if name == "bfloat16" else name))
+    array, name = DeviceArray(plain, dtype), str(tensor.dtype).removeprefix("torch.")
 
     def wrap(made: Any) -> Any:  # an array of either kind
         if not isinstance(made, DeviceArray):
@@ -207,6 +211,33 @@ def _bind_on_device(call: str, plain: Any, tensor: Any, touched: Callable[[], No
 
     shown: Memory = array
     return Bound(shown, name, wrap, tensor, touched)
+
+
+def plain_shape(x: Any) -> tuple[int, ...] | None:
+    """Return the shape of a plain array or CPU tensor; None where `bind` must look closer."""
+    return x.shape if type(x) is np.ndarray else _core.tensor_shape(x)
+
+
+def fresh(call: str, like_x: Any, shape: Sequence[int]) -> Any:
+    """Return a new array or CPU tensor of the dtype of another; None if numpy has no such dtype.
+
+    The memory is numpy's, which takes large pages for large arrays.
+    """
+    if type(like_x) is np.ndarray:
+        return private(call, shape, like_x.dtype)
+    dtype = _in_numpy(like_x.dtype)
+    if dtype is None:
+        return None
+    torch = sys.modules["torch"]
+    made = torch.from_numpy(private(call, shape, dtype))
+    return made.view(torch.bfloat16) if like_x.dtype is torch.bfloat16 else made
+
+
+@cache
+def _in_numpy(dtype: Any) -> np.dtype[Any] | None:
+    """Return what an array of a tensor's memory has for a dtype."""
+    name = str(dtype).removeprefix("torch.")
+    return np.dtype("uint16" if name == "bfloat16" else name) if name in CODES else None
 
 
 def _untouched() -> None:
