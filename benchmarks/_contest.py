@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roundelay import _core
-from roundelay.bench import Head, Row, Spec, installed_peers, measure
+from roundelay.bench import CaseResult, PeerVersions, Spec, installed_peers, measure
 
 __all__ = ["OURS", "Asked", "asked", "contest"]
 
@@ -51,7 +51,7 @@ def contest(runs: Iterable[tuple[str, Spec]], options: Asked) -> None:
     for title, spec in runs:
         table = tables[title] = []
         for message in measure(spec):
-            if isinstance(message, Head):
+            if isinstance(message, PeerVersions):
                 versions.update(message.versions)
             else:
                 table.append(_as_json(message))
@@ -68,7 +68,7 @@ def contest(runs: Iterable[tuple[str, Spec]], options: Asked) -> None:
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _as_json(row: Row) -> dict[str, object]:
+def _as_json(row: CaseResult) -> dict[str, object]:
     """Return microseconds of every contender, and how ours stand to the best of the others."""
     micro = {name: round(each.seconds * 1e6, 3) for name, each in row.timings.items()}
     others = [micro[name] for name in micro if name not in OURS]

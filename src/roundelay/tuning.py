@@ -120,7 +120,7 @@ class Tuning:
         return self._write(path, {size: _lines(self.table)})
 
     @staticmethod
-    def _write(path: Path, tables: dict[int, dict[str, list[_Line]]]) -> None:
+    def _write(path: Path, tables: dict[int, dict[str, list[_ChoiceRecord]]]) -> None:
         data = msgspec.json.encode(_File(FORMAT, VERSION, dict(sorted(tables.items()))))
         path.parent.mkdir(parents=True, exist_ok=True)
         # Ranks may be reading it this moment: they find the old file or the new one, never half.
@@ -166,7 +166,7 @@ def _up_to(limit: int, small: str, large: str) -> tuple[Choice, ...]:
     return (Choice(limit, small), Choice(math.inf, large))
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class _ChoiceRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     algorithm: str
     up_to: int | None = None  # the last line of a collective has none
 
@@ -174,7 +174,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     version: int
-    ranks: dict[int, dict[str, list[_Line]]]
+    ranks: dict[int, dict[str, list[_ChoiceRecord]]]
 
 
 _parse = msgspec.json.Decoder(_File, strict=False).decode
@@ -259,7 +259,9 @@ def _read(path: Path) -> _File:
     return found
 
 
-def _checked(place: str, collective: str, lines: list[_Line], size: int) -> tuple[Choice, ...]:
+def _checked(
+    place: str, collective: str, lines: list[_ChoiceRecord], size: int
+) -> tuple[Choice, ...]:
     if collective not in collectives.names():
         raise FormatError(place, f"there is no collective {collective[:60]!r}")
     limits = [math.inf if line.up_to is None else line.up_to for line in lines]
@@ -287,10 +289,10 @@ def _check_algorithm(place: str, collective: str, name: str, size: int) -> None:
         )  # fmt: skip
 
 
-def _lines(table: Table) -> dict[str, list[_Line]]:
+def _lines(table: Table) -> dict[str, list[_ChoiceRecord]]:
     return {
         name: [
-            _Line(choice.algorithm, None if math.isinf(choice.up_to) else int(choice.up_to))
+            _ChoiceRecord(choice.algorithm, None if math.isinf(choice.up_to) else int(choice.up_to))
             for choice in choices
         ]
         for name, choices in table.items()

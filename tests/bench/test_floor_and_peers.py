@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roundelay.bench import Case, Row, Spec, measure
+from roundelay.bench import Case, CaseResult, Spec, measure
 from roundelay.bench.rounds import buffers_for, memory_pass
 from roundelay.errors import InvalidArgumentError
 
@@ -33,7 +33,7 @@ def test_the_floor_is_measured_with_the_rest_and_is_no_contender(engine: str) ->
         for nbytes in (8, 1 << 16)
     )
     spec = Spec(size=2, cases=cases, contenders=("roundelay",), engine=engine, iterations=2)
-    rows = [message for message in measure(spec) if isinstance(message, Row)]
+    rows = [message for message in measure(spec) if isinstance(message, CaseResult)]
     assert len(rows) == len(cases)
     for row in rows:
         assert set(row.timings) == {"roundelay"}

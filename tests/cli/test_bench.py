@@ -15,10 +15,10 @@ import pytest
 from click.testing import Result
 
 from roundelay.algorithms import algorithms
-from roundelay.bench import Case, Row, Spec, Timing, installed_peers, measure
+from roundelay.bench import Case, CaseResult, Spec, Timing, installed_peers, measure
 from roundelay.bench.messages import PEERS
 from roundelay.bench.tune import candidates, tuned
-from roundelay.bench.work import Work, bus_factor, least_traffic
+from roundelay.bench.workload import Workload, bus_factor, least_traffic
 from roundelay.collectives import collectives
 from roundelay.engines.reference import Reference
 from roundelay.reductions import REDUCTIONS
@@ -46,7 +46,7 @@ def test_every_collective_is_measured_and_right(engine: str, size: int) -> None:
     cases = tuple(Case(name, nbytes) for name in collectives.names() for nbytes in (8, 1000))
     spec = Spec(size=size, cases=cases, contenders=("roundelay", "arena"), engine=engine,
                 iterations=2, floor=False)  # fmt: skip
-    rows = [message for message in measure(spec) if isinstance(message, Row)]
+    rows = [message for message in measure(spec) if isinstance(message, CaseResult)]
     assert [row.collective for row in rows] == [case.collective for case in cases]
     for row in rows:
         assert set(row.timings) == {"roundelay", "arena"}
@@ -79,7 +79,7 @@ def able(peer: str, collective: str) -> bool:
 def test_every_peer_is_measured_in_the_same_run_and_right(peers: tuple[str, ...]) -> None:
     cases = tuple(Case(name, 1000) for name in collectives.names())
     spec = Spec(size=2, cases=cases, contenders=("roundelay", *peers), iterations=2, floor=False)
-    rows = [message for message in measure(spec) if isinstance(message, Row)]
+    rows = [message for message in measure(spec) if isinstance(message, CaseResult)]
     assert [row.collective for row in rows] == collectives.names()
     for row in rows:
         fit = {peer for peer in peers if able(peer, row.collective)}
@@ -176,8 +176,10 @@ def test_wrong_use_is_refused_before_anything_starts(
 @pytest.mark.parametrize("collective", [name for name in collectives.names() if name != "barrier"])
 def test_the_oracle_of_the_benchmark_is_the_reference_engine(collective: str, size: int) -> None:
     for op, root in itertools.product(("sum", "max"), range(size)):
-        works = [Work.of(collective, 300, rank=rank, size=size, dtype="float32", op=op, root=root)
-                 for rank in range(size)]  # fmt: skip
+        works = [
+            Workload.of(collective, 300, rank=rank, size=size, dtype="float32", op=op, root=root)
+            for rank in range(size)
+        ]
         buffers = [work.make() for work in works]
         name = DEFAULT.choose(collective, 0)
         schedule = algorithms.load(name).schedule(size, root)
@@ -229,9 +231,11 @@ def timings(**seconds: float) -> dict[str, Timing]:
 
 def test_the_winner_is_chosen_as_far_as_was_measured_and_the_default_beyond() -> None:
     rows = [
-        Row("all_reduce", 8, 2, timings(one_shot=1.0, two_shot=0.97), None),  # not clearly faster
-        Row("all_reduce", 64, 16, timings(one_shot=1.0, two_shot=0.5), None),
-        Row("all_reduce", 1 << 20, 1 << 18, timings(one_shot=0.5, two_shot=1.0), None),
+        CaseResult(
+            "all_reduce", 8, 2, timings(one_shot=1.0, two_shot=0.97), None
+        ),  # not clearly faster
+        CaseResult("all_reduce", 64, 16, timings(one_shot=1.0, two_shot=0.5), None),
+        CaseResult("all_reduce", 1 << 20, 1 << 18, timings(one_shot=0.5, two_shot=1.0), None),
     ]
     made = tuned(rows)
     chosen = {n: made.choose("all_reduce", n).removeprefix("all_reduce_")
@@ -243,7 +247,7 @@ def test_the_winner_is_chosen_as_far_as_was_measured_and_the_default_beyond() ->
 
 def test_a_wrong_contender_never_wins() -> None:
     bad = {**timings(one_shot=1.0), "all_reduce_two_shot": Timing(0.1, 0.1, 1, 3)}
-    made = tuned([Row("all_reduce", 8, 2, bad, None)])
+    made = tuned([CaseResult("all_reduce", 8, 2, bad, None)])
     assert made.choose("all_reduce", 8) == "all_reduce_one_shot"
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundelay.launch import _output, _traceback_capture
-from roundelay.launch._output import Screen, Stream
+from roundelay.launch._output import RankOutput, Screen
 from roundelay.launch._traceback_capture import ErrorStream
 from roundelay.launch.ending import Ending, RankEnd
 
@@ -37,7 +37,7 @@ def test_lines_are_whole_and_in_order_however_they_are_cut(
 ) -> None:
     out = io.BytesIO()
     screen = Screen(out, size=len(said))
-    streams = [Stream(rank, screen) for rank in range(len(said))]
+    streams = [RankOutput(rank, screen) for rank in range(len(said))]
     left = [b"".join(line + b"\n" for line in lines) for lines in said]
     while any(left):
         rank = random.choice([rank for rank, data in enumerate(left) if data])
@@ -73,7 +73,7 @@ def test_colour_is_for_terminals_that_want_it(tty: Any, monkeypatch: pytest.Monk
 def test_a_prompt_is_shown_though_its_line_has_no_end() -> None:
     out = io.BytesIO()
     screen = Screen(out, size=2)
-    asks, other = Stream(0, screen), Stream(1, screen)
+    asks, other = RankOutput(0, screen), RankOutput(1, screen)
     asks.feed(b"name? ")
     due = asks.due()
     assert due is not None
@@ -89,7 +89,7 @@ def test_a_prompt_is_shown_though_its_line_has_no_end() -> None:
 def test_a_progress_bar_is_drawn_over_itself_on_a_terminal_only(tty: Any) -> None:
     for out, due in ((tty, b"\r\x1b[K"), (io.BytesIO(), b"\n")):
         screen = Screen(out, size=1)
-        stream = Stream(0, screen)
+        stream = RankOutput(0, screen)
         for percent in (b"10%", b"20%"):
             stream.feed(b"\r" + percent)
             stream.show_rest()
@@ -100,7 +100,7 @@ def test_a_progress_bar_is_drawn_over_itself_on_a_terminal_only(tty: Any) -> Non
 
 def test_a_line_that_never_ends_does_not_fill_the_memory() -> None:
     out = io.BytesIO()
-    stream = Stream(0, Screen(out, size=1))
+    stream = RankOutput(0, Screen(out, size=1))
     for _ in range(100):
         stream.feed(b"x" * 10_000)
     assert len(out.getvalue()) > 900_000
@@ -225,7 +225,7 @@ def test_a_signal_to_the_launcher_comes_before_what_it_did_to_the_ranks() -> Non
 
 def test_two_outputs_on_one_terminal_do_not_write_into_each_others_lines(tty: Any) -> None:
     out, err = _output.screens(tty, tty, size=2)
-    asks, warns = Stream(0, out), Stream(1, err)
+    asks, warns = RankOutput(0, out), RankOutput(1, err)
     asks.feed(b"name? ")
     asks.show_rest()
     warns.feed(b"careful\n")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from roundelay import _core
 from roundelay.errors import RendezvousError
 from roundelay.rendezvous import _messages as messages
-from roundelay.rendezvous._server import Server
+from roundelay.rendezvous._server import RendezvousServer
 from roundelay.rendezvous.directory import RendezvousDirectory
 from roundelay.rendezvous.one_host import Job, forget, rendezvous
 
@@ -350,7 +350,7 @@ def test_both_sides_ask_the_kernel_who_the_other_is(
     zero.kill()
     monkeypatch.setattr(messages, "peer", lambda _: (1, 4711))
     with (
-        Server(RendezvousDirectory(job.path), 2, time.monotonic() + 5, 5),
+        RendezvousServer(RendezvousDirectory(job.path), 2, time.monotonic() + 5, 5),
         pytest.raises(RendezvousError, match="user 4711"),
     ):
         rendezvous(job, 1, timeout=1)

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from roundelay.bench.messages import Message, Spec, read_spec
-from roundelay.bench.peer_deepspeed import DeepSpeed
-from roundelay.bench.peer_gloo import Gloo
-from roundelay.bench.peer_mpi import MPIS, Mpi
+from roundelay.bench.peer_deepspeed import DeepSpeedPeer
+from roundelay.bench.peer_gloo import GlooPeer
+from roundelay.bench.peer_mpi import MPIS, MpiPeer
 from roundelay.bench.rank import Peer, be_rank
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _under_mpirun(spec: Spec, peer: str) -> None:
-    mpi = Mpi(peer)
+    mpi = MpiPeer(peer)
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     place = Place(mpi.rank, Job(spec.job, spec.size, folder))
     comm = Communicator(SharedMemory.join(place, select=Selection, timeout=MEET_S))
@@ -57,11 +57,11 @@ def _under_mpirun(spec: Spec, peer: str) -> None:
 def _measure(comm: Communicator, spec: Spec, file: Path, peers: dict[str, Peer]) -> None:
     with ExitStack() as stack:
         if "gloo" in spec.contenders:
-            gloo = Gloo(comm.rank, comm.size, file)
+            gloo = GlooPeer(comm.rank, comm.size, file)
             stack.callback(gloo.close)
             peers["gloo"] = gloo
         if "deepspeed" in spec.contenders:
-            peers["deepspeed"] = DeepSpeed(comm, spec.job)
+            peers["deepspeed"] = DeepSpeedPeer(comm, spec.job)
         be_rank(comm, spec, peers, _report)
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["ARENA", "OURS", "PEERS", "Case", "Head", "Message", "Row", "Spec", "Timing"]
+__all__ = [
+    "ARENA",
+    "OURS",
+    "PEERS",
+    "Case",
+    "CaseResult",
+    "Message",
+    "PeerVersions",
+    "Spec",
+    "Timing",
+]
 
 OURS = "roundelay"
 ARENA = "arena"
@@ -47,13 +57,13 @@ class Timing(msgspec.Struct, frozen=True):
     wrong: int  # elements that differ from the oracle, over all ranks
 
 
-class Head(msgspec.Struct, frozen=True, tag="head"):
+class PeerVersions(msgspec.Struct, frozen=True, tag="head"):
     """What runs beside what: versions by name."""
 
     versions: dict[str, str]
 
 
-class Row(msgspec.Struct, frozen=True, tag="row"):
+class CaseResult(msgspec.Struct, frozen=True, tag="row"):
     """One case, measured. Contenders that can't do it are left out."""
 
     collective: str
@@ -63,7 +73,7 @@ class Row(msgspec.Struct, frozen=True, tag="row"):
     floor: float | None  # seconds in which memory alone could do it: see rounds.memory_pass
 
 
-Message = Head | Row
+Message = PeerVersions | CaseResult
 
 read_message = msgspec.json.Decoder(Message).decode
 read_spec = msgspec.json.Decoder(Spec).decode

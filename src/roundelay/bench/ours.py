@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from roundelay.bench.work import Buffers, Work
+from roundelay.bench.workload import Buffers, Workload
 from roundelay.communicator import Communicator
 
 __all__ = ["Call", "arena", "ours"]
@@ -14,7 +14,9 @@ __all__ = ["Call", "arena", "ours"]
 Call = Callable[[], object]
 
 
-def ours(comm: Communicator, work: Work, buffers: Buffers, *, algorithm: str | None = None) -> Call:
+def ours(
+    comm: Communicator, work: Workload, buffers: Buffers, *, algorithm: str | None = None
+) -> Call:
     """Return the call of one rank on its buffers; by default the tuned algorithm."""
     x, out, root, here = buffers.input, buffers.output, work.root, comm.rank == work.root
     # Any: beside keywords of other types, as mypy sees it.
@@ -36,7 +38,7 @@ def ours(comm: Communicator, work: Work, buffers: Buffers, *, algorithm: str | N
     return calls[work.collective]
 
 
-def arena(comm: Communicator, work: Work) -> Buffers:
+def arena(comm: Communicator, work: Workload) -> Buffers:
     """Return buffers in the memory that all ranks share, filled; every rank must call it."""
     given = comm.empty(work.count, work.dtype)
     if work.in_place:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.bench.ours import Call
-from roundelay.bench.work import Buffers, Work
+from roundelay.bench.workload import Buffers, Workload
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["DeepSpeed", "check_deepspeed"]
+__all__ = ["DeepSpeedPeer", "check_deepspeed"]
 
 MISSING = (
     "--against deepspeed needs {what}. Install what builds its kernel: pip install torch ninja, "
@@ -52,7 +52,7 @@ def _folders() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-class DeepSpeed:
+class DeepSpeedPeer:
     """Its kernel on the ranks that are ours; `job` makes the names of its segments its own."""
 
     name = "deepspeed"
@@ -73,7 +73,7 @@ class DeepSpeed:
         """Name the package whose sources were built."""
         return f"DeepSpeed {metadata.version('deepspeed')}"
 
-    def call(self, work: Work, buffers: Buffers) -> Call | None:
+    def call(self, work: Workload, buffers: Buffers) -> Call | None:
         """Return its call on these buffers, None where it has none: it only adds floats up."""
         if (work.collective, work.op) != ("all_reduce", "sum"):
             return None

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.bench.ours import Call
-from roundelay.bench.work import Buffers, Work
+from roundelay.bench.workload import Buffers, Workload
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["Gloo", "check_gloo"]
+__all__ = ["GlooPeer", "check_gloo"]
 
 DTYPES = ("int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
@@ -26,7 +26,7 @@ def check_gloo() -> None:
         )
 
 
-class Gloo:
+class GlooPeer:
     """A process group of torch over the ranks that are ours; they meet in `file`."""
 
     name = "gloo"
@@ -44,7 +44,7 @@ class Gloo:
         """Name the torch that brought it."""
         return f"torch {self._torch.__version__}"
 
-    def call(self, work: Work, buffers: Buffers) -> Call | None:
+    def call(self, work: Workload, buffers: Buffers) -> Call | None:
         """Return torch's call on these buffers, None where Gloo has none."""
         dist, root = self._dist, work.root
         adds = work.collective in ("all_reduce", "reduce", "reduce_scatter")

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.bench.ours import Call
-from roundelay.bench.work import Buffers, Work
+from roundelay.bench.workload import Buffers, Workload
 from roundelay.engines.mpi.mpirun import clean_environment
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["MPIS", "Mpi", "check_mpi", "check_mpich", "mpirun"]
+__all__ = ["MPIS", "MpiPeer", "check_mpi", "check_mpich", "mpirun"]
 
 #: Peers of which a run can have one: a process can hold one MPI only.
 MPIS = ("mpi", "mpich")
@@ -78,7 +78,7 @@ def _found(peer: str) -> str:
     raise InvalidArgumentError(MISSING.format(peer=peer, what=what, cure=CURES[peer]))
 
 
-class Mpi:
+class MpiPeer:
     """The ranks of MPI's world, which are ours too; `name` says which MPI started them."""
 
     def __init__(self, name: str) -> None:
@@ -94,7 +94,7 @@ class Mpi:
         said: str = self._mpi.Get_library_version()
         return " ".join(said.splitlines()[0].split(",")[0].split())
 
-    def call(self, work: Work, buffers: Buffers) -> Call | None:
+    def call(self, work: Workload, buffers: Buffers) -> Call | None:
         """Return MPI's call on these buffers, None where it has none."""
         if work.dtype == "float16":  # no dtype of the standard
             return None

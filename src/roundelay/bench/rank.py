@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from roundelay.bench.messages import ARENA, OURS, PEERS, Case, Head, Message, Row, Spec
+from roundelay.bench.messages import (
+    ARENA,
+    OURS,
+    PEERS,
+    Case,
+    CaseResult,
+    Message,
+    PeerVersions,
+    Spec,
+)
 from roundelay.bench.ours import Call, arena, ours
 from roundelay.bench.rounds import Contender, buffers_for, memory_pass, time_all
-from roundelay.bench.work import Buffers, Work, least_traffic
+from roundelay.bench.workload import Buffers, Workload, least_traffic
 from roundelay.communicator import Communicator
 from roundelay.reductions import Array
 
@@ -28,7 +37,7 @@ class Peer(Protocol):
     def version(self) -> str:
         """Name the library that really runs."""
 
-    def call(self, work: Work, buffers: Buffers) -> Call | None:
+    def call(self, work: Workload, buffers: Buffers) -> Call | None:
         """Return its call on these buffers, None where it has none."""
 
 
@@ -37,15 +46,15 @@ def be_rank(
 ) -> None:
     """Measure all cases; `report` is called on rank 0 only."""
     if comm.rank == 0:
-        report(Head({name: peer.version for name, peer in peers.items()}))
+        report(PeerVersions({name: peer.version for name, peer in peers.items()}))
     for case in spec.cases:
         row = _measure(comm, spec, case, peers)
         if comm.rank == 0:
             report(row)
 
 
-def _measure(comm: Communicator, spec: Spec, case: Case, peers: Mapping[str, Peer]) -> Row:
-    work = Work.of(
+def _measure(comm: Communicator, spec: Spec, case: Case, peers: Mapping[str, Peer]) -> CaseResult:
+    work = Workload.of(
         case.collective,
         case.nbytes,
         rank=comm.rank,
@@ -69,12 +78,12 @@ def _measure(comm: Communicator, spec: Spec, case: Case, peers: Mapping[str, Pee
     if passed is not None:
         needed = least_traffic(work.collective, comm.size, work.root, work.nbytes)
         floor = needed * passed.seconds / (2 * comm.size * work.nbytes)
-    return Row(case.collective, work.nbytes, work.count, timings, floor)
+    return CaseResult(case.collective, work.nbytes, work.count, timings, floor)
 
 
 def _contender(
     comm: Communicator,
-    work: Work,
+    work: Workload,
     name: str,
     peers: Mapping[str, Peer],
     shared: list[Buffers],

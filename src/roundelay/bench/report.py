@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roundelay.bench.messages import ARENA, OURS, Row, Spec, Timing
-from roundelay.bench.work import bus_factor
+from roundelay.bench.messages import ARENA, OURS, CaseResult, Spec, Timing
+from roundelay.bench.workload import bus_factor
 from roundelay.collectives import collectives
 
-__all__ = ["Line", "document", "lines"]
+__all__ = ["Comparison", "document", "lines"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Comparison:
     """One case of one contender of ours, with the peers beside it."""
 
-    row: Row
+    row: CaseResult
     timing: Timing
     alg_bw: float  # GB/s
     bus_bw: float
@@ -27,7 +27,7 @@ class Line:
         return self.peers[peer].seconds / self.timing.seconds
 
 
-def lines(spec: Spec, rows: list[Row]) -> list[Line]:
+def lines(spec: Spec, rows: list[CaseResult]) -> list[Comparison]:
     """Put the first contender, which is ours, beside the others."""
     ours, made = spec.contenders[0], []
     for row in rows:
@@ -36,11 +36,11 @@ def lines(spec: Spec, rows: list[Row]) -> list[Line]:
         factor = bus_factor(row.collective, spec.size)
         share = None if row.floor is None else 100 * row.floor / timing.seconds
         peers = {name: each for name, each in row.timings.items() if name != ours}
-        made.append(Line(row, timing, speed, speed * factor, share, peers))
+        made.append(Comparison(row, timing, speed, speed * factor, share, peers))
     return made
 
 
-def document(spec: Spec, rows: list[Row], versions: dict[str, str]) -> dict[str, object]:
+def document(spec: Spec, rows: list[CaseResult], versions: dict[str, str]) -> dict[str, object]:
     """Return the run in the shape of nccl-tests' JSON: times in µs, bandwidths in GB/s.
 
     `results[].peers` and `results[].floor_percent` are ours; what could not be measured is null or
@@ -62,7 +62,7 @@ def document(spec: Spec, rows: list[Row], versions: dict[str, str]) -> dict[str,
     }
 
 
-def _result(spec: Spec, line: Line) -> dict[str, object]:
+def _result(spec: Spec, line: Comparison) -> dict[str, object]:
     made = collectives.load(line.row.collective)
     return {
         "collective": made.name,

@@ -13,7 +13,7 @@ import numpy as np
 from roundelay import _core
 from roundelay.bench.messages import Spec, Timing
 from roundelay.bench.ours import Call
-from roundelay.bench.work import Buffers, Work
+from roundelay.bench.workload import Buffers, Workload
 from roundelay.communicator import Communicator
 from roundelay.reductions import Array
 
@@ -42,7 +42,7 @@ def buffers_for(nbytes: int) -> int:
 
 def time_all(
     comm: Communicator,
-    work: Work,
+    work: Workload,
     contenders: Mapping[str, Contender],
     spec: Spec,
     *,
@@ -86,7 +86,7 @@ def _one_round(comm: Communicator, contender: Contender, calls: int) -> float:
     return float(comm.all_reduce(np.array([took]), op="max")[0])
 
 
-def _count_wrong(comm: Communicator, work: Work, contender: Contender) -> int:
+def _count_wrong(comm: Communicator, work: Workload, contender: Contender) -> int:
     """Run once on every buffer and compare; return the sum over all ranks."""
     wrong = 0
     for buffers, call in zip(contender.buffers, contender.calls, strict=True):

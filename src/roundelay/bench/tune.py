@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from roundelay.algorithms import algorithms
-from roundelay.bench.messages import Case, Row, Spec
+from roundelay.bench.messages import Case, CaseResult, Spec
 from roundelay.errors import UnsupportedSizeError
 from roundelay.tuning import DEFAULT, Choice, Tuning, keeps_every_bit
 
@@ -52,16 +52,16 @@ def specs(
             )
 
 
-def tuned(rows: Sequence[Row], base: Tuning = DEFAULT) -> Tuning:
+def tuned(rows: Sequence[CaseResult], base: Tuning = DEFAULT) -> Tuning:
     """Return a table with the winner of every row; `base` keeps what was not measured."""
-    by_collective: dict[str, list[Row]] = {}
+    by_collective: dict[str, list[CaseResult]] = {}
     for row in rows:
         by_collective.setdefault(row.collective, []).append(row)
     own = {name: _choices(name, found) for name, found in by_collective.items()}
     return Tuning({**base.table, **own})
 
 
-def _choices(collective: str, rows: Sequence[Row]) -> tuple[Choice, ...]:
+def _choices(collective: str, rows: Sequence[CaseResult]) -> tuple[Choice, ...]:
     """Take the winners as far as was measured, and the defaults beyond."""
     measured = [(row.nbytes, _winner(collective, row)) for row in rows]
     most = max(nbytes for nbytes, _ in measured)
@@ -76,7 +76,7 @@ def _choices(collective: str, rows: Sequence[Row]) -> tuple[Choice, ...]:
     return tuple(choices)
 
 
-def _winner(collective: str, row: Row) -> str:
+def _winner(collective: str, row: CaseResult) -> str:
     seconds = {name: timing.seconds for name, timing in row.timings.items() if not timing.wrong}
     usual = DEFAULT.choose(collective, row.nbytes)
     best = min(seconds, key=lambda name: seconds[name], default=usual)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roundelay.bench import Row
+from roundelay.bench import CaseResult
 from roundelay.view.chart import Axis, chart
 from roundelay.view.terminal_text import nbytes_text, seconds_text
 
 __all__ = ["plot"]
 
 
-def plot(rows: Sequence[Row], title: str) -> str:
+def plot(rows: Sequence[CaseResult], title: str) -> str:
     """Return the SVG; rows without bytes, as a barrier's, are left out."""
     rows = [row for row in rows if row.nbytes]
     names = dict.fromkeys(name for row in rows for name in row.timings)

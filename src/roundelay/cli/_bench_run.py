@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from roundelay.bench import Head, Row, Spec, measure
+from roundelay.bench import CaseResult, PeerVersions, Spec, measure
 from roundelay.bench.tune import specs, tuned
 from roundelay.cli._types import console_on_errors
 from roundelay.collectives import collectives
@@ -19,9 +19,9 @@ from roundelay.view.terminal_text import nbytes_text
 __all__ = ["run_all", "tune"]
 
 
-def run_all(runs: Sequence[Spec], label: str) -> tuple[list[Row], dict[str, str]]:
+def run_all(runs: Sequence[Spec], label: str) -> tuple[list[CaseResult], dict[str, str]]:
     """Return all rows of all runs, and the versions of the peers."""
-    rows: list[Row] = []
+    rows: list[CaseResult] = []
     versions: dict[str, str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
@@ -32,7 +32,7 @@ def run_all(runs: Sequence[Spec], label: str) -> tuple[list[Row], dict[str, str]
         task = progress.add_task(label, total=sum(len(run.cases) for run in runs))
         for run in runs:
             for message in measure(run):
-                if isinstance(message, Head):
+                if isinstance(message, PeerVersions):
                     versions.update(message.versions)
                 else:
                     rows.append(message)

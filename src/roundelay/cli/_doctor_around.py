@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from roundelay.cli._finding import Finding
-from roundelay.cli._leftovers import meeting_places
+from roundelay.cli._leftovers import rendezvous_directories
 from roundelay.errors import FormatError
 from roundelay.tuning import Tuning, tuning_path
 
@@ -96,7 +96,7 @@ def _tuning(environment: Mapping[str, str], size: int) -> Finding:
 
 
 def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
-    dead = [place for place in meeting_places(environment) if _is_dead(place)]
+    dead = [place for place in rendezvous_directories(environment) if _is_dead(place)]
     if not dead:
         return Finding("ok", "leftovers", "none")
     if clean:

@@ -17,7 +17,7 @@ import numpy as np
 from roundelay import _core
 from roundelay.cli import _host as host
 from roundelay.cli._finding import Finding
-from roundelay.cli._leftovers import meeting_folders
+from roundelay.cli._leftovers import rendezvous_folders
 from roundelay.communicator import Communicator
 from roundelay.errors import RoundelayError, rank_count
 from roundelay.launch import run
@@ -148,7 +148,7 @@ def _limits(size: int) -> Iterator[Finding]:
 
 
 def _meeting() -> Finding:
-    folder = meeting_folders(os.environ)[0]
+    folder = rendezvous_folders(os.environ)[0]
     try:
         with tempfile.TemporaryDirectory(prefix="roundelay-doctor-", dir=folder) as own:
             descriptor = os.open(own, os.O_RDONLY | os.O_DIRECTORY)

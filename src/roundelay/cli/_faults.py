@@ -21,7 +21,7 @@ from roundelay.errors import CommunicationError
 from roundelay.processes.channel import Channel
 from roundelay.processes.children import Children
 
-__all__ = ["VICTIM", "Broken", "Told", "break_run"]
+__all__ = ["VICTIM", "BrokenRun", "RankError", "break_run"]
 
 VICTIM = 2
 CALLS_BEFORE = 20
@@ -35,7 +35,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     pid: int
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class RankError(msgspec.Struct, frozen=True, tag="told"):
     """The error that a rank met, and when, on the clock that all processes share."""
 
     rank: int
@@ -50,14 +50,14 @@ class Struck(msgspec.Struct, frozen=True, tag="struck"):
     at: float
 
 
-_read = msgspec.json.Decoder(Ready | Told | Struck).decode
+_read = msgspec.json.Decoder(Ready | RankError | Struck).decode
 
 
-class Broken(msgspec.Struct, frozen=True):
+class BrokenRun(msgspec.Struct, frozen=True):
     """A run that was broken: when, what every rank was told, and what is left of it."""
 
     at: float
-    told: list[Told]
+    told: list[RankError]
     left: dict[str, list[str]]
 
     def seconds(self) -> float:
@@ -66,14 +66,14 @@ class Broken(msgspec.Struct, frozen=True):
         return max(heard, default=self.at) - self.at
 
 
-def break_run(fault: str, size: int, *, timeout: float) -> Broken:
+def break_run(fault: str, size: int, *, timeout: float) -> BrokenRun:
     """Let `size` processes reduce in a loop, break one, and collect what the others say."""
     before = Traces.now()
     at, told = _run(fault, size, timeout)
-    return Broken(at, sorted(told, key=lambda each: each.rank), left_behind(before))
+    return BrokenRun(at, sorted(told, key=lambda each: each.rank), left_behind(before))
 
 
-def _run(fault: str, size: int, timeout: float) -> tuple[float, list[Told]]:
+def _run(fault: str, size: int, timeout: float) -> tuple[float, list[RankError]]:
     def body(world: _core.World, rank: int, channel: Channel) -> None:
         _work(world, rank, channel, fault=fault, timeout=timeout)
 
@@ -92,7 +92,7 @@ class _Watch:
     """Strikes when all ranks are at work, and writes down what they say."""
 
     def __init__(self, fault: str, size: int) -> None:
-        self.at, self.told = 0.0, list[Told]()
+        self.at, self.told = 0.0, list[RankError]()
         self._fault, self._size = fault, size
         self._pids: dict[int, int] = {}
 
@@ -101,7 +101,7 @@ class _Watch:
         note = _read(message)
         if isinstance(note, Struck):
             self.at = note.at
-        elif isinstance(note, Told):
+        elif isinstance(note, RankError):
             self.told.append(note)
             if len(self.told) == self._size - 1:
                 self.wake()
@@ -141,5 +141,5 @@ def _work(world: _core.World, rank: int, channel: Channel, *, fault: str, timeou
             comm.all_reduce(gradients, op="avg")
             call += 1
     except CommunicationError as error:
-        met = Told(rank, time.monotonic(), type(error).__name__, str(error))
+        met = RankError(rank, time.monotonic(), type(error).__name__, str(error))
         channel.send(msgspec.json.encode(met))

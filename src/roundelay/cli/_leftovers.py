@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Traces", "left_behind", "meeting_folders", "meeting_places"]
+__all__ = ["Traces", "left_behind", "rendezvous_directories", "rendezvous_folders"]
 
 STARTING_S = 5.0  # that a job may take to start
 RENDEZVOUS = re.compile(r"roundelay-(\d+)-[0-9a-f]{24}")
@@ -30,7 +30,7 @@ class Traces:
         """Look at this process and this host; other programs' names are not ours to count."""
         return cls(
             frozenset(name for name in _names(Path("/dev/shm")) if "roundelay" in name),  # noqa: S108
-            frozenset(str(place) for place in meeting_places(os.environ)),
+            frozenset(str(place) for place in rendezvous_directories(os.environ)),
             frozenset(_children(os.getpid())),
             frozenset(_descriptors()),
         )
@@ -56,16 +56,16 @@ def left_behind(before: Traces) -> dict[str, list[str]]:
     return found
 
 
-def meeting_folders(environment: Mapping[str, str]) -> list[Path]:
+def rendezvous_folders(environment: Mapping[str, str]) -> list[Path]:
     """Return the folders in which ranks of this user may have their rendezvous."""
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     return [*([Path(runtime)] if runtime else []), Path(tempfile.gettempdir())]
 
 
-def meeting_places(environment: Mapping[str, str]) -> list[Path]:
+def rendezvous_directories(environment: Mapping[str, str]) -> list[Path]:
     """Return this user's rendezvous folders: of jobs that start this moment, or died starting."""
     found = []
-    for folder in meeting_folders(environment):
+    for folder in rendezvous_folders(environment):
         for name in _names(folder):
             match = RENDEZVOUS.fullmatch(name)
             if match and int(match[1]) == os.geteuid():

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from roundelay import __version__, _core
-from roundelay.bench import Case, Row, Spec
+from roundelay.bench import Case, CaseResult, Spec
 from roundelay.bench.messages import ARENA, OURS, PEERS
-from roundelay.bench.report import Line, document, lines
-from roundelay.bench.work import check_reduction
+from roundelay.bench.report import Comparison, document, lines
+from roundelay.bench.workload import check_reduction
 from roundelay.cli import _choose as choose
 from roundelay.cli._bench_plot import plot
 from roundelay.cli._bench_run import run_all, tune
@@ -167,7 +167,7 @@ def _machine() -> dict[str, object]:
     }
 
 
-def _draw(path: Path, rows: list[Row], title: str) -> None:
+def _draw(path: Path, rows: list[CaseResult], title: str) -> None:
     try:
         path.write_text(plot(rows, title), encoding="utf-8")
     except OSError as error:
@@ -175,7 +175,7 @@ def _draw(path: Path, rows: list[Row], title: str) -> None:
     click.echo(f"Wrote {path}.", err=True)
 
 
-def _print(spec: Spec, rows: list[Row], versions: dict[str, str], glyphs: Glyphs) -> None:
+def _print(spec: Spec, rows: list[CaseResult], versions: dict[str, str], glyphs: Glyphs) -> None:
     made = _table(spec, rows, glyphs, brief=False)
     console = console_for(fit=made)
     room = console.options.update(width=MOST_WIDTH)
@@ -191,7 +191,7 @@ def _print(spec: Spec, rows: list[Row], versions: dict[str, str], glyphs: Glyphs
     )
 
 
-def _table(spec: Spec, rows: list[Row], glyphs: Glyphs, *, brief: bool) -> Table:
+def _table(spec: Spec, rows: list[CaseResult], glyphs: Glyphs, *, brief: bool) -> Table:
     """Return all columns, or in brief those that change from row to row."""
     unit = f"({glyphs.micro}s)"
     details = [] if brief else ["count", "type", "redop", "root"]
@@ -210,14 +210,14 @@ def _table(spec: Spec, rows: list[Row], glyphs: Glyphs, *, brief: bool) -> Table
     return made
 
 
-def _details(spec: Spec, line: Line) -> list[str]:
+def _details(spec: Spec, line: Comparison) -> list[str]:
     contract = choose.collective_called(line.row.collective)
     adds = contract.reduces and not contract.idempotent
     root = spec.root if contract.rooted else -1
     return [str(line.row.count), spec.dtype, spec.op if adds else "none", str(root)]
 
 
-def _figures(line: Line, *, brief: bool) -> list[str | Text]:
+def _figures(line: Comparison, *, brief: bool) -> list[str | Text]:
     return [
         _three(line.timing.seconds * 1e6),
         *([] if brief else [f"{line.alg_bw:.2f}"]),
@@ -227,7 +227,7 @@ def _figures(line: Line, *, brief: bool) -> list[str | Text]:
     ]
 
 
-def _beside(spec: Spec, line: Line) -> list[str | Text]:
+def _beside(spec: Spec, line: Comparison) -> list[str | Text]:
     cells: list[str | Text] = []
     for peer in spec.contenders[1:]:
         if peer not in line.peers:
@@ -247,7 +247,7 @@ def _three(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"  # noqa: PLR2004 - no 1e+03
 
 
-def _end(rows: list[Row]) -> None:
+def _end(rows: list[CaseResult]) -> None:
     """End with 1 when any result was wrong: a fast wrong number is no result."""
     wrong = {name for row in rows for name, timing in row.timings.items() if timing.wrong}
     if wrong:

@@ -11,9 +11,9 @@ import click
 import msgspec
 from rich.text import Text
 
-from roundelay.bench import Case, Row, Spec
+from roundelay.bench import Case, CaseResult, Spec
 from roundelay.cli._bench_run import run_all
-from roundelay.cli._faults import Broken, break_run
+from roundelay.cli._faults import BrokenRun, break_run
 from roundelay.cli._leftovers import Traces, left_behind
 from roundelay.cli._small_host import Shown
 from roundelay.cli._tables import print_table, table
@@ -86,7 +86,7 @@ def _work(glyphs: Glyphs, *, as_json: bool) -> None:
         )
 
 
-def _show(rows: Sequence[Row], glyphs: Glyphs) -> None:
+def _show(rows: Sequence[CaseResult], glyphs: Glyphs) -> None:
     made = table(ascii_only=glyphs is ASCII)
     made.add_column("collective", no_wrap=True)
     for name in ("buffer", "time", "GB/s"):
@@ -107,7 +107,7 @@ def _show(rows: Sequence[Row], glyphs: Glyphs) -> None:
     print_table(console, made, glyphs=glyphs)
 
 
-def _row_as_json(row: Row) -> dict[str, object]:
+def _row_as_json(row: CaseResult) -> dict[str, object]:
     timing = row.timings["roundelay"]
     return {
         "collective": row.collective,
@@ -117,7 +117,7 @@ def _row_as_json(row: Row) -> dict[str, object]:
     }
 
 
-def _tell(broken: Broken, glyphs: Glyphs) -> None:
+def _tell(broken: BrokenRun, glyphs: Glyphs) -> None:
     same: dict[tuple[str, str], list[int]] = {}
     for told in broken.told:
         same.setdefault((told.kind, told.message), []).append(told.rank)
@@ -137,7 +137,7 @@ def _tell_left(left: dict[str, list[str]], glyphs: Glyphs) -> None:
         click.echo(f"  {kind}: {safe(', '.join(found), glyphs) or 'none'}")
 
 
-def _as_json(fault: str, broken: Broken) -> dict[str, object]:
+def _as_json(fault: str, broken: BrokenRun) -> dict[str, object]:
     return {
         "fault": fault,
         "seconds": broken.seconds(),
@@ -150,7 +150,7 @@ def _as_json(fault: str, broken: Broken) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _end(broken: Broken, *, expected: int) -> None:
+def _end(broken: BrokenRun, *, expected: int) -> None:
     """End with 1 when a rank got no clean error, or something was left behind."""
     if len(broken.told) < expected:
         raise RoundelayError(f"Only {len(broken.told)} of {expected} ranks got a clean error.")

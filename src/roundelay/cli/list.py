@@ -27,7 +27,7 @@ LEAST_HOW = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AlgorithmRow:
     """One algorithm at one size; `price` is None where it can't be, and `problem` says why."""
 
     algorithm: Algorithm
@@ -67,20 +67,24 @@ def command(
         _print(rows, caption, ASCII if wants_ascii(asked=ascii_only) else UNICODE)
 
 
-def _row(algorithm: Algorithm, size: int, nbytes: int, network: Network) -> Row:
+def _row(algorithm: Algorithm, size: int, nbytes: int, network: Network) -> AlgorithmRow:
     try:
         schedule = choose.schedule_of(algorithm, size)
     except UnsupportedSizeError as error:
-        return Row(algorithm, None, None, f"takes {error.takes}")
+        return AlgorithmRow(algorithm, None, None, f"takes {error.takes}")
     price = choose.priced(schedule, nbytes, network)
     try:
         order = prove(schedule).order
     except ProofError:
-        return Row(algorithm, price, None, f"fails its proof: roundelay prove {algorithm.name}")
-    return Row(algorithm, price, order if choose.adds_up(algorithm.collective) else None, None)
+        return AlgorithmRow(
+            algorithm, price, None, f"fails its proof: roundelay prove {algorithm.name}"
+        )
+    return AlgorithmRow(
+        algorithm, price, order if choose.adds_up(algorithm.collective) else None, None
+    )
 
 
-def _as_json(row: Row, size: int, nbytes: int, network: Network) -> dict[str, object]:
+def _as_json(row: AlgorithmRow, size: int, nbytes: int, network: Network) -> dict[str, object]:
     price = row.price
     return {
         "collective": row.algorithm.collective.name,
@@ -101,7 +105,7 @@ def _as_json(row: Row, size: int, nbytes: int, network: Network) -> dict[str, ob
     }
 
 
-def _print(rows: list[Row], caption: str, glyphs: Glyphs) -> None:
+def _print(rows: list[AlgorithmRow], caption: str, glyphs: Glyphs) -> None:
     made = _wide(rows, glyphs)
     console = console_for(fit=made)
     if console.width < Measurement.get(console, console.options, made).minimum + LEAST_HOW:
@@ -113,7 +117,7 @@ def _print(rows: list[Row], caption: str, glyphs: Glyphs) -> None:
     console.print(*(Text(safe(line, glyphs)) for line in caption.splitlines()), sep="\n")
 
 
-def _wide(rows: list[Row], glyphs: Glyphs) -> Table:
+def _wide(rows: list[AlgorithmRow], glyphs: Glyphs) -> Table:
     """Give every row all there is, for wide terminals and for grep."""
     made = table(ascii_only=glyphs is ASCII)
     for name in ("collective", "algorithm"):
@@ -135,7 +139,7 @@ def _wide(rows: list[Row], glyphs: Glyphs) -> Table:
     return made
 
 
-def _narrow(rows: list[Row], glyphs: Glyphs) -> Table:
+def _narrow(rows: list[AlgorithmRow], glyphs: Glyphs) -> Table:
     """Leave out what 80 columns have no room for."""
     made = table(ascii_only=glyphs is ASCII)
     made.add_column("algorithm", no_wrap=True)
@@ -153,7 +157,7 @@ def _narrow(rows: list[Row], glyphs: Glyphs) -> Table:
     return made
 
 
-def _cells(row: Row, glyphs: Glyphs) -> tuple[str, str, str, str]:
+def _cells(row: AlgorithmRow, glyphs: Glyphs) -> tuple[str, str, str, str]:
     if row.price is None:
         return "-", "-", "-", "-"
     seconds = seconds_text(row.price.seconds or 0.0, glyphs)

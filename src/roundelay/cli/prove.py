@@ -34,7 +34,7 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 @dataclass(slots=True)
-class Verdict:
+class ProofResult:
     """What became of one algorithm, or of one schedule from a file."""
 
     name: str
@@ -86,15 +86,15 @@ def command(
         if names:
             raise InvalidArgumentError("prove takes NAMES or --schedule FILE, not both.")
         own = load(schedule)
-        verdicts = [Verdict(own.name, own.collective.name)]
-        verdicts[0].take(own)
+        results = [ProofResult(own.name, own.collective.name)]
+        results[0].take(own)
     else:
-        verdicts = _prove_all(_chosen(names), sizes)
+        results = _prove_all(_chosen(names), sizes)
     if as_json:
-        click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=1))
+        click.echo(json.dumps([_as_json(result) for result in results], indent=1))
     else:
-        _print(verdicts, ASCII if wants_ascii(asked=ascii_only) else UNICODE)
-    _report(verdicts)
+        _print(results, ASCII if wants_ascii(asked=ascii_only) else UNICODE)
+    _report(results)
 
 
 def _chosen(names: Sequence[str]) -> list[Algorithm]:
@@ -117,19 +117,19 @@ def _chosen(names: Sequence[str]) -> list[Algorithm]:
     return list(found.values())
 
 
-def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[Verdict]:
-    verdicts = {each.name: Verdict(each.name, each.collective.name) for each in chosen}
+def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[ProofResult]:
+    results = {each.name: ProofResult(each.name, each.collective.name) for each in chosen}
     work = [(each, size) for each in chosen for size in sizes]
     for algorithm, size in watched(work, "Proving"):
-        verdict = verdicts[algorithm.name]
+        result = results[algorithm.name]
         try:
             for schedule in _schedules(algorithm, size):
-                verdict.take(schedule)
+                result.take(schedule)
         except UnsupportedSizeError:
-            verdict.skipped.append(size)
+            result.skipped.append(size)
         except RoundelayError as error:
-            verdict.failures.append(f"{algorithm.name} on {rank_count(size)}: {error}")
-    return list(verdicts.values())
+            result.failures.append(f"{algorithm.name} on {rank_count(size)}: {error}")
+    return list(results.values())
 
 
 def _schedules(algorithm: Algorithm, size: int) -> Iterator[Schedule]:
@@ -137,45 +137,45 @@ def _schedules(algorithm: Algorithm, size: int) -> Iterator[Schedule]:
         yield choose.schedule_of(algorithm, size, root)
 
 
-def _as_json(verdict: Verdict) -> dict[str, object]:
+def _as_json(result: ProofResult) -> dict[str, object]:
     return {
-        "name": verdict.name,
-        "collective": verdict.collective,
-        "proved": verdict.proved,
-        "order": verdict.order,
-        "skipped_sizes": verdict.skipped,
-        "failures": verdict.failures,
+        "name": result.name,
+        "collective": result.collective,
+        "proved": result.proved,
+        "order": result.order,
+        "skipped_sizes": result.skipped,
+        "failures": result.failures,
     }
 
 
-def _print(verdicts: Sequence[Verdict], glyphs: Glyphs) -> None:
+def _print(results: Sequence[ProofResult], glyphs: Glyphs) -> None:
     made = table(ascii_only=glyphs is ASCII)
     for name in ("", "name", "collective"):
         made.add_column(name, no_wrap=True)
     made.add_column("proved", justify="right")
     made.add_column("order", no_wrap=True)
     made.add_column("remarks")
-    for verdict in verdicts:
-        failed = len(verdict.failures)
+    for result in results:
+        failed = len(result.failures)
         remarks = [f"{failed} failed"] if failed else []
-        if verdict.skipped:
-            remarks.append(f"not for sizes {', '.join(map(str, verdict.skipped))}")
+        if result.skipped:
+            remarks.append(f"not for sizes {', '.join(map(str, result.skipped))}")
         mark = (glyphs.failed, "bold red") if failed else (glyphs.done, "green")
         made.add_row(
             Text(*mark),
-            safe(verdict.name, glyphs),
-            verdict.collective,
-            str(verdict.proved),
-            verdict.order or "-",
+            safe(result.name, glyphs),
+            result.collective,
+            str(result.proved),
+            result.order or "-",
             "; ".join(remarks),
         )
     print_table(console_for(fit=made), made, glyphs=glyphs)
 
 
-def _report(verdicts: Sequence[Verdict]) -> None:
+def _report(results: Sequence[ProofResult]) -> None:
     """Say how it went on stderr, and end with 1 if anything failed."""
-    failures = [failure for verdict in verdicts for failure in verdict.failures]
-    proved = sum(verdict.proved for verdict in verdicts)
+    failures = [failure for result in results for failure in result.failures]
+    proved = sum(result.proved for result in results)
     for failure in failures[:10]:
         for line in failure.splitlines():
             click.echo(safe(line), err=True)

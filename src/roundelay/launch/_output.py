@@ -6,7 +6,7 @@ import os
 import time
 from typing import IO
 
-__all__ = ["Cursor", "Screen", "Stream", "screens"]
+__all__ = ["Cursor", "RankOutput", "Screen", "screens"]
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of the terminal's own palette
 PATIENCE_S = 0.25  # after which a line without an end is shown as it stands
@@ -16,7 +16,7 @@ LONGEST = 1 << 16  # bytes of a line that are held back
 class Cursor:
     """Whose unfinished line stands at the end; two outputs on one terminal share it."""
 
-    at: Stream | None = None
+    at: RankOutput | None = None
 
 
 class Screen:
@@ -37,20 +37,20 @@ class Screen:
             text = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{text}\x1b[0m"
         return text.encode() + b" "
 
-    def line(self, stream: Stream, text: bytes) -> None:
+    def line(self, stream: RankOutput, text: bytes) -> None:
         """Write a whole line, or the rest of the one that stands unfinished."""
         self._begin(stream, text)
         self._out.write(text.rsplit(b"\r", 1)[-1] + b"\n")
         self._cursor.at = None
 
-    def piece(self, stream: Stream, text: bytes) -> None:
+    def piece(self, stream: RankOutput, text: bytes) -> None:
         """Write the beginning of a line whose end has not come; it may be drawn over later."""
         self._begin(stream, text)
         self._out.write(text.rsplit(b"\r", 1)[-1])
         self._out.flush()
         self._cursor.at = stream
 
-    def _begin(self, stream: Stream, text: bytes) -> None:
+    def _begin(self, stream: RankOutput, text: bytes) -> None:
         if self._cursor.at is stream and b"\r" not in text:
             return
         if self._cursor.at is stream and self._tty:
@@ -70,7 +70,7 @@ def screens(out: IO[bytes], err: IO[bytes], *, size: int) -> tuple[Screen, Scree
     return Screen(out, size=size, cursor=shared), Screen(err, size=size, cursor=shared)
 
 
-class Stream:
+class RankOutput:
     """What one rank prints to one of its outputs, cut into lines."""
 
     def __init__(self, rank: int, screen: Screen) -> None:

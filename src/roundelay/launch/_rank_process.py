@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from roundelay import _core
 from roundelay.errors import RoundelayError
-from roundelay.launch._output import Screen, Stream
+from roundelay.launch._output import RankOutput, Screen
 from roundelay.launch._traceback_capture import ErrorStream
 from roundelay.launch.ending import RankEnd
 from roundelay.processes.limits import limit_hit
@@ -39,8 +39,8 @@ class RankProcess:
         self._told = False
         self._process = _start(rank, command, environment, inherits)
         self._errors = ErrorStream(rank, screens[1])
-        self._streams: dict[int, Stream] = {}  # those that are open, by descriptor
-        self._all = Stream(rank, screens[0]), self._errors
+        self._streams: dict[int, RankOutput] = {}  # those that are open, by descriptor
+        self._all = RankOutput(rank, screens[0]), self._errors
         for stream, pipe in zip(
             self._all, (self._process.stdout, self._process.stderr), strict=True
         ):

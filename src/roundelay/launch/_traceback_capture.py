@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 
-from roundelay.launch._output import Screen, Stream
+from roundelay.launch._output import RankOutput, Screen
 
 __all__ = ["ErrorStream"]
 
@@ -21,7 +21,7 @@ MOST_LINES = 10_000
 NAME = re.compile(rb"^(?:[\w.]*\.)?(\w+)(?::|$)")
 
 
-class ErrorStream(Stream):
+class ErrorStream(RankOutput):
     """The standard error of one rank; `traceback` is the traceback that it ended with."""
 
     def __init__(self, rank: int, screen: Screen) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, MissingPackageError
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     import torch
 
     from roundelay.training.precision import Precision
-    from roundelay.training.strategy import Strategy
+    from roundelay.training.strategies.ddp import Ddp
+    from roundelay.training.strategies.parameter_server import ParameterServer
+    from roundelay.training.strategies.zero import Zero
     from roundelay.training.verify import Loss, MakeOptimizer, Verdict
 
 __all__ = ["verify"]
@@ -26,7 +29,7 @@ def verify(
     batches: Sequence[Sequence[torch.Tensor]],
     *,
     loss: Loss | None = None,
-    strategy: str | Strategy = "ddp",
+    strategy: str | Ddp | ParameterServer | Zero = "ddp",
     precision: str | Precision = "fp32",
     ranks: int = 2,
     engine: str = "threads",
@@ -57,7 +60,7 @@ def verify(
         raise InvalidArgumentError("verify needs at least one batch.")
     model = make_model()  # once: ranks that are threads share torch's random numbers
 
-    def be_rank(comm: Communicator) -> list[tuple[int, int, str, float]]:
+    def be_rank(comm: Communicator) -> list[tuple[Any, ...]]:
         found = verify_on(
             comm,
             model,
@@ -68,11 +71,11 @@ def verify(
             precision=precision,
             clip=clip,
         )
-        return [(one.step, one.rank, one.parameter, one.relative) for step in found for one in step]
+        return [astuple(difference) for step in found for difference in step]
 
-    results = [one for one in run(be_rank, ranks, engine) if one is not None]
+    results = [result for result in run(be_rank, ranks, engine) if result is not None]
     return judge(
-        (Difference(*one) for result in results for one in result),
+        (Difference(*fields) for result in results for fields in result),
         strategy=strategy if isinstance(strategy, str) else repr(strategy),
         ranks=ranks,
         steps=len(batches),

@@ -10,7 +10,7 @@ from typing import cast
 from roundelay.errors import NetworkError
 from roundelay.networks._base import REDUCE_BANDWIDTH, Graph
 from roundelay.schedule import Link
-from roundelay.schedule.strict_json import Place, is_name, parse, read
+from roundelay.schedule.strict_json import DocumentPath, is_name, parse, read
 
 __all__ = ["load_network"]
 
@@ -38,7 +38,7 @@ def load_network(path: str | os.PathLike[str]) -> Graph:
     ...     load_network(file.name)
     <network pair of 2 ranks and 2 links>
     """
-    top = Place(os.fspath(path), NetworkError)
+    top = DocumentPath(os.fspath(path), NetworkError)
     value = parse(read(path, top), top)
     top.keys(value, known=FIELDS, required=REQUIRED)
     document = cast("dict[str, object]", value)
@@ -59,7 +59,7 @@ def load_network(path: str | os.PathLike[str]) -> Graph:
         top.fail(f"{error.place}: {error.problem}")
 
 
-def _links(item: object, place: Place, size: int) -> Iterator[Link]:
+def _links(item: object, place: DocumentPath, size: int) -> Iterator[Link]:
     place.keys(item, known=LINK_FIELDS, required=LINK_REQUIRED)
     fields = cast("dict[str, object]", item)
     ends = [_node(fields[word], place.field(word), size) for word in ("src", "dst")]
@@ -72,7 +72,7 @@ def _links(item: object, place: Place, size: int) -> Iterator[Link]:
         yield Link(ends[1], ends[0], latency, bandwidth)
 
 
-def _node(value: object, place: Place, size: int) -> int | str:
+def _node(value: object, place: DocumentPath, size: int) -> int | str:
     if isinstance(value, str):
         return place.name(value)
     return place.whole(value, 0, size - 1)

@@ -27,7 +27,7 @@ INTERRUPTED_S = 1.0
 GRACE_S = 5.0  # for the others, once one rank has failed, to say how they fared
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class RankFailure(msgspec.Struct, frozen=True, array_like=True):
     """How a rank failed, in its own words."""
 
     consequence: bool  # it only says that another rank is in trouble
@@ -38,7 +38,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     traceback: str = ""
 
 
-_read = msgspec.msgpack.Decoder(Failure).decode
+_read = msgspec.msgpack.Decoder(RankFailure).decode
 
 
 def report(work: Callable[[], bytes], world: _core.World, rank: int, channel: Channel) -> bool:
@@ -46,7 +46,7 @@ def report(work: Callable[[], bytes], world: _core.World, rank: int, channel: Ch
     try:
         channel.send(DONE + work())
     except BaseException as error:  # noqa: BLE001 - the parent raises it
-        failure = Failure(
+        failure = RankFailure(
             is_consequence(world, rank, error),
             time.monotonic_ns(),
             rank,
@@ -92,7 +92,7 @@ def collect(children: Children) -> list[bytes]:
     world = children.world
     size, deadline = len(children.channels), None
     results: dict[int, bytes] = {}
-    failures: dict[int, Failure] = {}
+    failures: dict[int, RankFailure] = {}
     while len(results) + len(failures) < size:
         for rank, message in children.messages(deadline):
             if message is not None and message[:1] == DONE:
@@ -100,7 +100,7 @@ def collect(children: Children) -> list[bytes]:
             elif message is not None:
                 failures[rank] = _read(message[1:])
             elif rank not in results and rank not in failures:
-                failures[rank] = Failure(consequence=False, at=time.monotonic_ns(), rank=rank)
+                failures[rank] = RankFailure(consequence=False, at=time.monotonic_ns(), rank=rank)
             over = not all(goes_on(world, lost) for lost in failures)
             if len(results) + len(failures) == size or (over and deadline is None):
                 break
@@ -127,7 +127,7 @@ def _told_by_user(error: BaseException) -> str:
     return "".join(traceback.format_exception(error.with_traceback(trace)))
 
 
-def _rank_failed(first: Failure, children: Children) -> RankFailed:
+def _rank_failed(first: RankFailure, children: Children) -> RankFailed:
     step = step_of(children.world, first.rank)
     if not first.kind:
         return RankFailed(first.rank, ended=_ended(children.ending(first.rank)), step=step)

@@ -21,7 +21,7 @@ from roundelay.processes.limits import limit_hit, no_files_left
 from roundelay.rendezvous import _messages as messages
 from roundelay.rendezvous.directory import RendezvousDirectory
 
-__all__ = ["Server"]
+__all__ = ["RendezvousServer"]
 
 HELLO_S = 5.0  # for a caller to say who it is
 TICK_S = 0.25
@@ -47,7 +47,7 @@ class _Caller:
             os.close(self.taken.pop())
 
 
-class Server:
+class RendezvousServer:
     """Serves the socket of a job until all ranks have come; use as a context manager."""
 
     def __init__(

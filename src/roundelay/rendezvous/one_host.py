@@ -20,7 +20,7 @@ from roundelay.processes.descriptors import allow_descriptors
 from roundelay.processes.limits import no_files_left, telling_limits
 from roundelay.processes.world import make_world
 from roundelay.rendezvous import _messages as messages
-from roundelay.rendezvous._server import Server
+from roundelay.rendezvous._server import RendezvousServer
 from roundelay.rendezvous.directory import RendezvousDirectory
 
 __all__ = ["Job", "forget", "rendezvous"]
@@ -59,7 +59,9 @@ def _rendezvous(job: Job, rank: int, timeout: float) -> _core.World:
     try:
         if rank == 0:
             world = make_world(job.size)
-            with Server(RendezvousDirectory(job.path), job.size, deadline, timeout) as server:
+            with RendezvousServer(
+                RendezvousDirectory(job.path), job.size, deadline, timeout
+            ) as server:
                 others = server.gather(world, reader)
         else:
             world, others = _join(job, rank, reader, deadline, timeout)

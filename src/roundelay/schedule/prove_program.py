@@ -45,7 +45,7 @@ def prove_program(programs: Programs, *, also_in_place: bool = False) -> None:
             raise ProofError(f"The program of {programs.schedule.name} ({reach})", failures)
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """A piece of memory: `turn` is the slice for buffers, its parity for slots."""
 
     space: Space | Literal["buffer"]  # one buffer when in and out are the same
@@ -79,7 +79,7 @@ class _Machine:
         self.in_place, self.slices = in_place, slices
         size = self.schedule.size
         self.algebra = Algebra()
-        self.memory: dict[Place, Memory] = {}
+        self.memory: dict[Address, Memory] = {}
         self.flags = [0] * size
         self.known = [[0] * size for _ in range(size)]
         self.posted: list[list[tuple[int, list[int]]]] = [[] for _ in range(size)]
@@ -242,11 +242,11 @@ class _Machine:
             self.reach.input if operand.space == "in" else self.reach.output
         )
 
-    def place(self, operand: Operand, turn: int) -> Place:
+    def place(self, operand: Operand, turn: int) -> Address:
         if operand.space == "slot":
-            return Place("slot", operand.rank, operand.at, turn % 2)
+            return Address("slot", operand.rank, operand.at, turn % 2)
         space = "buffer" if self.in_place else operand.space
-        return Place(space, operand.rank, operand.at, turn)
+        return Address(space, operand.rank, operand.at, turn)
 
     def fail(self, kind: Kind, rank: int, chunk: int, detail: str) -> NoReturn:
         raise _FaultError(Failure(kind, rank, chunk, None, detail, instruction=self.line[rank]))

@@ -11,7 +11,7 @@ from typing import Any, cast
 from roundelay.collectives import Collective, collectives
 from roundelay.errors import ScheduleError, UnknownNameError
 from roundelay.schedule.schedule import ACTIONS, Schedule, Transfer
-from roundelay.schedule.strict_json import MAX_BYTES, Place, is_name, parse, read
+from roundelay.schedule.strict_json import MAX_BYTES, DocumentPath, is_name, parse, read
 
 __all__ = ["from_json", "load", "save", "to_json"]
 
@@ -45,7 +45,7 @@ def to_json(schedule: Schedule) -> str:
      ]
     }
     """
-    place = Place(schedule.name if is_name(schedule.name) else "schedule")
+    place = DocumentPath(schedule.name if is_name(schedule.name) else "schedule")
     place.inside("name").name(schedule.name)
     collective = _collective(schedule.collective.name, place)
     if collective is not schedule.collective:
@@ -87,7 +87,7 @@ def from_json(text: str | bytes, *, place: str = "schedule") -> Schedule:
         ...
     roundelay.errors.ScheduleError: schedule: size: must be a whole number from 1 to 1024, not 2.0
     """
-    top = Place(place)
+    top = DocumentPath(place)
     value = parse(text, top)
     top.keys(value, known=FIELDS, required=REQUIRED)
     document = cast("dict[str, object]", value)
@@ -119,10 +119,10 @@ def save(schedule: Schedule, path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str]) -> Schedule:
     """Read a schedule from a file; it is called after the file if it has no name of its own."""
     place = os.fspath(path)
-    return from_json(read(path, Place(place)), place=place)
+    return from_json(read(path, DocumentPath(place)), place=place)
 
 
-def _collective(name: object, top: Place) -> Collective:
+def _collective(name: object, top: DocumentPath) -> Collective:
     place = top.inside("collective")
     try:
         return collectives.load(place.name(name))
@@ -130,7 +130,9 @@ def _collective(name: object, top: Place) -> Collective:
         place.fail(str(error))
 
 
-def _check_limits(collective: Collective, size: int, root: int, parts: int, top: Place) -> None:
+def _check_limits(
+    collective: Collective, size: int, root: int, parts: int, top: DocumentPath
+) -> None:
     """Refuse what would be too large, by arithmetic, before any of it is built."""
     top.inside("size").whole(size, 1, MAX_RANKS)
     top.inside("parts").whole(parts, 1, MAX_PARTS)
@@ -146,7 +148,7 @@ def _check_limits(collective: Collective, size: int, root: int, parts: int, top:
         )
 
 
-def _transfers(value: object, place: Place, size: int, chunks: int) -> list[Transfer]:
+def _transfers(value: object, place: DocumentPath, size: int, chunks: int) -> list[Transfer]:
     found = place.list(value, MAX_TRANSFERS)
     # Steps count from 0 and none is empty, so there are at most as many as transfers.
     within = {"step": len(found), "src": size, "dst": size, "chunk": chunks}
@@ -161,7 +163,7 @@ def _transfers(value: object, place: Place, size: int, chunks: int) -> list[Tran
     return transfers
 
 
-def _transfer(item: object, index: int, place: Place, within: Mapping[str, int]) -> Transfer:
+def _transfer(item: object, index: int, place: DocumentPath, within: Mapping[str, int]) -> Transfer:
     # A place is only built for what is wrong: there may be a million transfers.
     if not isinstance(item, dict) or not NEEDED <= item.keys() <= KNOWN:
         place.item(index).keys(item, known=Transfer._fields, required=tuple(within))

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from roundelay.errors import FormatError, ScheduleError, UnknownNameError
 
-__all__ = ["MAX_BYTES", "Place", "is_name", "parse", "read"]
+__all__ = ["MAX_BYTES", "DocumentPath", "is_name", "parse", "read"]
 
 #: The most that is read of a file.
 MAX_BYTES = 64 * 2**20
@@ -29,7 +29,7 @@ SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DocumentPath:
     """Where in a document we are, and the error to raise there."""
 
     path: str
@@ -39,17 +39,17 @@ class Place:
         """Raise the error of this place."""
         raise self.error(self.path, problem)
 
-    def inside(self, part: str) -> Place:
+    def inside(self, part: str) -> DocumentPath:
         """Return a place below the document itself, or the line of a text."""
-        return Place(f"{self.path}: {part}", self.error)
+        return DocumentPath(f"{self.path}: {part}", self.error)
 
-    def item(self, index: int) -> Place:
+    def item(self, index: int) -> DocumentPath:
         """Return the place of an item of the list at this place."""
-        return Place(f"{self.path}[{index}]", self.error)
+        return DocumentPath(f"{self.path}[{index}]", self.error)
 
-    def field(self, name: str) -> Place:
+    def field(self, name: str) -> DocumentPath:
         """Return the place of a field of the item at this place."""
-        return Place(f"{self.path}.{name}", self.error)
+        return DocumentPath(f"{self.path}.{name}", self.error)
 
     def whole(self, value: object, low: int, high: int) -> int:
         """Return `value` if it is a whole number from `low` to `high`."""
@@ -99,7 +99,7 @@ def is_name(text: str) -> bool:
     return 0 < len(text) <= MAX_NAME and text.isprintable()
 
 
-def read(path: str | os.PathLike[str], place: Place) -> bytes:
+def read(path: str | os.PathLike[str], place: DocumentPath) -> bytes:
     """Return the bytes of an ordinary file of at most `MAX_BYTES`."""
     try:
         found = Path(path).stat()
@@ -119,7 +119,7 @@ def read(path: str | os.PathLike[str], place: Place) -> bytes:
         place.fail(f"can't be read: {error.strerror or error}")
 
 
-def parse(text: str | bytes, place: Place) -> object:
+def parse(text: str | bytes, place: DocumentPath) -> object:
     """Return the value of a JSON text; refuse doubled keys, NaN, deep nesting and long numbers."""
     decoded = _decoded(text, place)
     if sum(map(decoded.count, "[{:,")) > MAX_TOKENS:
@@ -157,7 +157,7 @@ def parse(text: str | bytes, place: Place) -> object:
     return value
 
 
-def _decoded(text: str | bytes, place: Place) -> str:
+def _decoded(text: str | bytes, place: DocumentPath) -> str:
     if len(text) > MAX_BYTES:
         place.fail(f"is longer than {MAX_BYTES:,} bytes")
     if isinstance(text, str):

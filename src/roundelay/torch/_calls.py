@@ -17,10 +17,10 @@ from roundelay.engines._call_queue import CallQueue
 from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.torch._work import DONE, Done, Part, Work
 
-__all__ = ["Calls", "Step"]
+__all__ = ["Calls", "CommCall"]
 
 
-class Step(NamedTuple):
+class CommCall(NamedTuple):
     """One call of the communicator, and what to do once its result is there."""
 
     verb: str
@@ -42,7 +42,7 @@ class Calls:
         self._coalesced: list[Work] | None = None
 
     def _call(
-        self, name: str, steps: Sequence[Step], tensors: Sequence[Tensor], *, waits: bool
+        self, name: str, steps: Sequence[CommCall], tensors: Sequence[Tensor], *, waits: bool
     ) -> Work:
         """Run the steps; `tensors` are those that hold the result."""
         with self._shown(name, tensors):
@@ -58,7 +58,7 @@ class Calls:
             self._coalesced.append(work)
         return work
 
-    def _at_once(self, steps: Sequence[Step]) -> None:
+    def _at_once(self, steps: Sequence[CommCall]) -> None:
         self._await_queued()
         try:
             for step in steps:
@@ -69,7 +69,7 @@ class Calls:
             self._say_who(error)
             raise
 
-    def _later(self, name: str, steps: Sequence[Step], tensors: Sequence[Tensor]) -> Work:
+    def _later(self, name: str, steps: Sequence[CommCall], tensors: Sequence[Tensor]) -> Work:
         parts: list[Part] = []
         for step in steps:
             if step.asks or step.run is not None or self._queue.busy:
@@ -84,7 +84,7 @@ class Calls:
         if self._queue.busy:
             self._queue.run(lambda: None)
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: CommCall) -> None:
         if step.run is not None:
             step.run()
         else:

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from roundelay.torch._calls import Calls, Step
+from roundelay.torch._calls import Calls, CommCall
 from roundelay.torch._checks import lengths, one_each, times
 from roundelay.torch._options import listed, nested, options
 from roundelay.torch._tensors import beside, into, joined, memory, plain, rows, shared, units
@@ -39,7 +39,7 @@ class Moves(Calls):
         steps = []
         for tensor in tensors:
             buffer, after = into("broadcast", tensor)
-            steps.append(Step("broadcast", (buffer, opts.rootRank), {}, after))
+            steps.append(CommCall("broadcast", (buffer, opts.rootRank), {}, after))
         return self._call("broadcast", steps, tensors, waits=not opts.asyncOp)
 
     def allgather(
@@ -93,18 +93,18 @@ class Moves(Calls):
             steps = [self._gathered("gather", parts, given, opts.rootRank)]
             return self._call("gather", steps, parts, waits=not opts.asyncOp)
         data = memory("gather", plain("gather", given).contiguous())
-        steps = [Step("gather", (data, opts.rootRank))]
+        steps = [CommCall("gather", (data, opts.rootRank))]
         return self._call("gather", steps, (), waits=not opts.asyncOp)
 
-    def _gathered(self, verb: str, outputs: Tensors, given: Tensor, *root: int) -> Step:
+    def _gathered(self, verb: str, outputs: Tensors, given: Tensor, *root: int) -> CommCall:
         one_each(verb, outputs, self.comm.size)
         data = memory(verb, plain(verb, given).contiguous())
         table, after = rows(verb, outputs)
         counts = [output.numel() * units(output) for output in outputs]
         if len(set(counts)) == 1:
             out = table.reshape(self.comm.size, counts[0])
-            return Step(verb, (data, *root), {"out": out}, after)
-        return Step(verb, (data, *root), {"axis": 0, "counts": counts, "out": table}, after)
+            return CommCall(verb, (data, *root), {"out": out}, after)
+        return CommCall(verb, (data, *root), {"axis": 0, "counts": counts, "out": table}, after)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002 - torch's name
         """Bring everybody's tensor to everybody, one after the other in one tensor."""
@@ -129,7 +129,7 @@ class Moves(Calls):
             data = memory("all_gather", mine.contiguous())
             buffer, after = into("all_gather", output)
             out = buffer.reshape(self.comm.size, data.shape[0])
-            steps.append(Step("all_gather", (data,), {"out": out}, after))
+            steps.append(CommCall("all_gather", (data,), {"out": out}, after))
         return self._call(name, steps, outputs, waits=not opts.asyncOp)
 
     def scatter(
@@ -150,7 +150,7 @@ class Moves(Calls):
             for part in parts:
                 times("scatter", part, outputs[0], 1)
             given = joined("scatter", parts).reshape(self.comm.size, buffer.shape[0])
-        steps = [Step("scatter", (given, opts.rootRank), {"out": buffer}, after)]
+        steps = [CommCall("scatter", (given, opts.rootRank), {"out": buffer}, after)]
         return self._call("scatter", steps, outputs, waits=not opts.asyncOp)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, **more: Any) -> Work:
@@ -186,7 +186,7 @@ class Moves(Calls):
             return self._exchanged(name, data, counts, buffer, after, [output], opts)
         times(name, output, input, 1)
         table, out = (one.reshape(size, one.shape[0] // size) for one in (data, buffer))
-        steps = [Step("all_to_all", (table,), {"out": out}, after)]
+        steps = [CommCall("all_to_all", (table,), {"out": out}, after)]
         return self._call(name, steps, [output], waits=not opts.asyncOp)
 
     alltoall_base = all_to_all_single
@@ -197,14 +197,14 @@ class Moves(Calls):
     ) -> Work:  # fmt: skip
         """Send so many elements to each rank; a rank alone can't see whether all send the same."""
         shares = {"axis": 0, "counts": counts, "out": out}
-        steps = [Step("all_to_all", (data,), shares, after, asks=True)]
+        steps = [CommCall("all_to_all", (data,), shares, after, asks=True)]
         return self._call(name, steps, outputs, waits=not opts.asyncOp)
 
     def barrier(self, opts: Any = None, **more: Any) -> Work:
         """Return when every rank has come."""
         opts = options(BarrierOptions, opts, more)
         with self._limit(opts.timeout.total_seconds()):
-            return self._call("barrier", [Step("barrier", ())], (), waits=not opts.asyncOp)
+            return self._call("barrier", [CommCall("barrier", ())], (), waits=not opts.asyncOp)
 
     @contextmanager
     def _limit(self, seconds: float) -> Iterator[None]:

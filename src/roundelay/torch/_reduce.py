@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import (
 from torch.autograd import profiler
 
 from roundelay.errors import CommunicationError
-from roundelay.torch._calls import Calls, Step
+from roundelay.torch._calls import Calls, CommCall
 from roundelay.torch._checks import one_each, times
 from roundelay.torch._ops import NAMES, PREMUL_SUM, named, scaled
 from roundelay.torch._options import listed, nested, options
@@ -78,7 +78,7 @@ class Reductions(Calls):
         ]
         return self._call("reduce", steps, tensors, waits=not opts.asyncOp)
 
-    def _in_place(self, call: str, tensor: Tensor, reduce_op: Any, *root: int) -> Step:
+    def _in_place(self, call: str, tensor: Tensor, reduce_op: Any, *root: int) -> CommCall:
         op = named(reduce_op)
         if op is PREMUL_SUM:
             target = plain(call, tensor)
@@ -88,7 +88,7 @@ class Reductions(Calls):
         else:
             buffer, after = into(call, tensor, reduces=True)
         here = not root or root[0] == self.comm.rank
-        return Step(call, (buffer, op, *root), {}, after if here else None)
+        return CommCall(call, (buffer, op, *root), {}, after if here else None)
 
     def reduce_scatter(
         self,
@@ -133,15 +133,17 @@ class Reductions(Calls):
             steps.append(self._shared_out(data, output, counts, opts.reduceOp))
         return self._call(name, steps, outputs, waits=not opts.asyncOp)
 
-    def _shared_out(self, given: Any, output: Tensor, counts: list[int], reduce_op: Any) -> Step:
+    def _shared_out(
+        self, given: Any, output: Tensor, counts: list[int], reduce_op: Any
+    ) -> CommCall:
         op = named(reduce_op)
         op = "sum" if op is PREMUL_SUM else op
         buffer, after = into("reduce_scatter", output, reduces=True)
         if len(set(counts)) == 1:
             table = given.reshape(self.comm.size, counts[0])
-            return Step("reduce_scatter", (table, op), {"out": buffer}, after)
+            return CommCall("reduce_scatter", (table, op), {"out": buffer}, after)
         shares = {"axis": 0, "counts": counts, "out": buffer}
-        return Step("reduce_scatter", (given, op), shares, after)
+        return CommCall("reduce_scatter", (given, op), shares, after)
 
 
 def _multiplied(tensors: Tensors, reduce_op: Any) -> Tensors:

@@ -43,14 +43,14 @@ class Connected:
     fail: Callable[[str, str], None]  # "failed" or "interrupted", and by what
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _HostRendezvous(msgspec.Struct, frozen=True):
     """What rank 0 chose for the meeting of one host."""
 
     token: str
     folder: str
 
 
-_read = msgspec.json.Decoder(_Told).decode
+_read = msgspec.json.Decoder(_HostRendezvous).decode
 
 
 def rendezvous_by_store(
@@ -67,7 +67,7 @@ def rendezvous_by_store(
     if len(set(hosts)) > 1:
         return _on_several_hosts(store, rank, size, timeout)
     if rank == 0:
-        told = _Told(secrets.token_hex(16), tempfile.gettempdir())
+        told = _HostRendezvous(secrets.token_hex(16), tempfile.gettempdir())
         store.set(RENDEZVOUS, msgspec.json.encode(told))
     told = _read(await_all(store, [RENDEZVOUS], rank, size, timeout, came=REACHED)[0])
     job = Job(f"torch\n{told.token}", size, Path(told.folder))

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, UnsupportedReductionError
-from roundelay.torch._calls import Step
+from roundelay.torch._calls import CommCall
 
 __all__ = ["sparse_sum"]
 
 
-def sparse_sum(comm: Communicator, tensor: Tensor, op: str) -> Step:
+def sparse_sum(comm: Communicator, tensor: Tensor, op: str) -> CommCall:
     """All-reduce a COO tensor, in place, as gloo does: what several ranks have is added up."""
     if op != "sum":
         raise UnsupportedReductionError(
             f"all_reduce of sparse tensors has sum only, not {op}. Pass tensor.to_dense()."
         )
-    return Step("sparse_sum", (), run=partial(_sum, comm, tensor))
+    return CommCall("sparse_sum", (), run=partial(_sum, comm, tensor))
 
 
 def _sum(comm: Communicator, tensor: Tensor) -> None:

@@ -12,7 +12,7 @@ from roundelay.view._crowd import Crowd
 if TYPE_CHECKING:
     from roundelay.view.picture import Frame
 
-__all__ = ["Progress", "Sent", "counted", "span"]
+__all__ = ["ContractProgress", "Payload", "counted", "span"]
 
 
 def span(values: Collection[int]) -> str:
@@ -35,7 +35,7 @@ def counted(count: int | None, what: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class Payload:
     """What the messages of a step carry, as far as they are alike."""
 
     part: str  # chunk or block
@@ -83,7 +83,7 @@ class Sent:
         return f"{its} {number}partial sum{s}"
 
 
-class Progress:
+class ContractProgress:
     """Says how much of what the contract asks for has come."""
 
     def __init__(

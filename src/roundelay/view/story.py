@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roundelay.schedule import Cell, Schedule, Transfer
-from roundelay.view._amounts import Progress, Sent, counted, span
+from roundelay.view._amounts import ContractProgress, Payload, counted, span
 from roundelay.view._crowd import Crowd
 from roundelay.view._graph import Shape
 from roundelay.view.phases import Phase, phases_of
@@ -83,7 +83,7 @@ class _Teller:
         self.adds = schedule.collective.reduces and not self.news
         self.running = len(set(map(_sizes, self.due.values()))) > 1 and self.adds  # a scan
         self.part = "block" if schedule.collective.named else "chunk"
-        self.progress = Progress(schedule, self.due, self.who, running=self.running)
+        self.progress = ContractProgress(schedule, self.due, self.who, running=self.running)
 
     def sentence(self, number: int) -> str:
         """Say who sends what to whom in the step that leads to a frame, and what comes of it."""
@@ -111,13 +111,13 @@ class _Teller:
         adds = f", which add{'' if road.to_many else 's'} {sent.pronoun}" if reduces else ""
         return f"{road.src} {verb} {what}{on} to {road.dst}{adds}"
 
-    def _sent(self, number: int, transfers: Sequence[Transfer]) -> Sent:
+    def _sent(self, number: int, transfers: Sequence[Transfer]) -> Payload:
         before = self.frames[number - 1]
         counts = set(Counter((transfer.src, transfer.dst) for transfer in transfers).values())
         views = [before.cells.get(Cell(transfer.src, transfer.chunk)) for transfer in transfers]
         found = [(view, t) for view, t in zip(views, transfers, strict=True) if view is not None]
         held = Counter(cell.rank for cell in before.cells) if not self.adds else Counter()
-        return Sent(
+        return Payload(
             part=self.part,
             count=max(counts) if len(counts) == 1 else None,
             chunks=self.schedule.chunks,

@@ -10,7 +10,7 @@ from roundelay.collectives import collectives
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import REDUCTIONS, Array, fold
 
-__all__ = ["Buffers", "Work", "bus_factor", "check_reduction", "least_traffic"]
+__all__ = ["Buffers", "Workload", "bus_factor", "check_reduction", "least_traffic"]
 
 PERIOD = 7  # of the pattern; a prime, so that shifted blocks differ
 
@@ -24,7 +24,7 @@ class Buffers:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """One collective on `count` elements (of the largest buffer), as one rank sees it."""
 
     collective: str
@@ -38,7 +38,7 @@ class Work:
     @classmethod
     def of(
         cls, collective: str, nbytes: int, *, rank: int, size: int, dtype: str, op: str, root: int
-    ) -> Work:
+    ) -> Workload:
         """Take as many elements as fit, equally many for every block, and at least one each."""
         blocks = collectives.load(collective).per_rank(size, root)
         count = max(1, nbytes // np.dtype(dtype).itemsize // blocks) * blocks
