@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from roundelay.cli import _doctor_host, _host
-from roundelay.cli._finding import Finding
+from roundelay.cli import _doctor_host
+from roundelay.cli import _doctor_host as _host
+from roundelay.cli._doctor_environment import Finding
 
 Run = Callable[..., Result]
 NAME = f"roundelay-{os.geteuid()}-{'0123abcd' * 3}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
-import sys
 from collections.abc import Sequence
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from roundelay.bench import CaseResult, PeerVersions, Spec, measure
 from roundelay.bench.tune import specs, tuned
-from roundelay.cli._types import console_on_errors
+from roundelay.cli._progress import progress_bar
 from roundelay.collectives import collectives
 from roundelay.tuning import Tuning, tuning_path
 from roundelay.view.terminal_text import nbytes_text
@@ -23,21 +22,16 @@ def run_all(runs: Sequence[Spec], label: str) -> tuple[list[CaseResult], dict[st
     """Return all rows of all runs, and the versions of the peers."""
     rows: list[CaseResult] = []
     versions: dict[str, str] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())  # fmt: skip
-    shown = console_on_errors()
-    with Progress(
-        *columns, console=shown, transient=True, disable=not sys.stderr.isatty()
-    ) as progress:
-        task = progress.add_task(label, total=sum(len(run.cases) for run in runs))
+    with progress_bar() as bar:
+        task = bar.add_task(label, total=sum(len(run.cases) for run in runs))
         for run in runs:
             for message in measure(run):
                 if isinstance(message, PeerVersions):
                     versions.update(message.versions)
                 else:
                     rows.append(message)
-                    told = f"{label} {message.collective} {nbytes_text(message.nbytes)}"
-                    progress.update(task, advance=1, description=told)
+                    case = f"{label} {message.collective} {nbytes_text(message.nbytes)}"
+                    bar.update(task, advance=1, description=case)
     return rows, versions
 
 
@@ -51,17 +45,13 @@ def tune(collective: str | None, size: int, sizes: Sequence[int], *, engine: str
         base = Tuning.load(path, size=size)
     except FileNotFoundError:
         base = Tuning()
-    made = tuned(rows, base)
-    made.save(path, size=size)
+    tuning = tuned(rows, base)
+    tuning.save(path, size=size)
     for name in names:
-        said = [
-            f"{choice.algorithm}" + (f" up to {nbytes_text(choice.up_to)}" if more else "")
-            for choice, more in zip(made.table[name], _all_but_last(made, name), strict=True)
+        choices = [
+            choice.algorithm
+            + (f" up to {nbytes_text(choice.up_to)}" if math.isfinite(choice.up_to) else "")
+            for choice in tuning.table[name]
         ]
-        click.echo(f"{name}: {', then '.join(said)}")
+        click.echo(f"{name}: {', then '.join(choices)}")
     click.echo(f"Wrote {path}; every run on {size} ranks or more reads it.", err=True)
-
-
-def _all_but_last(made: Tuning, collective: str) -> list[bool]:
-    choices = made.table[collective]
-    return [number < len(choices) - 1 for number in range(len(choices))]

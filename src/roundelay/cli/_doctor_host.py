@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from roundelay import _core
-from roundelay.cli import _host as host
-from roundelay.cli._finding import Finding
+from roundelay.cli._doctor_environment import Finding, checked
 from roundelay.cli._leftovers import rendezvous_folders
 from roundelay.communicator import Communicator
 from roundelay.errors import RoundelayError, rank_count
@@ -24,12 +23,13 @@ from roundelay.launch import run
 from roundelay.processes.amx import CURE, amx_traps, announces_amx
 from roundelay.view.terminal_text import nbytes_text
 
-__all__ = ["host_findings"]
+__all__ = ["cpu_quota", "host_findings", "memory_available", "memory_limit_left"]
 
 GIB = 1 << 30
 FEW_FILES, FEW_PROCESSES = 256, 256
 SMALL_SHM = 64 << 20
 SHM = "/dev/shm"  # noqa: S108 - looked at, never written
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def host_findings(size: int) -> Iterator[Finding]:
@@ -41,7 +41,7 @@ def host_findings(size: int) -> Iterator[Finding]:
     yield _shm()
     yield _memfd(size)
     yield from _limits(size)
-    yield _meeting()
+    yield _rendezvous()
     yield _ptrace()
     yield _ranks(size)
 
@@ -52,69 +52,56 @@ def _native() -> Finding:
     said = f"{_core.version}, {_core.compiler()}, uses {used} of {' '.join(sets)}"
     if limit := os.environ.get("ROUNDELAY_MAX_ISA"):
         cure = "Unset it to have the quickest kernels of this CPU."
-        return Finding("warning", "native core", f"{said}, by ROUNDELAY_MAX_ISA={limit[:60]}", cure)
-    if used != sets[-1]:
-        return Finding("warning", "native core", said, f"This CPU could do {sets[-1]}.")
-    return Finding("ok", "native core", said)
+        return checked("native core", f"{said}, by ROUNDELAY_MAX_ISA={limit[:60]}", cure)
+    cure = "" if used == sets[-1] else f"This CPU could do {sets[-1]}."
+    return checked("native core", said, cure)
 
 
 def _amx() -> Finding:
     if not announces_amx():
         return Finding("absent", "AMX", "not announced by this CPU; not needed")
     if importlib.util.find_spec("torch") is None:
-        return Finding("ok", "AMX", "announced; only PyTorch would use it, which is not there")
+        return checked("AMX", "announced; only PyTorch would use it, which is not there")
     if amx_traps():
         said = "announced, but it traps: PyTorch's bf16 layers die of SIGILL"
-        return Finding("warning", "AMX", said, f"{CURE[:1].upper()}{CURE[1:]}.")
-    return Finding("ok", "AMX", "announced, and PyTorch's bf16 layers run")
+        return checked("AMX", said, f"{CURE[:1].upper()}{CURE[1:]}.")
+    return checked("AMX", "announced, and PyTorch's bf16 layers run")
 
 
 def _cores(size: int) -> Finding:
-    usable, quota = len(os.sched_getaffinity(0)), host.cpu_quota()
+    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
     said = f"{_core.available_cores()} usable of {os.cpu_count()} (affinity {usable}"
     said += f", quota {quota:g})" if quota is not None else ", no quota)"
+    cure = ""
     if size > _core.available_cores():
-        return Finding(
-            "warning",
-            "cores",
-            f"{said}, for {rank_count(size)}",
+        cure = (
             f"Ranks will take turns: correct, but slower. Give the job {size} cores "
-            f"(docker --cpus={size}, taskset, --cpus-per-task), or start fewer ranks.",
+            f"(docker --cpus={size}, taskset, --cpus-per-task), or start fewer ranks."
         )
-    return Finding("ok", "cores", f"{said}, for {rank_count(size)}")
+    return checked("cores", f"{said}, for {rank_count(size)}", cure)
 
 
 def _memory() -> Finding:
-    free, left = host.memory_available(), host.memory_limit_left()
-    known = [each for each in (free, left) if each is not None]
+    free, left = memory_available(), memory_limit_left()
+    known = [nbytes for nbytes in (free, left) if nbytes is not None]
     if not known:
-        return Finding("warning", "memory", "not known", "See that buffers fit twice.")
+        return checked("memory", "not known", "See that buffers fit twice.")
     limit = "no limit" if left is None else f"{nbytes_text(max(left, 0))} left of the limit"
     said = f"{nbytes_text(free or 0)} available, {limit} of the control group"
+    cure = ""
     if min(known) < GIB:
-        return Finding(
-            "warning",
-            "memory",
-            said,
-            "Large buffers may not fit; raise the container's limit (docker --memory=4g).",
-        )
-    return Finding("ok", "memory", said)
+        cure = "Large buffers may not fit; raise the container's limit (docker --memory=4g)."
+    return checked("memory", said, cure)
 
 
 def _shm() -> Finding:
     try:
         total, _, free = shutil.disk_usage(SHM)
     except OSError:
-        return Finding("ok", SHM, "not there; not needed")
+        return checked(SHM, "not there; not needed")
     said = f"{nbytes_text(free)} free of {nbytes_text(total)}; not needed"
-    if free < SMALL_SHM:
-        return Finding(
-            "warning",
-            SHM,
-            said,
-            "torch's data loaders and MPI may need more: docker --shm-size=1g.",
-        )
-    return Finding("ok", SHM, said)
+    cure = "torch's data loaders and MPI may need more: docker --shm-size=1g."
+    return checked(SHM, said, cure if free < SMALL_SHM else "")
 
 
 def _memfd(size: int) -> Finding:
@@ -126,9 +113,8 @@ def _memfd(size: int) -> Finding:
         if soft != resource.RLIM_INFINITY:
             cure = f"The address space is limited to {nbytes_text(soft)}: ulimit -v unlimited."
         return Finding("failed", "shared memory", str(error), cure)
-    return Finding(
-        "ok", "shared memory", f"memfd works; {rank_count(size)} take {world.used >> 10} KiB"
-    )
+    said = f"memfd works; {rank_count(size)} take {world.used >> 10} KiB"
+    return checked("shared memory", said)
 
 
 def _limits(size: int) -> Iterator[Finding]:
@@ -138,16 +124,14 @@ def _limits(size: int) -> Iterator[Finding]:
     ):
         soft = resource.getrlimit(number)[0]
         said = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}"
-        if soft != resource.RLIM_INFINITY and soft < few:
-            yield Finding("warning", name, said, f"Allow {few} or more: ulimit {flag} {few}.")
-        else:
-            yield Finding("ok", name, said)
+        enough = soft == resource.RLIM_INFINITY or soft >= few
+        yield checked(name, said, "" if enough else f"Allow {few} or more: ulimit {flag} {few}.")
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     said = "no limit" if soft == resource.RLIM_INFINITY else f"at most {nbytes_text(soft)}"
-    yield Finding("ok", "locked memory", f"{said}; not needed on one host")
+    yield checked("locked memory", f"{said}; not needed on one host")
 
 
-def _meeting() -> Finding:
+def _rendezvous() -> Finding:
     folder = rendezvous_folders(os.environ)[0]
     try:
         with tempfile.TemporaryDirectory(prefix="roundelay-doctor-", dir=folder) as own:
@@ -164,7 +148,7 @@ def _meeting() -> Finding:
             f"{folder}: {error.strerror}",
             "Set XDG_RUNTIME_DIR or TMPDIR to a folder that you can write, on a local disk.",
         )
-    return Finding("ok", "rendezvous", f"{folder} takes sockets")
+    return checked("rendezvous", f"{folder} takes sockets")
 
 
 def _ptrace() -> Finding:
@@ -172,7 +156,7 @@ def _ptrace() -> Finding:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
     except OSError:
         scope = "not there"
-    return Finding("ok", "ptrace scope", f"{scope}; not needed, ranks read only what they share")
+    return checked("ptrace scope", f"{scope}; not needed, ranks read only what they share")
 
 
 def _ranks(size: int) -> Finding:
@@ -191,4 +175,66 @@ def _ranks(size: int) -> Finding:
     said = f"{sum(right)} of {size} processes all-reduced, and got it right"
     if not all(right):
         return Finding("failed", "ranks", said, "Please report this: it must not happen.")
-    return Finding("ok", "ranks", said)
+    return checked("ranks", said)
+
+
+def cpu_quota() -> float | None:
+    """Return how many cores' worth of time the control groups allow; None: as many as there are."""
+    found = []
+    for folder in _groups("cpu"):
+        words = _words(folder / "cpu.max")
+        if len(words) == 2 and words[0] != "max":  # noqa: PLR2004 - quota and period
+            found.append(int(words[0]) / int(words[1]))
+        quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
+        if quota and period and int(quota[0]) > 0:
+            found.append(int(quota[0]) / int(period[0]))
+    return min(found, default=None)
+
+
+def memory_limit_left() -> int | None:
+    """Return how many bytes the control groups still allow; None where they set no limit."""
+    found = []
+    for folder in _groups("memory"):
+        for most, used in (("memory.max", "memory.current"),
+                           ("memory.limit_in_bytes", "memory.usage_in_bytes")):  # fmt: skip
+            limit, now = _words(folder / most), _words(folder / used)
+            # Version 1 writes "no limit" as a number near 2 to the 63rd.
+            if limit and now and limit[0] != "max" and int(limit[0]) < 1 << 62:
+                found.append(int(limit[0]) - int(now[0]))
+    return min(found, default=None)
+
+
+def memory_available() -> int | None:
+    """Return the bytes that the kernel could give without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's control groups, from the innermost to the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        base = CGROUPS / names if names else CGROUPS
+        own = Path(os.path.normpath(f"{base}/{path}"))
+        for folder in (own, *own.parents):
+            if folder == base or base in folder.parents:
+                yield folder
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="ascii").split()
+    except OSError:
+        return []

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from roundelay import _core
-from roundelay.cli._leftovers import Traces, left_behind
+from roundelay.cli._leftovers import left_behind, traces
 from roundelay.communicator import Communicator
 from roundelay.communicator import __file__ as communicator_file
 from roundelay.communicator.selection import Selection
@@ -57,42 +57,45 @@ class BrokenRun(msgspec.Struct, frozen=True):
     """A run that was broken: when, what every rank was told, and what is left of it."""
 
     at: float
-    told: list[RankError]
+    errors: list[RankError]
     left: dict[str, list[str]]
 
     def seconds(self) -> float:
         """Return the time from the fault to the last error; a rank that was stopped comes later."""
-        heard = [each.at for each in self.told if each.rank != VICTIM]
+        heard = [each.at for each in self.errors if each.rank != VICTIM]
         return max(heard, default=self.at) - self.at
 
 
 def break_run(fault: str, size: int, *, timeout: float) -> BrokenRun:
     """Let `size` processes reduce in a loop, break one, and collect what the others say."""
-    before = Traces.now()
-    at, told = _run(fault, size, timeout)
-    return BrokenRun(at, sorted(told, key=lambda each: each.rank), left_behind(before))
+    before = traces()
+    watch = _run(fault, size, timeout)
+    errors = sorted(watch.errors, key=lambda error: error.rank)
+    return BrokenRun(watch.at, errors, left_behind(before))
 
 
-def _run(fault: str, size: int, timeout: float) -> tuple[float, list[RankError]]:
+def _run(fault: str, size: int, timeout: float) -> _Watch:
+    """Run in a frame of its own: what it holds must be gone before leftovers are looked for."""
+    watch = _Watch(fault, size)
+
     def body(world: _core.World, rank: int, channel: Channel) -> None:
         _work(world, rank, channel, fault=fault, timeout=timeout)
 
     with Children(body, size, tied=True) as children:
-        watch = _Watch(fault, size)
         try:
             for rank, message in children.messages():
                 if message is not None:
                     watch.hear(rank, message)
         finally:
             watch.wake()
-    return watch.at, watch.told
+    return watch
 
 
 class _Watch:
     """Strikes when all ranks are at work, and writes down what they say."""
 
     def __init__(self, fault: str, size: int) -> None:
-        self.at, self.told = 0.0, list[RankError]()
+        self.at, self.errors = 0.0, list[RankError]()
         self._fault, self._size = fault, size
         self._pids: dict[int, int] = {}
 
@@ -102,8 +105,8 @@ class _Watch:
         if isinstance(note, Struck):
             self.at = note.at
         elif isinstance(note, RankError):
-            self.told.append(note)
-            if len(self.told) == self._size - 1:
+            self.errors.append(note)
+            if len(self.errors) == self._size - 1:
                 self.wake()
         else:
             self._pids[rank] = note.pid
@@ -141,5 +144,5 @@ def _work(world: _core.World, rank: int, channel: Channel, *, fault: str, timeou
             comm.all_reduce(gradients, op="avg")
             call += 1
     except CommunicationError as error:
-        met = RankError(rank, time.monotonic(), type(error).__name__, str(error))
-        channel.send(msgspec.json.encode(met))
+        told = RankError(rank, time.monotonic(), type(error).__name__, str(error))
+        channel.send(msgspec.json.encode(told))

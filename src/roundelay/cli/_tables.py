@@ -19,14 +19,13 @@ from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text, sa
 __all__ = ["compare", "outputs", "print_table", "sent_text", "table"]
 
 
-def table(*, ascii_only: bool) -> Table:
+def table(glyphs: Glyphs) -> Table:
     """Return an empty table in the house's look."""
-    return Table(
-        box=box.ASCII2 if ascii_only else box.ROUNDED, border_style="dim", header_style="bold"
-    )
+    lines = box.ASCII2 if glyphs is ASCII else box.ROUNDED
+    return Table(box=lines, border_style="dim", header_style="bold")
 
 
-def print_table(console: Console, made: Table, *, glyphs: Glyphs) -> None:
+def print_table(console: Console, made: Table, glyphs: Glyphs) -> None:
     """Print a table; where it has no room, every row as a name and what is known of it."""
     room = Measurement.get(console, console.options.update(width=MOST_WIDTH), made)
     rigid = all(column.no_wrap for column in made.columns)
@@ -53,7 +52,7 @@ def outputs(
 ) -> Table:
     """Show what every rank gets back."""
     glyphs = ASCII if ascii_only else UNICODE
-    made = table(ascii_only=ascii_only)
+    made = table(glyphs)
     made.add_column(safe(rank_name, glyphs), no_wrap=True)
     made.add_column("output", overflow="fold")
     for rank, text in zip(ranks, texts, strict=True):
@@ -64,7 +63,7 @@ def outputs(
 def compare(pictures: Sequence[Picture], orders: Sequence[str], *, ascii_only: bool) -> Table:
     """Put the prices of two schedules beside each other; the lower of two numbers is bold."""
     glyphs = ASCII if ascii_only else UNICODE
-    made = table(ascii_only=ascii_only)
+    made = table(glyphs)
     made.add_column("")
     for picture in pictures:
         made.add_column(safe(picture.schedule.name, glyphs), justify="right")

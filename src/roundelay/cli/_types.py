@@ -12,6 +12,8 @@ import click
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
+from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs
+
 __all__ = [
     "MOST_RANKS",
     "MOST_WIDTH",
@@ -20,6 +22,8 @@ __all__ = [
     "bytes_option",
     "console_for",
     "console_on_errors",
+    "glyphs_option",
+    "json_option",
     "network_option",
     "terminal_size",
     "wants_ascii",
@@ -109,6 +113,18 @@ network_option = click.option(
     show_default=True,
     metavar="NETWORK",
     help="Network to estimate costs on: a name, with options (hosts:per_host=4), or a JSON file.",
+)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+
+
+def _glyphs(_: click.Context, __: click.Parameter, asked: bool) -> Glyphs:  # noqa: FBT001 - click
+    return ASCII if wants_ascii(asked=asked) else UNICODE
+
+
+glyphs_option = click.option(
+    "--ascii", "glyphs", is_flag=True, callback=_glyphs, help="Plain ASCII only."
 )
 
 

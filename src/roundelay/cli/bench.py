@@ -19,13 +19,13 @@ from roundelay.bench.messages import ARENA, OURS, PEERS
 from roundelay.bench.report import Comparison, document, lines
 from roundelay.bench.workload import check_reduction
 from roundelay.cli import _choose as choose
-from roundelay.cli._bench_plot import plot
 from roundelay.cli._bench_run import run_all, tune
 from roundelay.cli._tables import print_table, table
-from roundelay.cli._types import MOST_WIDTH, NBYTES, console_for, wants_ascii
+from roundelay.cli._types import MOST_WIDTH, NBYTES, console_for, glyphs_option, json_option
 from roundelay.errors import InvalidArgumentError, UnknownNameError, rank_count
 from roundelay.reductions import DTYPES
-from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs
+from roundelay.view.chart import Axis, chart
+from roundelay.view.terminal_text import Glyphs, nbytes_text, seconds_text, three_digits
 
 __all__ = ["command"]
 
@@ -56,8 +56,8 @@ PLAIN_DTYPES = [name for name in DTYPES if name != "bfloat16"]  # which numpy la
 @click.option("--iterations", type=int, help="Calls per row; as time allows.")
 @click.option("--plot", "drawing", type=click.Path(path_type=Path), help="Write an SVG, too.")
 @click.option("--tune", "tuning", is_flag=True, help="Choose algorithms for this host, and save.")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@glyphs_option
+@json_option
 def command(
     *,
     collective: str | None,
@@ -74,7 +74,7 @@ def command(
     iterations: int | None,
     drawing: Path | None,
     tuning: bool,
-    ascii_only: bool,
+    glyphs: Glyphs,
     as_json: bool,
 ) -> None:
     """Measure a collective, all_reduce by default, for rising numbers of bytes.
@@ -107,7 +107,7 @@ def command(
     if as_json:
         click.echo(json.dumps({**_machine(), **document(spec, rows, versions)}, indent=1))
     else:
-        _print(spec, rows, versions, ASCII if wants_ascii(asked=ascii_only) else UNICODE)
+        _print(spec, rows, versions, glyphs)
     _end(rows)
     return None
 
@@ -169,10 +169,27 @@ def _machine() -> dict[str, object]:
 
 def _draw(path: Path, rows: list[CaseResult], title: str) -> None:
     try:
-        path.write_text(plot(rows, title), encoding="utf-8")
+        path.write_text(_plot(rows, title), encoding="utf-8")
     except OSError as error:
         raise InvalidArgumentError(f"--plot {path}: can't write ({error.strerror}).") from error
     click.echo(f"Wrote {path}.", err=True)
+
+
+def _plot(rows: list[CaseResult], title: str) -> str:
+    """Return an SVG of time over bytes; rows without bytes, as a barrier's, are left out."""
+    rows = [row for row in rows if row.nbytes]
+    names = dict.fromkeys(name for row in rows for name in row.timings)
+    curves: dict[str, list[tuple[float, float]]] = {
+        name: [(row.nbytes, row.timings[name].seconds) for row in rows if name in row.timings]
+        for name in names
+    }
+    curves["memory floor"] = [(row.nbytes, row.floor) for row in rows if row.floor]
+    return chart(
+        curves,
+        title=title,
+        across=Axis("bytes of the largest buffer of a rank", base=2, every=3, text=nbytes_text),
+        up=Axis("time of one call", base=10, text=seconds_text),
+    )
 
 
 def _print(spec: Spec, rows: list[CaseResult], versions: dict[str, str], glyphs: Glyphs) -> None:
@@ -181,7 +198,7 @@ def _print(spec: Spec, rows: list[CaseResult], versions: dict[str, str], glyphs:
     room = console.options.update(width=MOST_WIDTH)
     if console.width < Measurement.get(console, room, made).maximum:
         made = _table(spec, rows, glyphs, brief=True)
-    print_table(console, made, glyphs=glyphs)
+    print_table(console, made, glyphs)
     where = f"{spec.engine}, arena" if spec.contenders[0] == ARENA else spec.engine
     beside = "".join(f", {name}: {version}" for name, version in versions.items())
     console.print(
@@ -198,7 +215,7 @@ def _table(spec: Spec, rows: list[CaseResult], glyphs: Glyphs, *, brief: bool) -
     speeds = ["busbw"] if brief else ["algbw", "busbw"]
     names = ["size", *details, f"time {unit}", *speeds, "#wrong", "floor"]
     names += [each for peer in spec.contenders[1:] for each in (f"{peer} {unit}", "ratio")]
-    made = table(ascii_only=glyphs is ASCII)
+    made = table(glyphs)
     for name in names:
         side: Literal["left", "right"] = "left" if name in ("type", "redop") else "right"
         made.add_column(name, justify=side, no_wrap=not brief, overflow="fold")
@@ -212,17 +229,17 @@ def _table(spec: Spec, rows: list[CaseResult], glyphs: Glyphs, *, brief: bool) -
 
 def _details(spec: Spec, line: Comparison) -> list[str]:
     contract = choose.collective_called(line.row.collective)
-    adds = contract.reduces and not contract.idempotent
+    op = spec.op if choose.adds_up(contract) else "none"
     root = spec.root if contract.rooted else -1
-    return [str(line.row.count), spec.dtype, spec.op if adds else "none", str(root)]
+    return [str(line.row.count), spec.dtype, op, str(root)]
 
 
 def _figures(line: Comparison, *, brief: bool) -> list[str | Text]:
     return [
-        _three(line.timing.seconds * 1e6),
+        three_digits(line.timing.seconds * 1e6),
         *([] if brief else [f"{line.alg_bw:.2f}"]),
         f"{line.bus_bw:.2f}",
-        _wrong(line.timing.wrong),
+        Text(str(line.timing.wrong), style="bold red" if line.timing.wrong else ""),
         "-" if line.floor_percent is None else f"{line.floor_percent:.0f} %",
     ]
 
@@ -235,16 +252,11 @@ def _beside(spec: Spec, line: Comparison) -> list[str | Text]:
             continue
         ratio = line.ratio(peer)
         style = "green" if ratio >= 1 else "yellow"
-        cells += [_three(line.peers[peer].seconds * 1e6), Text(f"{_three(ratio)}x", style=style)]
+        cells += [
+            three_digits(line.peers[peer].seconds * 1e6),
+            Text(f"{three_digits(ratio)}x", style=style),
+        ]
     return cells
-
-
-def _wrong(count: int) -> Text:
-    return Text(str(count), style="bold red" if count else "")
-
-
-def _three(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"  # noqa: PLR2004 - no 1e+03
 
 
 def _end(rows: list[CaseResult]) -> None:

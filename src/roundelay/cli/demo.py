@@ -14,12 +14,12 @@ from rich.text import Text
 from roundelay.bench import Case, CaseResult, Spec
 from roundelay.cli._bench_run import run_all
 from roundelay.cli._faults import BrokenRun, break_run
-from roundelay.cli._leftovers import Traces, left_behind
+from roundelay.cli._leftovers import left_behind, traces
 from roundelay.cli._small_host import Shown
 from roundelay.cli._tables import print_table, table
-from roundelay.cli._types import console_for, wants_ascii
+from roundelay.cli._types import console_for, glyphs_option, json_option
 from roundelay.errors import InvalidArgumentError, RoundelayError
-from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text, safe, seconds_text
+from roundelay.view.terminal_text import Glyphs, nbytes_text, safe, seconds_text
 
 __all__ = ["command"]
 
@@ -44,15 +44,14 @@ _read = msgspec.json.Decoder(Shown).decode
 @click.option(
     "--timeout", type=float, default=6.0, show_default=True, help="Seconds, for --fault stop."
 )
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
-def command(*, fault: str | None, timeout: float, ascii_only: bool, as_json: bool) -> None:
+@glyphs_option
+@json_option
+def command(*, fault: str | None, timeout: float, glyphs: Glyphs, as_json: bool) -> None:
     """Start four processes, let them communicate, and check every result against numpy.
 
     With --fault the run is broken on purpose: you see the error that every rank gets, how long it
     took, and what was left behind.
     """
-    glyphs = ASCII if wants_ascii(asked=ascii_only) else UNICODE
     if not timeout > 0:
         raise InvalidArgumentError(f"--timeout {timeout:g}: take a positive number of seconds.")
     if fault is None:
@@ -87,7 +86,7 @@ def _work(glyphs: Glyphs, *, as_json: bool) -> None:
 
 
 def _show(rows: Sequence[CaseResult], glyphs: Glyphs) -> None:
-    made = table(ascii_only=glyphs is ASCII)
+    made = table(glyphs)
     made.add_column("collective", no_wrap=True)
     for name in ("buffer", "time", "GB/s"):
         made.add_column(name, justify="right", no_wrap=True)
@@ -104,7 +103,7 @@ def _show(rows: Sequence[CaseResult], glyphs: Glyphs) -> None:
         )
     console = console_for(fit=made)
     console.print(f"{RANKS} processes on this host, float32:")
-    print_table(console, made, glyphs=glyphs)
+    print_table(console, made, glyphs)
 
 
 def _row_as_json(row: CaseResult) -> dict[str, object]:
@@ -119,8 +118,8 @@ def _row_as_json(row: CaseResult) -> dict[str, object]:
 
 def _tell(broken: BrokenRun, glyphs: Glyphs) -> None:
     same: dict[tuple[str, str], list[int]] = {}
-    for told in broken.told:
-        same.setdefault((told.kind, told.message), []).append(told.rank)
+    for error in broken.errors:
+        same.setdefault((error.kind, error.message), []).append(error.rank)
     for (kind, message), ranks in same.items():
         word = "rank" if len(ranks) == 1 else "ranks"
         click.echo(f"\n{word} {', '.join(map(str, ranks))}: {kind}:")
@@ -142,9 +141,9 @@ def _as_json(fault: str, broken: BrokenRun) -> dict[str, object]:
         "fault": fault,
         "seconds": broken.seconds(),
         "errors": [
-            {"rank": told.rank, "error": told.kind, "message": told.message,
-             "seconds": told.at - broken.at}
-            for told in broken.told
+            {"rank": error.rank, "error": error.kind, "message": error.message,
+             "seconds": error.at - broken.at}
+            for error in broken.errors
         ],
         "left_behind": broken.left,
     }  # fmt: skip
@@ -152,15 +151,15 @@ def _as_json(fault: str, broken: BrokenRun) -> dict[str, object]:
 
 def _end(broken: BrokenRun, *, expected: int) -> None:
     """End with 1 when a rank got no clean error, or something was left behind."""
-    if len(broken.told) < expected:
-        raise RoundelayError(f"Only {len(broken.told)} of {expected} ranks got a clean error.")
-    left = [one for found in broken.left.values() for one in found]
+    if len(broken.errors) < expected:
+        raise RoundelayError(f"Only {len(broken.errors)} of {expected} ranks got a clean error.")
+    left = [name for names in broken.left.values() for name in names]
     if left:
         raise RoundelayError(f"This was left behind: {', '.join(left)}.")
 
 
 def _without_room(*, as_json: bool, glyphs: Glyphs) -> None:
-    before = Traces.now()
+    before = traces()
     done = subprocess.run(
         [sys.executable, "-m", "roundelay.cli._small_host"],
         stdout=subprocess.PIPE,

@@ -11,12 +11,11 @@ import click
 from rich.text import Text
 
 from roundelay import __version__
-from roundelay.cli._doctor_around import around_findings, python_finding
-from roundelay.cli._finding import Finding
+from roundelay.cli._doctor_environment import Finding, environment_findings, python_finding
 from roundelay.cli._tables import table
-from roundelay.cli._types import console_for, wants_ascii
+from roundelay.cli._types import console_for, glyphs_option, json_option
 from roundelay.errors import InvalidArgumentError, NoEngineError
-from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, safe
+from roundelay.view.terminal_text import ASCII, Glyphs, safe
 
 __all__ = ["command"]
 
@@ -28,9 +27,9 @@ STYLES = {"ok": "green", "absent": "dim", "warning": "yellow", "failed": "bold r
 @click.option("-n", "--size", type=int, default=2, show_default=True, help="For how many ranks.")
 @click.option("--clean", is_flag=True, help="Remove what dead jobs of yours left behind.")
 @click.option("--paste", is_flag=True, help="Plain text, to paste into a report.")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
-def command(*, size: int, clean: bool, paste: bool, ascii_only: bool, as_json: bool) -> None:
+@glyphs_option
+@json_option
+def command(*, size: int, clean: bool, paste: bool, glyphs: Glyphs, as_json: bool) -> None:
     """Check this host, with a cure for everything that is in the way.
 
     Ends with 0 when ranks can run here, warnings or not, and with 1 when they can't. Nothing is
@@ -40,7 +39,6 @@ def command(*, size: int, clean: bool, paste: bool, ascii_only: bool, as_json: b
         raise InvalidArgumentError(f"-n {size}: take 1 to {MOST_RANKS} ranks.")
     findings = list(_findings(size, clean=clean))
     usable = all(finding.mark != "failed" for finding in findings)
-    glyphs = ASCII if wants_ascii(asked=ascii_only) else UNICODE
     if as_json:
         found = [asdict(finding) for finding in findings]
         click.echo(json.dumps({"usable": usable, "findings": found}, indent=1))
@@ -62,13 +60,13 @@ def _findings(size: int, *, clean: bool) -> Iterator[Finding]:
         yield Finding("failed", "native core", "not there", str(error))
     else:
         yield from host_findings(size)
-    yield from around_findings(os.environ, size=size, clean=clean)
+    yield from environment_findings(os.environ, size=size, clean=clean)
 
 
 def _print(findings: Sequence[Finding], glyphs: Glyphs) -> None:
     failed = "x" if glyphs is ASCII else glyphs.failed
     marks = {"ok": glyphs.done, "absent": "-", "warning": "!", "failed": failed}
-    made = table(ascii_only=glyphs is ASCII)
+    made = table(glyphs)
     made.add_column("", no_wrap=True)
     made.add_column("what", no_wrap=True)
     made.add_column("found", overflow="fold")

@@ -12,13 +12,19 @@ from rich.console import RenderableType
 from roundelay.cli import _choose as choose
 from roundelay.cli import _numbers as numbers
 from roundelay.cli import _tables as tables
-from roundelay.cli._program import print_program
 from roundelay.cli._stage import Stage, show
 from roundelay.cli._types import bytes_option, network_option, wants_ascii
 from roundelay.cli._write import check_out, write
 from roundelay.errors import InvalidArgumentError, ProofError, rank_count
 from roundelay.networks import Graph
-from roundelay.schedule import Schedule, load, prove
+from roundelay.schedule import (
+    Schedule,
+    compile_schedule,
+    format_program,
+    load,
+    prove,
+    prove_program,
+)
 from roundelay.view import Picture, picture
 
 __all__ = ["command"]
@@ -112,7 +118,7 @@ def command(
             raise InvalidArgumentError(
                 "--program prints one program. Leave out --out, --diff and --values."
             )
-        print_program(schedules[0], program, ascii_only=wants_ascii(asked=ascii_only))
+        _print_program(schedules[0], program, ascii_only=wants_ascii(asked=ascii_only))
         return
     _present(request, schedules, out, ascii_only=wants_ascii(asked=ascii_only))
 
@@ -264,3 +270,15 @@ def _ending(
             pictures[0].ranks, run.outputs, rank_name=request.rank_name, ascii_only=ascii_only
         )
     return None
+
+
+def _print_program(schedule: Schedule, rank: int, *, ascii_only: bool) -> None:
+    """Compile, prove, and print the program of one rank."""
+    if not 0 <= rank < schedule.size:
+        raise InvalidArgumentError(
+            f"--program {rank}: {schedule.name} has ranks 0 to {schedule.size - 1}."
+        )
+    programs = compile_schedule(schedule)
+    prove_program(programs)
+    text = format_program(programs.ranks[rank])
+    click.echo(text.replace("←", "<-") if ascii_only else text)

@@ -15,10 +15,16 @@ from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli import _choose as choose
 from roundelay.cli._progress import watched
 from roundelay.cli._tables import print_table, sent_text, table
-from roundelay.cli._types import bytes_option, console_for, network_option, wants_ascii
+from roundelay.cli._types import (
+    bytes_option,
+    console_for,
+    glyphs_option,
+    json_option,
+    network_option,
+)
 from roundelay.errors import InvalidArgumentError, ProofError, UnsupportedSizeError, rank_count
 from roundelay.schedule import Network, Price, prove
-from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text, safe, seconds_text
+from roundelay.view.terminal_text import Glyphs, nbytes_text, safe, seconds_text
 
 __all__ = ["command"]
 
@@ -41,15 +47,15 @@ class AlgorithmRow:
 @click.option("-n", "--size", type=int, default=8, show_default=True, help="How many ranks.")
 @bytes_option
 @network_option
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@glyphs_option
+@json_option
 def command(
     *,
     collective: str | None,
     size: int,
     nbytes: int,
     network: str,
-    ascii_only: bool,
+    glyphs: Glyphs,
     as_json: bool,
 ) -> None:
     """List all algorithms with their steps, messages, bytes, order of addition and seconds."""
@@ -64,7 +70,7 @@ def command(
         click.echo(json.dumps([_as_json(row, size, nbytes, on) for row in rows], indent=1))
     else:
         caption = f"On {rank_count(size)}, for S = {nbytes_text(nbytes)}, on the network {on.name}."
-        _print(rows, caption, ASCII if wants_ascii(asked=ascii_only) else UNICODE)
+        _print(rows, caption, glyphs)
 
 
 def _row(algorithm: Algorithm, size: int, nbytes: int, network: Network) -> AlgorithmRow:
@@ -106,59 +112,46 @@ def _as_json(row: AlgorithmRow, size: int, nbytes: int, network: Network) -> dic
 
 
 def _print(rows: list[AlgorithmRow], caption: str, glyphs: Glyphs) -> None:
-    made = _wide(rows, glyphs)
+    made = _table(rows, glyphs, brief=False)
     console = console_for(fit=made)
     if console.width < Measurement.get(console, console.options, made).minimum + LEAST_HOW:
-        made = _narrow(rows, glyphs)
-        caption = "\n".join(
-            [caption, *(f"{row.algorithm.name} {row.problem}." for row in rows if row.problem)]
-        )
-    print_table(console, made, glyphs=glyphs)
+        made = _table(rows, glyphs, brief=True)
+        problems = [f"{row.algorithm.name} {row.problem}." for row in rows if row.problem]
+        caption = "\n".join([caption, *problems])
+    print_table(console, made, glyphs)
     console.print(*(Text(safe(line, glyphs)) for line in caption.splitlines()), sep="\n")
 
 
-def _wide(rows: list[AlgorithmRow], glyphs: Glyphs) -> Table:
-    """Give every row all there is, for wide terminals and for grep."""
-    made = table(ascii_only=glyphs is ASCII)
-    for name in ("collective", "algorithm"):
+def _table(rows: list[AlgorithmRow], glyphs: Glyphs, *, brief: bool) -> Table:
+    """Return all there is, for wide terminals and for grep, or in brief what fits 80 columns."""
+    made = table(glyphs)
+    for name in ("algorithm",) if brief else ("collective", "algorithm"):
         made.add_column(name, no_wrap=True)
-    for name in ("steps", "messages", "sent by a rank"):
+    for name in ("steps", "messages", "sent" if brief else "sent by a rank"):
         made.add_column(name, justify="right", no_wrap=True)
     made.add_column("order", no_wrap=True)
     made.add_column("time", justify="right", no_wrap=True)
-    made.add_column("how")
-    for name, group in groupby(rows, key=lambda row: row.algorithm.collective.name):
+    if not brief:
+        made.add_column("how")
+    for collective, group in groupby(rows, key=lambda row: row.algorithm.collective.name):
+        if brief:
+            made.add_row(Text(collective, style="bold"), *[""] * 5)
         for row in group:
-            how = Text(safe(row.algorithm.summary, glyphs))
-            if row.problem is not None:
-                how = Text(safe(row.problem, glyphs), style="yellow")
-            sent = sent_text(row.price) if row.price else "-"
-            steps, messages, order, time = _cells(row, glyphs)
-            made.add_row(name, row.algorithm.short_name, steps, messages, sent, order, time, how)
+            name, costs = row.algorithm.short_name, _costs(row, glyphs, brief=brief)
+            if brief:
+                made.add_row(f"  {name}", *costs)
+            else:
+                how = Text(safe(row.problem or row.algorithm.summary, glyphs))
+                how.stylize("yellow" if row.problem else "")
+                made.add_row(collective, name, *costs, how)
         made.add_section()
     return made
 
 
-def _narrow(rows: list[AlgorithmRow], glyphs: Glyphs) -> Table:
-    """Leave out what 80 columns have no room for."""
-    made = table(ascii_only=glyphs is ASCII)
-    made.add_column("algorithm", no_wrap=True)
-    for name in ("steps", "messages", "sent"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("order", no_wrap=True)
-    made.add_column("time", justify="right", no_wrap=True)
-    for name, group in groupby(rows, key=lambda row: row.algorithm.collective.name):
-        made.add_row(Text(name, style="bold"), *[""] * 5)
-        for row in group:
-            sent = f"{max(row.price.sent) / row.price.nbytes:.3g} S" if row.price else "-"
-            steps, messages, order, time = _cells(row, glyphs)
-            made.add_row(f"  {row.algorithm.short_name}", steps, messages, sent, order, time)
-        made.add_section()
-    return made
-
-
-def _cells(row: AlgorithmRow, glyphs: Glyphs) -> tuple[str, str, str, str]:
-    if row.price is None:
-        return "-", "-", "-", "-"
-    seconds = seconds_text(row.price.seconds or 0.0, glyphs)
-    return str(len(row.price.steps)), str(row.price.messages), row.order or "-", seconds
+def _costs(row: AlgorithmRow, glyphs: Glyphs, *, brief: bool) -> list[str]:
+    price = row.price
+    if price is None:
+        return ["-"] * 5
+    sent = f"{max(price.sent) / price.nbytes:.3g} S" if brief else sent_text(price)
+    seconds = seconds_text(price.seconds or 0.0, glyphs)
+    return [str(len(price.steps)), str(price.messages), sent, row.order or "-", seconds]

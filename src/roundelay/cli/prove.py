@@ -16,7 +16,7 @@ from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli import _choose as choose
 from roundelay.cli._progress import watched
 from roundelay.cli._tables import print_table, table
-from roundelay.cli._types import SIZES, console_for, wants_ascii
+from roundelay.cli._types import SIZES, console_for, glyphs_option, json_option
 from roundelay.errors import (
     InvalidArgumentError,
     ProofError,
@@ -26,7 +26,7 @@ from roundelay.errors import (
     rank_count,
 )
 from roundelay.schedule import Order, Schedule, compile_schedule, load, prove, prove_program
-from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, safe
+from roundelay.view.terminal_text import Glyphs, safe
 
 __all__ = ["command"]
 
@@ -67,14 +67,14 @@ class ProofResult:
 @click.argument("names", nargs=-1)
 @click.option("--schedule", type=click.Path(path_type=Path), help="Prove your own, from JSON.")
 @click.option("--sizes", type=SIZES, default="1-16", show_default=True, help="Numbers of ranks.")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@glyphs_option
+@json_option
 def command(
     *,
     names: tuple[str, ...],
     schedule: Path | None,
     sizes: list[int],
-    ascii_only: bool,
+    glyphs: Glyphs,
     as_json: bool,
 ) -> None:
     """Prove that algorithms keep their contracts, for every size and root.
@@ -93,7 +93,7 @@ def command(
     if as_json:
         click.echo(json.dumps([_as_json(result) for result in results], indent=1))
     else:
-        _print(results, ASCII if wants_ascii(asked=ascii_only) else UNICODE)
+        _print(results, glyphs)
     _report(results)
 
 
@@ -149,7 +149,7 @@ def _as_json(result: ProofResult) -> dict[str, object]:
 
 
 def _print(results: Sequence[ProofResult], glyphs: Glyphs) -> None:
-    made = table(ascii_only=glyphs is ASCII)
+    made = table(glyphs)
     for name in ("", "name", "collective"):
         made.add_column(name, no_wrap=True)
     made.add_column("proved", justify="right")
@@ -169,7 +169,7 @@ def _print(results: Sequence[ProofResult], glyphs: Glyphs) -> None:
             result.order or "-",
             "; ".join(remarks),
         )
-    print_table(console_for(fit=made), made, glyphs=glyphs)
+    print_table(console_for(fit=made), made, glyphs)
 
 
 def _report(results: Sequence[ProofResult]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -166,23 +165,16 @@ def _file(script: str) -> list[str]:
 def _module(name: str) -> list[str]:
     # Looking for the outermost package imports nothing.
     outermost = name.partition(".")[0]
-    with _current_directory_importable():
-        try:
-            found = importlib.util.find_spec(outermost) if outermost else None
-        except (ImportError, ValueError):
-            found = None
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.util.find_spec(outermost) if outermost else None
+    except (ImportError, ValueError):
+        found = None
+    finally:
+        sys.path.pop(0)
     if found is None:
         raise click.UsageError(f"there is no module '{name}' here or among what is installed.")
     return ["-m", name]
-
-
-@contextlib.contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path.pop(0)
 
 
 def _free_port() -> int:

