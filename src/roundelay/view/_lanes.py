@@ -107,10 +107,6 @@ class Lanes:
     def _lane(self) -> float:
         return self.columns * (self.cell + 2) - 2 + self.space
 
-    def top(self, frame: int) -> float:
-        """Return where the cells of a frame begin."""
-        return self.tops[frame]
-
     def beside(self, frame: int) -> float:
         """Return where the words for a frame begin: above its band, where its arrows do."""
         return self.tops[frame - 1] + self.block + 18 if frame else 12.0
@@ -139,7 +135,7 @@ class Lanes:
         """Return the top left corner of a cell."""
         row, column = divmod(self.slots[rank].get(chunk, 0), self.columns)
         x = self.left(rank) + column * (self.cell + 2)
-        return x, self.top(frame) + row * (self.height + 2)
+        return x, self.tops[frame] + row * (self.height + 2)
 
     def curve(
         self, frame: int, src: int, dst: int, chunks: list[int]
@@ -149,7 +145,7 @@ class Lanes:
             sum(self.corner(0, rank, chunk)[0] for chunk in chunks) / len(chunks) + self.cell / 2
             for rank in (src, dst)
         )
-        return x1, self.top(frame - 1) + self.block + 2, x2, self.top(frame) - 3
+        return x1, self.tops[frame - 1] + self.block + 2, x2, self.tops[frame] - 3
 
 
 def step_label(number: int, place: str) -> str:

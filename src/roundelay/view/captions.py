@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from roundelay.schedule import Link
 from roundelay.view._shape import messages
 from roundelay.view.picture import CellView, Picture
-from roundelay.view.terminal_text import nbytes_text, seconds_text, short_sum
+from roundelay.view.terminal_text import nbytes_text, number_of, seconds_text, short_sum
 
 __all__ = ["about", "brief", "costs", "failures", "printable", "step_cost"]
 
@@ -27,10 +27,9 @@ def printable(text: str) -> str:
 
 def about(picture: Picture) -> str:
     """Say what the title does not: in which phases it goes, and how the data is cut."""
-    plan = picture.story.plan or _count(len(picture.frames) - 1, "step")
+    plan = picture.story.plan or number_of(len(picture.frames) - 1, "step")
     part = "block" if picture.schedule.collective.named else "chunk"
-    said = f"{plan[:1].upper()}{plan[1:]} · {_count(len(picture.chunks), part)}"
-    return printable(said)
+    return printable(f"{plan[:1].upper()}{plan[1:]} · {number_of(len(picture.chunks), part)}")
 
 
 def brief(name: str, view: CellView) -> str:
@@ -56,19 +55,17 @@ def costs(picture: Picture) -> Iterator[tuple[str, str]]:
     if not news:
         yield "Buffer", nbytes_text(price.nbytes)
         yield "Sent per rank, at most", nbytes_text(max(price.sent, default=0))
-    if price.links and not news:
-        link, load = max(price.links.items(), key=lambda item: item[1])
-        yield "Busiest link", f"{_link(link, picture)}, {_joined(nbytes_text(load))}"
+        if price.links:
+            link, load = max(price.links.items(), key=lambda item: item[1])
+            yield "Busiest link", f"{_link(link, picture)}, {_joined(nbytes_text(load))}"
     if price.seconds is not None:
-        yield (
-            "Estimated time",
-            f"{_joined(seconds_text(price.seconds))} on {printable(price.network or '')}",
-        )
+        network = printable(price.network or "")
+        yield "Estimated time", f"{_joined(seconds_text(price.seconds))} on {network}"
 
 
 def step_cost(picture: Picture, number: int, count: int) -> str:
     """Say what step `number` costs, given how many messages it has."""
-    said = [_count(count, "message")]
+    said = [number_of(count, "message")]
     if picture.price is not None:
         step = picture.price.steps[number]
         if not picture.schedule.collective.idempotent:
@@ -80,21 +77,16 @@ def step_cost(picture: Picture, number: int, count: int) -> str:
 
 def failures(picture: Picture) -> Iterator[tuple[int, int, int, str]]:
     """Yield frame, rank, chunk and words of each failure; those of no step are the last frame's."""
-    last = len(picture.frames) - 1
-    found = [(last if f.step is None else f.step + 1, f) for f in picture.failures]
-    for frame, failure in sorted(found, key=lambda item: item[0]):
-        where = f"{picture.ranks[failure.rank]}, chunk {picture.chunks[failure.chunk]}"
-        words = printable(f"{where}: {failure.kind}: {failure.detail}")
-        yield frame, failure.rank, failure.chunk, words
+    for frame, found in picture.failures_by_frame().items():
+        for failure in found:
+            where = f"{picture.ranks[failure.rank]}, chunk {picture.chunks[failure.chunk]}"
+            words = printable(f"{where}: {failure.kind}: {failure.detail}")
+            yield frame, failure.rank, failure.chunk, words
 
 
 def _link(link: Link, picture: Picture) -> str:
     ends = [end if isinstance(end, str) else picture.ranks[end] for end in (link.src, link.dst)]
     return printable(" → ".join(ends))
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _joined(amount: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Axis", "chart"]
+__all__ = ["Axis", "chart", "framed"]
 
 WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 80, WIDTH - 150, 48, HEIGHT - 56
@@ -42,15 +42,25 @@ def chart(curves: Mapping[str, Line], *, title: str, across: Axis, up: Axis) -> 
     points = [point for line in drawn.values() for point in line]
     x = _scale(across, [x for x, _ in points], LEFT, RIGHT)
     y = _scale(up, [y for _, y in points], BOTTOM, TOP)
-    parts = "\n".join([*_grid(across, up, x, y), *_curves(drawn, x, y)])
-    middle = (TOP + BOTTOM) / 2
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" \
+    centre = f'x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 12}"'
+    turned = f'transform="translate(16 {(TOP + BOTTOM) / 2}) rotate(-90)"'
+    parts = [
+        *_grid(across, up, x, y),
+        *_curves(drawn, x, y),
+        f'<text {centre} text-anchor="middle">{escape(across.label)}</text>',
+        f'<text {turned} text-anchor="middle">{escape(up.label)}</text>',
+    ]
+    return framed(parts, title=title, left=LEFT, size=(WIDTH, HEIGHT))
+
+
+def framed(parts: Iterable[str], *, title: str, left: int, size: tuple[int, int]) -> str:
+    """Return an SVG with a title, which begins at `left`, above its parts."""
+    body, (width, height) = "\n".join(parts), size
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" \
 font-family="system-ui, sans-serif" font-size="12" fill="#222">
 <title>{escape(title)}</title><rect width="100%" height="100%" fill="#fff"/>
-<text x="{LEFT}" y="26" font-size="15" font-weight="600">{escape(title)}</text>
-{parts}
-<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(across.label)}</text>
-<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">{escape(up.label)}</text>
+<text x="{left}" y="26" font-size="15" font-weight="600">{escape(title)}</text>
+{body}
 </svg>
 """
 

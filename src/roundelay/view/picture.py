@@ -40,7 +40,6 @@ class Frame:
     transfers: tuple[Transfer, ...]  # that led here
     cells: Mapping[Cell, CellView]  # every cell that holds something
     changed: frozenset[Cell]
-    failures: tuple[Failure, ...]
 
     @property
     def step(self) -> int | None:
@@ -61,6 +60,14 @@ class Picture:
     chunks: tuple[str, ...]
     story: Story
     shape: Shape
+
+    def failures_by_frame(self) -> dict[int, list[Failure]]:
+        """Sort the failures by the frame that shows them; what is wrong at the end, by the last."""
+        found: dict[int, list[Failure]] = {}
+        for failure in self.failures:
+            number = len(self.frames) - 1 if failure.step is None else failure.step + 1
+            found.setdefault(number, []).append(failure)
+        return dict(sorted(found.items()))
 
 
 def picture(
@@ -111,8 +118,8 @@ def _frames(schedule: Schedule, values: Sequence[Mapping[Cell, str]] | None) -> 
 
     algebra = Algebra()
     cells = {cell: view(0, cell, value) for cell, value in held_at_start(schedule, algebra).items()}
-    yield Frame(0, (), cells, frozenset(), ())
+    yield Frame(0, (), cells, frozenset())
     for number, step in enumerate(replay(schedule, algebra), start=1):
         cells = {**cells, **{w.cell: view(number, w.cell, w.value) for w in step.writes}}
         changed = frozenset(write.cell for write in step.writes)
-        yield Frame(number, schedule.steps[step.number], cells, changed, tuple(step.failures))
+        yield Frame(number, schedule.steps[step.number], cells, changed)

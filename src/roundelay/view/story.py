@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from roundelay.view._amounts import ContractProgress, Payload, counted, span
 from roundelay.view._crowd import Crowd
 from roundelay.view._graph import Shape
 from roundelay.view.phases import Phase, phases_of
+from roundelay.view.terminal_text import number_of
 
 if TYPE_CHECKING:
     from roundelay.view.picture import CellView, Frame
@@ -53,20 +54,13 @@ def story_of(
 def _plan(phases: Sequence[Phase]) -> str:
     if len(phases) <= 1:
         return ""
-    return ", then ".join(
-        f"{phase.name} ({phase.steps} {'step' if phase.steps == 1 else 'steps'})"
-        for phase in phases
-    )
+    return ", then ".join(f"{phase.name} ({number_of(phase.steps, 'step')})" for phase in phases)
 
 
 def _promise(schedule: Schedule) -> str:
     """Say what the collective promises, in the words of its own file."""
     module = sys.modules.get(f"roundelay.collectives.{schedule.collective.name}")
     return ((module and module.__doc__) or "").partition("\n")[0]
-
-
-def _sizes(due: Mapping[int, Collection[int]]) -> frozenset[int]:
-    return frozenset(map(len, due.values()))
 
 
 class _Teller:
@@ -81,7 +75,8 @@ class _Teller:
             self.whole[cell.chunk] = max(self.whole.get(cell.chunk, 0), len(due))
         self.news = schedule.collective.idempotent
         self.adds = schedule.collective.reduces and not self.news
-        self.running = len(set(map(_sizes, self.due.values()))) > 1 and self.adds  # a scan
+        sizes = {frozenset(map(len, due.values())) for due in self.due.values()}
+        self.running = len(sizes) > 1 and self.adds  # a scan
         self.part = "block" if schedule.collective.named else "chunk"
         self.progress = ContractProgress(schedule, self.due, self.who, running=self.running)
 

@@ -108,7 +108,7 @@ def _bands(picture: Picture, lanes: Lanes) -> Iterator[str]:
     failing = {frame for frame, *_ in failures(picture)}
     wrong = {(frame, rank, chunk) for frame, rank, chunk, _ in failures(picture)}
     for rank, name in enumerate(picture.ranks):
-        yield _text("name ink", lanes.middle(rank), lanes.top(0) - 14, name)
+        yield _text("name ink", lanes.middle(rank), lanes.tops[0] - 14, name)
     yield from _hosts(picture, lanes)
     for frame in picture.frames:
         yield from _band(lanes, frame, failed=frame.number in failing)
@@ -135,14 +135,14 @@ def _hosts(picture: Picture, lanes: Lanes) -> Iterator[str]:
         if ranks != tuple(range(ranks[0], ranks[-1] + 1)):
             continue
         left, right = lanes.left(ranks[0]) + 2, lanes.left(ranks[-1]) + lanes.across - 2
-        y = lanes.top(0) - 32
+        y = lanes.tops[0] - 32
         yield f'<path class="bracket" d="M{_n(left)} {_n(y + 5)}v-5H{_n(right)}v5"/>'
         yield _text("name soft", (left + right) / 2, y - 5, name)
 
 
 def _band(lanes: Lanes, frame: Frame, *, failed: bool) -> Iterator[str]:
     """Yield the ground of a band and, left of it, which step this is and what it does."""
-    top, y = lanes.top(frame.number), lanes.beside(frame.number)
+    top, y = lanes.tops[frame.number], lanes.beside(frame.number)
     ground = f'<rect class="step {"failed" if failed else "band"}" x="{_n(lanes.left(0) - 10)}" '
     ground += f'y="{_n(top - 6)}" width="{_n(lanes.width - lanes.left(0) + 10)}" '
     yield f'{ground}height="{_n(lanes.block + 12)}" rx="6"/>'

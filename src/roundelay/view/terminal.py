@@ -18,6 +18,7 @@ from roundelay.view.terminal_text import (
     ASCII,
     UNICODE,
     nbytes_text,
+    number_of,
     runs_of,
     safe,
     seconds_text,
@@ -58,7 +59,7 @@ class Drawing:
         self._label = max(map(cell_len, self.ranks))
         self._symbols = _is_symbolic(picture)
         self._news = picture.schedule.collective.idempotent  # no data, so no bytes
-        self._failures = _failures_by_frame(picture)
+        self._failures = picture.failures_by_frame()
         self.form = next(form for form in FORMS if self._fits(form))
         self._column = self._widest(self.form) + 2 if self.form in GRIDS else 0
 
@@ -81,21 +82,21 @@ class Drawing:
 
     def failing_frames(self) -> list[int]:
         """List the frames in which something is wrong."""
-        return sorted(self._failures)
+        return list(self._failures)
 
     def cost(self) -> Text:
         """Say what the whole schedule costs, on one line."""
         price, dot = self.picture.price, self.glyphs.dot
         if price is None:
-            return Text(_count(len(self.picture.schedule.steps), "step"), style="cyan")
-        facts = [_count(len(price.steps), "step"), _count(price.messages, "message")]
+            return Text(number_of(len(self.picture.schedule.steps), "step"), style="cyan")
+        facts = [number_of(len(price.steps), "step"), number_of(price.messages, "message")]
         if not self._news:
             facts[0] = f"For {nbytes_text(price.nbytes)}: {facts[0]}"
             facts.append(f"a rank sends at most {nbytes_text(max(price.sent))}")
-        if price.links and not self._news:
-            link, load = max(price.links.items(), key=lambda item: item[1])
-            name = safe(f"{link.src}{self.glyphs.arrow}{link.dst}", self.glyphs)
-            facts.append(f"busiest link {name}: {nbytes_text(load)}")
+            if price.links:
+                link, load = max(price.links.items(), key=lambda item: item[1])
+                name = safe(f"{link.src}{self.glyphs.arrow}{link.dst}", self.glyphs)
+                facts.append(f"busiest link {name}: {nbytes_text(load)}")
         if price.seconds is not None:
             network = safe(price.network or "", self.glyphs)
             facts.append(f"{seconds_text(price.seconds, self.glyphs)} on {network}")
@@ -163,7 +164,7 @@ class Drawing:
         heading.append(f"  {place}" if place else "")
         if picture.price is not None:
             step = picture.price.steps[frame.number - 1]
-            facts = [_count(step.messages, "message")]
+            facts = [number_of(step.messages, "message")]
             facts += [] if self._news else [nbytes_text(step.nbytes)]
             if step.seconds is not None:
                 facts.append(seconds_text(step.seconds, glyphs))
@@ -253,24 +254,17 @@ class Drawing:
         for (share, done, total), ranks in shown:
             parts = share * BAR // (100 * total) if total else 0
             bar = self.glyphs.full * parts + self.glyphs.empty * (BAR - parts)
-            told = f"{done} of {_count(total, 'chunk')} finished" if total else "nothing due here"
+            told = (
+                f"{done} of {number_of(total, 'chunk')} finished" if total else "nothing due here"
+            )
             table.add_row(runs_of(self.ranks, ranks, self.glyphs), Text(bar, "green"), told)
         if len(progress) > len(shown):
             left = sum(len(ranks) for _, ranks in list(progress.items())[MOST_LISTED:])
-            table.add_row(f"{self.glyphs.more} and {_count(left, 'more rank')}", "", "")
+            table.add_row(f"{self.glyphs.more} and {number_of(left, 'more rank')}", "", "")
         return Group(Text(""), table)
 
     def _failure(self, failure: Failure) -> Text:
         return Text(f"{self.glyphs.failed} {safe(str(failure), self.glyphs)}", style="bold red")
-
-
-def _failures_by_frame(picture: Picture) -> dict[int, list[Failure]]:
-    """Sort the failures by the frame that shows them; what is wrong at the end, by the last."""
-    found: dict[int, list[Failure]] = {}
-    for failure in picture.failures:
-        number = len(picture.frames) - 1 if failure.step is None else failure.step + 1
-        found.setdefault(number, []).append(failure)
-    return found
 
 
 def _is_symbolic(picture: Picture) -> bool:
@@ -279,7 +273,3 @@ def _is_symbolic(picture: Picture) -> bool:
         view.text.startswith(picture.chunks[cell.chunk])
         for cell, view in picture.frames[0].cells.items()
     )
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"

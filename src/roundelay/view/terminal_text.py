@@ -11,6 +11,7 @@ __all__ = [
     "UNICODE",
     "Glyphs",
     "nbytes_text",
+    "number_of",
     "runs_of",
     "safe",
     "seconds_text",
@@ -73,6 +74,11 @@ ASCII = Glyphs(
 SPELLED = str.maketrans({"→": ASCII.arrow, "…": ASCII.to, "·": ",", "µ": ASCII.micro})
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def number_of(count: int, word: str) -> str:
+    """Count things: 1 step, 3 steps."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def nbytes_text(nbytes: float) -> str:

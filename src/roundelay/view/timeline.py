@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from roundelay.view.chart import framed
 from roundelay.view.terminal_text import nbytes_text, seconds_text
 
 __all__ = ["Lane", "timeline"]
@@ -45,16 +46,11 @@ def timeline(lanes: Sequence[Lane], *, began: float, ended: float, title: str) -
     ]
     for number, lane in enumerate(lanes, start=1):
         rows += _lane(TOP + ROW * number, number - 1, lane, place, ended)
-    body = "\n".join(rows)
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" \
-font-family="system-ui, sans-serif" font-size="12" fill="#222">
-<title>{escape(title)}</title><rect width="100%" height="100%" fill="#fff"/>
-<text x="16" y="26" font-size="15" font-weight="600">{escape(title)}</text>
-{body}
-<text x="{LEFT}" y="{height - 12}">blue: all-reduced while backward goes on · orange: backward is \
-over, and waits · dot: bucket full</text>
-</svg>
-"""
+    rows.append(
+        f'<text x="{LEFT}" y="{height - 12}">blue: all-reduced while backward goes on · orange: '
+        f"backward is over, and waits · dot: bucket full</text>"
+    )
+    return framed(rows, title=title, left=16, size=(WIDTH, height))
 
 
 def _lane(top: float, number: int, lane: Lane, place: Place, ended: float) -> Iterator[str]:
