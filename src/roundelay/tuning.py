@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from roundelay.algorithms import algorithms
+from roundelay.algorithms import Algorithm, algorithms
 from roundelay.collectives import collectives
 from roundelay.errors import FormatError, InvalidArgumentError, ProofError, UnsupportedSizeError
 from roundelay.schedule import prove
@@ -220,10 +220,8 @@ def keeps_every_bit(algorithm: str, size: int) -> bool:
     >>> keeps_every_bit("all_reduce_two_shot", 4), keeps_every_bit("all_reduce_ring", 4)
     (True, False)
     """
-    made = algorithms.load(algorithm)
-    if not made.collective.reduces or made.collective.idempotent:
-        return True
-    return prove(made.schedule(size)).order == "rank_order"
+    found = algorithms.load(algorithm)
+    return not _adds(found) or prove(found.schedule(size)).order == "rank_order"
 
 
 @lru_cache(maxsize=1024)
@@ -236,9 +234,12 @@ def rounds_once(algorithm: str, size: int) -> bool:
     usual = (choice.algorithm for choices in DEFAULT.table.values() for choice in choices)
     if algorithm in ONE_FOLD or algorithm in usual:
         return True
-    made = algorithms.load(algorithm)
-    exact = not made.collective.reduces or made.collective.idempotent
-    return exact or prove(made.schedule(size)).folds <= 1
+    found = algorithms.load(algorithm)
+    return not _adds(found) or prove(found.schedule(size)).folds <= 1
+
+
+def _adds(algorithm: Algorithm) -> bool:
+    return algorithm.collective.reduces and not algorithm.collective.idempotent
 
 
 def _read(path: Path) -> _File:

@@ -25,7 +25,7 @@ from roundelay.launch import run
 from roundelay.rendezvous.one_host import Job
 from roundelay.rendezvous.place import Place
 
-MEET_S = 60.0
+RENDEZVOUS_S = 60.0
 
 
 def main() -> None:
@@ -41,10 +41,10 @@ def main() -> None:
 
 
 def _under_mpirun(spec: Spec, peer: str) -> None:
-    mpi = MpiPeer(peer)
+    mpi = MpiPeer()
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     place = Place(mpi.rank, Job(spec.job, spec.size, folder))
-    comm = Communicator(SharedMemory.join(place, select=Selection, timeout=MEET_S))
+    comm = Communicator(SharedMemory.join(place, select=Selection, timeout=RENDEZVOUS_S))
     file = folder / f"roundelay-bench-{spec.job}"
     try:
         _measure(comm, spec, file, {peer: mpi})

@@ -9,7 +9,7 @@ from typing import Any
 from roundelay.bench.workload import Buffers, Workload
 from roundelay.communicator import Communicator
 
-__all__ = ["Call", "arena", "ours"]
+__all__ = ["Call", "ours"]
 
 Call = Callable[[], object]
 
@@ -36,15 +36,3 @@ def ours(
         "scatter": partial(comm.scatter, rows, root, out=out, **forced),
     }
     return calls[work.collective]
-
-
-def arena(comm: Communicator, work: Workload) -> Buffers:
-    """Return buffers in the memory that all ranks share, filled; every rank must call it."""
-    given = comm.empty(work.count, work.dtype)
-    if work.in_place:
-        buffers = Buffers(given, given)
-    else:
-        before, after = work.lengths()
-        buffers = Buffers(given[:before], comm.empty(work.count, work.dtype)[:after])
-    work.fill(buffers)
-    return buffers

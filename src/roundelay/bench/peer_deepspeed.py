@@ -55,8 +55,6 @@ def _folders() -> str:
 class DeepSpeedPeer:
     """Its kernel on the ranks that are ours; `job` makes the names of its segments its own."""
 
-    name = "deepspeed"
-
     def __init__(self, comm: Communicator, job: str) -> None:
         self._torch: Any = importlib.import_module("torch")  # optional, so without types
         os.environ["PATH"] = _folders()  # where torch looks for ninja

@@ -29,15 +29,12 @@ def check_gloo() -> None:
 class GlooPeer:
     """A process group of torch over the ranks that are ours; they meet in `file`."""
 
-    name = "gloo"
-
     def __init__(self, rank: int, size: int, file: Path) -> None:
         self._torch: Any = importlib.import_module("torch")  # optional, so without types
         self._dist: Any = importlib.import_module("torch.distributed")
         self._torch.set_num_threads(1)
         self._dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank,
                                       world_size=size)  # fmt: skip
-        self._rank = rank
 
     @property
     def version(self) -> str:
@@ -51,7 +48,7 @@ class GlooPeer:
         if work.dtype not in DTYPES or (adds and work.op not in OPS):
             return None
         op = getattr(dist.ReduceOp, work.op.upper()) if adds else None
-        x, out = self._tensor(buffers.input), self._tensor(buffers.output)
+        x, out = map(self._torch.from_numpy, (buffers.input, buffers.output))
         rows = list(x.view(work.size, -1)) if work.collective == "scatter" and x.numel() else None
         parts = list(out.view(work.size, -1)) if work.collective == "gather" and len(out) else None
         calls: dict[str, Call] = {
@@ -73,9 +70,6 @@ class GlooPeer:
 
     def _named(self, new: str, old: str) -> Any:
         return getattr(self._dist, new, None) or getattr(self._dist, old)
-
-    def _tensor(self, array: Any) -> Any:
-        return self._torch.from_numpy(array)
 
     def close(self) -> None:
         """End the process group."""

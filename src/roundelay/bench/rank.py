@@ -15,7 +15,7 @@ from roundelay.bench.messages import (
     PeerVersions,
     Spec,
 )
-from roundelay.bench.ours import Call, arena, ours
+from roundelay.bench.ours import Call, ours
 from roundelay.bench.rounds import Contender, buffers_for, memory_pass, time_all
 from roundelay.bench.workload import Buffers, Workload, least_traffic
 from roundelay.communicator import Communicator
@@ -30,8 +30,6 @@ FLOOR = "memory"  # takes its turn in every round, like a contender
 
 class Peer(Protocol):
     """Another library on the same ranks."""
-
-    name: str
 
     @property
     def version(self) -> str:
@@ -67,10 +65,10 @@ def _measure(comm: Communicator, spec: Spec, case: Case, peers: Mapping[str, Pee
     source = work.make().input
     contenders = {}
     for name in spec.contenders:
-        made = _contender(comm, work, name, peers, shared, source)
+        contender = _contender(comm, work, name, peers, shared, source)
         # A peer may lack this call on some dtype: all ranks find the same.
-        if made is not None:
-            contenders[name] = made
+        if contender is not None:
+            contenders[name] = contender
     if spec.floor and work.nbytes >= FLOOR_FROM:
         contenders[FLOOR] = memory_pass(comm.size, work.nbytes)
     timings = time_all(comm, work, contenders, spec, unchecked=FLOOR)
@@ -93,7 +91,7 @@ def _contender(
         calls = [peers[name].call(work, buffers) for buffers in shared]
         able = [call for call in calls if call is not None]
         return Contender(shared, able, source) if len(able) == len(shared) else None
-    buffers = [arena(comm, work) for _ in shared] if name == ARENA else shared
+    buffers = [work.make(comm.empty) for _ in shared] if name == ARENA else shared
     algorithm = None if name in (OURS, ARENA) else name
-    made = [ours(comm, work, each, algorithm=algorithm) for each in buffers]
-    return Contender(buffers, made, source)
+    own = [ours(comm, work, each, algorithm=algorithm) for each in buffers]
+    return Contender(buffers, own, source)

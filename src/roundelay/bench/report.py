@@ -29,15 +29,15 @@ class Comparison:
 
 def lines(spec: Spec, rows: list[CaseResult]) -> list[Comparison]:
     """Put the first contender, which is ours, beside the others."""
-    ours, made = spec.contenders[0], []
+    ours, comparisons = spec.contenders[0], []
     for row in rows:
         timing = row.timings[ours]
         speed = row.nbytes / timing.seconds / 1e9
         factor = bus_factor(row.collective, spec.size)
         share = None if row.floor is None else 100 * row.floor / timing.seconds
         peers = {name: each for name, each in row.timings.items() if name != ours}
-        made.append(Comparison(row, timing, speed, speed * factor, share, peers))
-    return made
+        comparisons.append(Comparison(row, timing, speed, speed * factor, share, peers))
+    return comparisons
 
 
 def document(spec: Spec, rows: list[CaseResult], versions: dict[str, str]) -> dict[str, object]:
@@ -46,8 +46,8 @@ def document(spec: Spec, rows: list[CaseResult], versions: dict[str, str]) -> di
     `results[].peers` and `results[].floor_percent` are ours; what could not be measured is null or
     left out.
     """
-    made = lines(spec, rows)
-    average = sum(line.bus_bw for line in made) / len(made) if made else 0.0
+    comparisons = lines(spec, rows)
+    average = sum(line.bus_bw for line in comparisons) / len(comparisons) if comparisons else 0.0
     return {
         "version": 1,
         "config": {
@@ -57,20 +57,20 @@ def document(spec: Spec, rows: list[CaseResult], versions: dict[str, str]) -> di
             "algorithm": None if spec.contenders[0] in (OURS, ARENA) else spec.contenders[0],
             "versions": versions,
         },
-        "results": [_result(spec, line) for line in made],
+        "results": [_result(spec, line) for line in comparisons],
         "average_bus_bandwidth": _short(average),
     }
 
 
 def _result(spec: Spec, line: Comparison) -> dict[str, object]:
-    made = collectives.load(line.row.collective)
+    contract = collectives.load(line.row.collective)
     return {
-        "collective": made.name,
+        "collective": contract.name,
         "size": line.row.nbytes,
         "count": line.row.count,
         "type": spec.dtype,
-        "redop": spec.op if made.reduces and not made.idempotent else None,
-        "root": spec.root if made.rooted else -1,
+        "redop": spec.op if contract.reduces and not contract.idempotent else None,
+        "root": spec.root if contract.rooted else -1,
         "time": _short(line.timing.seconds * 1e6),
         "best_time": _short(line.timing.best * 1e6),
         "calls": line.timing.calls,

@@ -7,22 +7,23 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 
 from roundelay.bench.messages import Message, Spec, read_message
 from roundelay.bench.peer_deepspeed import check_deepspeed
 from roundelay.bench.peer_gloo import check_gloo
-from roundelay.bench.peer_mpi import MPIS, check_mpi, check_mpich, mpirun
+from roundelay.bench.peer_mpi import MPIS, find_launcher, launcher
 from roundelay.errors import InvalidArgumentError, RoundelayError
 
 __all__ = ["installed_peers", "measure"]
 
-CHECKS = {
+CHECKS: Mapping[str, Callable[[], object]] = {
     "gloo": check_gloo,
-    "mpi": check_mpi,
-    "mpich": check_mpich,
+    "mpi": partial(find_launcher, "mpi"),
+    "mpich": partial(find_launcher, "mpich"),
     "deepspeed": check_deepspeed,
 }
 
@@ -35,7 +36,7 @@ def measure(spec: Spec) -> Iterator[Message]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     for peer in MPIS:
         if peer in spec.contenders:
-            start, around = mpirun(peer, spec.size)
+            start, around = launcher(peer, spec.size)
             command, environment = [*start, *command], {**environment, **around}
     with subprocess.Popen(  # noqa: S603 - ourselves, maybe by the user's own launcher
         command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment
@@ -81,9 +82,9 @@ def _check(spec: Spec) -> None:
 
 def installed_peers() -> list[str]:
     """Return the peers that can be measured against here."""
-    found = []
+    peers = []
     for name, check in CHECKS.items():
         with contextlib.suppress(InvalidArgumentError):
             check()
-            found.append(name)
-    return found
+            peers.append(name)
+    return peers

@@ -22,17 +22,17 @@ def candidates(collective: str, size: int) -> list[str]:
     >>> candidates("reduce_scatter", 4)
     ['reduce_scatter_direct']
     """
-    found = []
+    names = []
     for algorithm in algorithms:
         if algorithm.collective.name != collective:
             continue
         try:
             algorithm.schedule(size)
             if keeps_every_bit(algorithm.name, size):
-                found.append(algorithm.name)
+                names.append(algorithm.name)
         except UnsupportedSizeError:
             continue
-    return found
+    return names
 
 
 def specs(

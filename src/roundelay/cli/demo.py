@@ -16,7 +16,7 @@ from roundelay.cli._bench_run import run_all
 from roundelay.cli._faults import BrokenRun, break_run
 from roundelay.cli._leftovers import left_behind, traces
 from roundelay.cli._small_host import Shown
-from roundelay.cli._tables import print_table, table
+from roundelay.cli._tables import empty_table, print_table
 from roundelay.cli._types import console_for, glyphs_option, json_option
 from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.view.terminal_text import Glyphs, nbytes_text, safe, seconds_text
@@ -86,24 +86,24 @@ def _work(glyphs: Glyphs, *, as_json: bool) -> None:
 
 
 def _show(rows: Sequence[CaseResult], glyphs: Glyphs) -> None:
-    made = table(glyphs)
-    made.add_column("collective", no_wrap=True)
+    table = empty_table(glyphs)
+    table.add_column("collective", no_wrap=True)
     for name in ("buffer", "time", "GB/s"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("as numpy says", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("as numpy says", no_wrap=True)
     for row in rows:
         timing = row.timings["roundelay"]
         right = Text(glyphs.done, style="green")
-        made.add_row(
+        table.add_row(
             row.collective,
             nbytes_text(row.nbytes),
             seconds_text(timing.seconds, glyphs),
             f"{row.nbytes / timing.seconds / 1e9:.2f}",
             Text(f"{glyphs.failed} {timing.wrong} differ", style="red") if timing.wrong else right,
         )
-    console = console_for(fit=made)
+    console = console_for(fit=table)
     console.print(f"{RANKS} processes on this host, float32:")
-    print_table(console, made, glyphs)
+    print_table(console, table, glyphs)
 
 
 def _row_as_json(row: CaseResult) -> dict[str, object]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from roundelay import __version__
 from roundelay.cli._doctor_environment import Finding, environment_findings, python_finding
-from roundelay.cli._tables import table
+from roundelay.cli._tables import empty_table
 from roundelay.cli._types import console_for, glyphs_option, json_option
 from roundelay.errors import InvalidArgumentError, NoEngineError
 from roundelay.view.terminal_text import ASCII, Glyphs, safe
@@ -66,16 +66,16 @@ def _findings(size: int, *, clean: bool) -> Iterator[Finding]:
 def _print(findings: Sequence[Finding], glyphs: Glyphs) -> None:
     failed = "x" if glyphs is ASCII else glyphs.failed
     marks = {"ok": glyphs.done, "absent": "-", "warning": "!", "failed": failed}
-    made = table(glyphs)
-    made.add_column("", no_wrap=True)
-    made.add_column("what", no_wrap=True)
-    made.add_column("found", overflow="fold")
+    table = empty_table(glyphs)
+    table.add_column("", no_wrap=True)
+    table.add_column("what", no_wrap=True)
+    table.add_column("found", overflow="fold")
     for finding in findings:
         said = Text(safe(finding.said, glyphs))
         if finding.cure:
             said.append(f"\n{glyphs.arrow} {safe(finding.cure, glyphs)}", STYLES[finding.mark])
-        made.add_row(Text(marks[finding.mark], STYLES[finding.mark]), finding.name, said)
-    console_for().print(made)
+        table.add_row(Text(marks[finding.mark], STYLES[finding.mark]), finding.name, said)
+    console_for().print(table)
 
 
 def _paste(findings: Sequence[Finding]) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli import _choose as choose
 from roundelay.cli._progress import watched
-from roundelay.cli._tables import print_table, sent_text, table
+from roundelay.cli._tables import empty_table, print_table, sent_text
 from roundelay.cli._types import (
     bytes_option,
     console_for,
@@ -60,12 +60,12 @@ def command(
 ) -> None:
     """List all algorithms with their steps, messages, bytes, order of addition and seconds."""
     wanted = None if collective is None else choose.collective_called(collective)
-    found = [each for each in algorithms if wanted is None or each.collective is wanted]
-    found.sort(key=lambda each: (each.collective.name, each.name))
+    chosen = [each for each in algorithms if wanted is None or each.collective is wanted]
+    chosen.sort(key=lambda each: (each.collective.name, each.name))
     if size < 1:
         raise InvalidArgumentError(f"-n {size}: there must be at least 1 rank.")
     on = choose.network_called(network, size)
-    rows = [_row(each, size, nbytes, on) for each in watched(found, "Estimating")]
+    rows = [_row(each, size, nbytes, on) for each in watched(chosen, "Estimating")]
     if as_json:
         click.echo(json.dumps([_as_json(row, size, nbytes, on) for row in rows], indent=1))
     else:
@@ -112,40 +112,40 @@ def _as_json(row: AlgorithmRow, size: int, nbytes: int, network: Network) -> dic
 
 
 def _print(rows: list[AlgorithmRow], caption: str, glyphs: Glyphs) -> None:
-    made = _table(rows, glyphs, brief=False)
-    console = console_for(fit=made)
-    if console.width < Measurement.get(console, console.options, made).minimum + LEAST_HOW:
-        made = _table(rows, glyphs, brief=True)
+    table = _table(rows, glyphs, brief=False)
+    console = console_for(fit=table)
+    if console.width < Measurement.get(console, console.options, table).minimum + LEAST_HOW:
+        table = _table(rows, glyphs, brief=True)
         problems = [f"{row.algorithm.name} {row.problem}." for row in rows if row.problem]
         caption = "\n".join([caption, *problems])
-    print_table(console, made, glyphs)
+    print_table(console, table, glyphs)
     console.print(*(Text(safe(line, glyphs)) for line in caption.splitlines()), sep="\n")
 
 
 def _table(rows: list[AlgorithmRow], glyphs: Glyphs, *, brief: bool) -> Table:
     """Return all there is, for wide terminals and for grep, or in brief what fits 80 columns."""
-    made = table(glyphs)
+    table = empty_table(glyphs)
     for name in ("algorithm",) if brief else ("collective", "algorithm"):
-        made.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=True)
     for name in ("steps", "messages", "sent" if brief else "sent by a rank"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("order", no_wrap=True)
-    made.add_column("time", justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("order", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
     if not brief:
-        made.add_column("how")
+        table.add_column("how")
     for collective, group in groupby(rows, key=lambda row: row.algorithm.collective.name):
         if brief:
-            made.add_row(Text(collective, style="bold"), *[""] * 5)
+            table.add_row(Text(collective, style="bold"), *[""] * 5)
         for row in group:
             name, costs = row.algorithm.short_name, _costs(row, glyphs, brief=brief)
             if brief:
-                made.add_row(f"  {name}", *costs)
+                table.add_row(f"  {name}", *costs)
             else:
                 how = Text(safe(row.problem or row.algorithm.summary, glyphs))
                 how.stylize("yellow" if row.problem else "")
-                made.add_row(collective, name, *costs, how)
-        made.add_section()
-    return made
+                table.add_row(collective, name, *costs, how)
+        table.add_section()
+    return table
 
 
 def _costs(row: AlgorithmRow, glyphs: Glyphs, *, brief: bool) -> list[str]:

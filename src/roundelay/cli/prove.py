@@ -15,7 +15,7 @@ from rich.text import Text
 from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli import _choose as choose
 from roundelay.cli._progress import watched
-from roundelay.cli._tables import print_table, table
+from roundelay.cli._tables import empty_table, print_table
 from roundelay.cli._types import SIZES, console_for, glyphs_option, json_option
 from roundelay.errors import (
     InvalidArgumentError,
@@ -101,7 +101,7 @@ def _chosen(names: Sequence[str]) -> list[Algorithm]:
     """Find algorithms by their names, or all of a collective."""
     if not names:
         return list(algorithms)
-    found: dict[str, Algorithm] = {}
+    algorithms_by_name: dict[str, Algorithm] = {}
     for name in names:
         try:
             collective, named = choose.collective_or_algorithm(name)
@@ -113,8 +113,8 @@ def _chosen(names: Sequence[str]) -> list[Algorithm]:
                 f"`roundelay list` shows all."
             ) from None
         chosen = [algorithms.load(named)] if named else choose.algorithms_of(collective)
-        found.update({each.name: each for each in chosen})
-    return list(found.values())
+        algorithms_by_name.update({each.name: each for each in chosen})
+    return list(algorithms_by_name.values())
 
 
 def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[ProofResult]:
@@ -149,19 +149,19 @@ def _as_json(result: ProofResult) -> dict[str, object]:
 
 
 def _print(results: Sequence[ProofResult], glyphs: Glyphs) -> None:
-    made = table(glyphs)
+    table = empty_table(glyphs)
     for name in ("", "name", "collective"):
-        made.add_column(name, no_wrap=True)
-    made.add_column("proved", justify="right")
-    made.add_column("order", no_wrap=True)
-    made.add_column("remarks")
+        table.add_column(name, no_wrap=True)
+    table.add_column("proved", justify="right")
+    table.add_column("order", no_wrap=True)
+    table.add_column("remarks")
     for result in results:
         failed = len(result.failures)
         remarks = [f"{failed} failed"] if failed else []
         if result.skipped:
             remarks.append(f"not for sizes {', '.join(map(str, result.skipped))}")
         mark = (glyphs.failed, "bold red") if failed else (glyphs.done, "green")
-        made.add_row(
+        table.add_row(
             Text(*mark),
             safe(result.name, glyphs),
             result.collective,
@@ -169,7 +169,7 @@ def _print(results: Sequence[ProofResult], glyphs: Glyphs) -> None:
             result.order or "-",
             "; ".join(remarks),
         )
-    print_table(console_for(fit=made), made, glyphs)
+    print_table(console_for(fit=table), table, glyphs)
 
 
 def _report(results: Sequence[ProofResult]) -> None:

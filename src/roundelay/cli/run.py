@@ -15,15 +15,10 @@ from typing import Any, TypeVar
 import click
 
 from roundelay import _core
+from roundelay.engines.mpi.mpirun import clean_environment
 from roundelay.launch.ending import Ending
 from roundelay.launch.environment import found_place, rank_environments
-from roundelay.launch.exec_launcher import (
-    exec_launcher,
-    mpi_environment,
-    mpirun_command,
-    torchrun_command,
-    with_timeout,
-)
+from roundelay.launch.exec_launcher import exec_launcher, mpirun_command, torchrun_command
 from roundelay.launch.job import run_job
 from roundelay.launch.local import MOST_RANKS, check_timeout
 from roundelay.rendezvous.one_host import forget
@@ -127,10 +122,10 @@ def command(
     if words and not by_mpi:
         raise click.UsageError("--hostfile, --host and --mpi-args are for mpirun: add --mpi.")
     if by_mpi:
-        exec_launcher(mpirun_command(size, words, target), mpi_environment(os.environ, timeout))
+        # mpirun may start even from within an MPI job.
+        exec_launcher(mpirun_command(size, words, target), clean_environment(os.environ), timeout)
     if handed:
-        words = torchrun_command(size, handed, target, timeout)
-        exec_launcher(words, with_timeout(os.environ, timeout))
+        exec_launcher(torchrun_command(size, handed, target, timeout), os.environ, timeout)
     job = secrets.token_hex(8)
     environments = rank_environments(os.environ, size, job=job, port=_free_port(), timeout=timeout)
     try:
@@ -167,12 +162,12 @@ def _module(name: str) -> list[str]:
     outermost = name.partition(".")[0]
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = importlib.util.find_spec(outermost) if outermost else None
+        spec = importlib.util.find_spec(outermost) if outermost else None
     except (ImportError, ValueError):
-        found = None
+        spec = None
     finally:
         sys.path.pop(0)
-    if found is None:
+    if spec is None:
         raise click.UsageError(f"there is no module '{name}' here or among what is installed.")
     return ["-m", name]
 

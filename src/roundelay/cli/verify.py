@@ -90,10 +90,10 @@ def _job(place: str) -> dict[str, Any]:
         raise InvalidArgumentError(
             f"verify takes a file and a function in it, as train.py:job, not {place!r}."
         )
-    made = getattr(_loaded(Path(name)), function, None)
-    if not callable(made):
+    make_job = getattr(_loaded(Path(name)), function, None)
+    if not callable(make_job):
         raise InvalidArgumentError(f"{name} has no function {function!r}.")
-    job = made()
+    job = make_job()
     if not isinstance(job, Mapping) or any(word not in job for word in NEEDED):
         raise InvalidArgumentError(
             f"{function}() in {name} must return a dict with {', '.join(NEEDED)}, as rd.verify "

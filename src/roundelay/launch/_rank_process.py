@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from roundelay import _core
 from roundelay.errors import RoundelayError
@@ -47,12 +48,10 @@ class RankProcess:
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
                 self._streams[pipe.fileno()] = stream
-                self._register(selector, pipe.fileno())
+                read = partial(self._read, selector, pipe.fileno())
+                selector.register(pipe.fileno(), selectors.EVENT_READ, read)
         self._watched = os.pidfd_open(self._process.pid)
-        selector.register(self._watched, selectors.EVENT_READ, lambda: self._ended(selector))
-
-    def _register(self, selector: selectors.BaseSelector, fd: int) -> None:
-        selector.register(fd, selectors.EVENT_READ, lambda: self._read(selector, fd))
+        selector.register(self._watched, selectors.EVENT_READ, partial(self._ended, selector))
 
     def _read(self, selector: selectors.BaseSelector, fd: int) -> bool:
         """Take what has come; tell whether there may be more."""
@@ -92,9 +91,9 @@ class RankProcess:
 
     def end(self) -> RankEnd:
         """Return how the process ended, waiting for it; what it held back for nothing is shown."""
-        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        code = UNKNOWN if found is None else found.si_status
-        if found is not None and found.si_code != os.CLD_EXITED:
+        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        code = UNKNOWN if status is None else status.si_status
+        if status is not None and status.si_code != os.CLD_EXITED:
             code = -code
         if code == 0:
             self._errors.release()

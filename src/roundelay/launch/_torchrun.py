@@ -53,15 +53,15 @@ def _find_the_first_host(distributed: Any, words: list[str]) -> None:
 
     Torchrun itself would wait for ever for an answer of what is no store.
     """
-    found, rest = {"--node-rank": "0", "--master-port": "29500", "--rdzv-conf": ""}, list(words)
+    options, rest = {"--node-rank": "0", "--master-port": "29500", "--rdzv-conf": ""}, list(words)
     while rest and rest[0].startswith("--"):  # each with its value, and then the script
         name, value, *rest = rest
-        found[name] = value
-    host, backend = found.get("--master-addr"), found.get("--rdzv-backend", "static")
-    if found["--node-rank"] == "0" or host is None or backend != "static":
+        options[name] = value
+    host, backend = options.get("--master-addr"), options.get("--rdzv-backend", "static")
+    if options["--node-rank"] == "0" or host is None or backend != "static":
         return
-    conf = dict(word.strip().partition("=")[::2] for word in found["--rdzv-conf"].split(","))
-    at = StoreAt(host, int(found["--master-port"]), False, "", "torchrun")  # noqa: FBT003
+    conf = dict(word.strip().partition("=")[::2] for word in options["--rdzv-conf"].split(","))
+    at = StoreAt(host, int(options["--master-port"]), False, "", "torchrun")  # noqa: FBT003
     store_at(distributed, at, "this host", 1, b"", float(conf.get("timeout", TORCHRUNS_S)))
 
 

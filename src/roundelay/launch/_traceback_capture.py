@@ -74,6 +74,6 @@ class ErrorStream(RankOutput):
             if line.startswith(BEGINS):
                 inside = True
             elif inside and line[:1] not in (b" ", b""):
-                found = NAME.match(line)
-                name, inside = found[1].decode() if found else name, False
+                match = NAME.match(line)
+                name, inside = match[1].decode() if match else name, False
         return name

@@ -69,16 +69,16 @@ def found_place(environ: Mapping[str, str]) -> Place:
     for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
         if name in environ:
             _whole(environ, name, least, MOST_RANKS)
-    given = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
-    if not given:
+    present = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
+    if not present:
         by_mpi = _place_in_mpi(environ)
         if by_mpi is None:
             _warn_of_foreign(environ)
         return by_mpi or Place(0, Job("alone", 1, base_directory(environ)))
-    if len(given) == 1:
-        missing = "WORLD_SIZE" if given == ["RANK"] else "RANK"
+    if len(present) == 1:
+        missing = "WORLD_SIZE" if present == ["RANK"] else "RANK"
         raise InvalidArgumentError(
-            f"{given[0]}={environ[given[0]]} is set, but {missing} is not. Start with "
+            f"{present[0]}={environ[present[0]]} is set, but {missing} is not. Start with "
             f"`roundelay run` or torchrun, which set both, or unset it to run alone."
         )
     size = _whole(environ, "WORLD_SIZE", 1, MOST_RANKS)

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import NoReturn
 
-from roundelay.engines.mpi.mpirun import clean_environment, find_mpirun
+from roundelay.engines.mpi.mpirun import find_mpirun
 from roundelay.errors import MissingPackageError
 
-__all__ = ["exec_launcher", "mpi_environment", "mpirun_command", "torchrun_command", "with_timeout"]
+__all__ = ["exec_launcher", "mpirun_command", "torchrun_command"]
 
 #: What torchrun calls the time for hosts to find one another: without, and with a backend.
 WAITS = ("timeout", "join_timeout", "read_timeout")
@@ -40,10 +40,10 @@ def _waiting(options: Mapping[str, str], timeout: float | None) -> dict[str, str
     """Return options by which hosts wait so long for one another, where nothing else was said."""
     if timeout is None:
         return dict(options)
-    given = options.get("rdzv_conf", "")
-    named = {word.partition("=")[0].strip() for word in given.split(",")}
+    conf = options.get("rdzv_conf", "")
+    named = {word.partition("=")[0].strip() for word in conf.split(",")}
     limits = [f"{name}={math.ceil(timeout)}" for name in WAITS if name not in named]
-    return {**options, "rdzv_conf": ",".join([*limits, *([given] if given else [])])}
+    return {**options, "rdzv_conf": ",".join([*limits, *([conf] if conf else [])])}
 
 
 def mpirun_command(size: int, words: Sequence[str], target: Sequence[str]) -> list[str]:
@@ -51,18 +51,14 @@ def mpirun_command(size: int, words: Sequence[str], target: Sequence[str]) -> li
     return [find_mpirun(), "-n", str(size), *words, sys.executable, *target]
 
 
-def with_timeout(environ: Mapping[str, str], timeout: float | None) -> dict[str, str]:
-    """Return an environment that tells every rank how long to wait for the others."""
-    return {**environ, **({} if timeout is None else {"ROUNDELAY_TIMEOUT": repr(timeout)})}
+def exec_launcher(
+    command: Sequence[str], environ: Mapping[str, str], timeout: float | None
+) -> NoReturn:
+    """Become another program: its signals, its output and its exit code are then ours.
 
-
-def mpi_environment(environ: Mapping[str, str], timeout: float | None) -> dict[str, str]:
-    """Return an environment in which mpirun may start, even from within an MPI job."""
-    return with_timeout(clean_environment(environ), timeout)
-
-
-def exec_launcher(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Become another program: its signals, its output and its exit code are then ours."""
+    Its environment tells every rank how long to wait for the others.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], list(command), dict(environ))  # noqa: S606 - the user's own launcher
+    wait = {} if timeout is None else {"ROUNDELAY_TIMEOUT": repr(timeout)}
+    os.execve(command[0], list(command), {**environ, **wait})  # noqa: S606 - the user's launcher

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from roundelay import _core
 from roundelay.arguments import seconds as read_seconds
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
-from roundelay.engines import Engine
+from roundelay.engines import Engine, Harness, engines
 from roundelay.engines._native.engine import NativeEngine
-from roundelay.errors import InvalidArgumentError, RankFailed, UnsendableError
-from roundelay.launch.choice import engine_called
+from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
 from roundelay.processes.death import ServerFinished
 from roundelay.processes.reports import as_raised
 from roundelay.processes.wire import decode, encode
 
-__all__ = ["MOST_RANKS", "check_timeout", "run"]
+__all__ = ["MOST_RANKS", "check_timeout", "engine_called", "run"]
 
 MOST_RANKS = 1024
 TIMEOUT_S = 60.0
@@ -50,13 +49,13 @@ def run(
     _check(fn, args)
     kind = engine_called(engine, "start")
     ranks = whole("ranks", ranks, 1, MOST_RANKS)
-    given = tuple(args)
+    arguments = tuple(args)
     limit = check_timeout("timeout", timeout)
 
     def body(engine: Engine) -> Any:
         comm = Communicator(engine)
         try:
-            result = fn(comm, *given)
+            result = fn(comm, *arguments)
         except ServerFinished:
             result = None
         _end(comm, fn)  # a rank that fails says so instead of goodbye
@@ -100,6 +99,23 @@ def _end(comm: Communicator, fn: Callable[..., Any]) -> None:
         comm.end("returned", together=True)
     finally:
         _core.work_for(None)
+
+
+def engine_called(name: object, to: Literal["start", "join"]) -> type[Harness]:
+    """Return an engine that starts ranks, or joins them; refuse any other by name."""
+    known = [each for each in engines.names() if engines.load(each).can(to)]
+    if isinstance(name, str) and name in known:
+        return engines.load(name)
+    if not isinstance(name, str) or name not in engines.names():
+        raise UnknownNameError("engines", str(name), known)
+    if to == "start":
+        raise InvalidArgumentError(
+            f"The engine {name} starts no ranks; run takes {' or '.join(known)}."
+        )
+    raise InvalidArgumentError(
+        f"init joins processes that a launcher started, with one of the engines "
+        f"{', '.join(known)}; for {name} see rd.run."
+    )
 
 
 def check_timeout(name: str, seconds: float | None) -> float:

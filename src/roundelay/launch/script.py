@@ -15,9 +15,8 @@ from roundelay.communicator.selection import Selection
 from roundelay.engines import Engine
 from roundelay.engines.mpi.library import load_mpi
 from roundelay.errors import InvalidArgumentError, RoundelayError
-from roundelay.launch.choice import engine_called
 from roundelay.launch.environment import found_place, found_timeout
-from roundelay.launch.local import check_timeout
+from roundelay.launch.local import check_timeout, engine_called
 from roundelay.launch.spared import tell_launcher
 from roundelay.launch.store import job_store
 

@@ -36,8 +36,8 @@ class SpareLine:
         """Take what has come; lines come whole."""
         with contextlib.suppress(BlockingIOError):
             for line in os.read(self.read, ROOM).decode().splitlines():
-                told, loss = line.split()
-                self._said[int(told)] = loss
+                rank, loss = line.split()
+                self._said[int(rank)] = loss
 
     def loss_of(self, rank: int) -> str:
         """Return what the loss of a rank does to the job: one of `LOSSES`."""

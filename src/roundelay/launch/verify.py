@@ -61,7 +61,7 @@ def verify(
     model = make_model()  # once: ranks that are threads share torch's random numbers
 
     def be_rank(comm: Communicator) -> list[tuple[Any, ...]]:
-        found = verify_on(
+        steps = verify_on(
             comm,
             model,
             make_optimizer,
@@ -71,7 +71,7 @@ def verify(
             precision=precision,
             clip=clip,
         )
-        return [astuple(difference) for step in found for difference in step]
+        return [astuple(difference) for step in steps for difference in step]
 
     results = [result for result in run(be_rank, ranks, engine) if result is not None]
     return judge(

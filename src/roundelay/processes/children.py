@@ -21,8 +21,7 @@ from roundelay import _core
 from roundelay.errors import LimitError, RendezvousError
 from roundelay.processes.channel import Channel
 from roundelay.processes.death import exit_code, killed_by
-from roundelay.processes.descriptors import allow_descriptors
-from roundelay.processes.limits import limit_hit, telling_limits
+from roundelay.processes.limits import allow_descriptors, limit_hit, telling_limits
 from roundelay.processes.world import make_world
 
 __all__ = ["Children"]
@@ -48,9 +47,7 @@ class Children:
             self.world = make_world(size)
         self._exits: dict[int, int] = {}  # exit codes of the ranks that have ended
         self._owner = os.getpid()
-        for stream in (sys.stdout, sys.stderr):  # or the children would write it once more
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
+        _flush_output()  # or the children would write it once more
         try:
             # A pipe, a line and one that tells of its end.
             allow_descriptors(5 * size + SPARE)
@@ -80,17 +77,15 @@ class Children:
         except SystemExit as error:
             code = exit_code(error)
         except BaseException as error:  # noqa: BLE001 - it has nowhere else to go
-            told = None
+            limit = None
             if world is None and isinstance(error, OSError):
-                told = limit_hit(f"rank {rank} of {self.world.size}", error)
-            if told is not None:
-                Channel(forked.line).send(str(told).encode())  # the parent raises it
+                limit = limit_hit(f"rank {rank} of {self.world.size}", error)
+            if limit is not None:
+                Channel(forked.line).send(str(limit).encode())  # the parent raises it
             else:
                 traceback.print_exc()
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError, AttributeError):
-                    stream.flush()
+            _flush_output()
             os._exit(code)
 
     def _meet(self) -> None:
@@ -119,11 +114,12 @@ class Children:
                 # Messages first: a rank may have sent its last and ended in the same moment.
                 ready = sorted(key.data for key, _ in selector.select(left))
                 for rank, ended in ready:
-                    if ended and (rank, False) in ready and self._has_more(selector, rank):
+                    heard = self.channels[rank] in selector.get_map()
+                    if ended and (rank, False) in ready and heard:
                         continue
                     if ended:
                         selector.unregister(self._watched[rank])
-                        with contextlib.suppress(KeyError):
+                        if heard:
                             selector.unregister(self.channels[rank])
                         self._reap(rank)
                         yield rank, None
@@ -131,14 +127,6 @@ class Children:
                         selector.unregister(self.channels[rank])
                     else:
                         yield rank, message
-
-    def _has_more(self, selector: selectors.BaseSelector, rank: int) -> bool:
-        """Tell whether the line of an ended rank is still read from; its end comes by itself."""
-        try:
-            selector.get_key(self.channels[rank])
-        except KeyError:
-            return False
-        return True
 
     def _reap(self, rank: int) -> None:
         if rank in self._exits:
@@ -149,10 +137,6 @@ class Children:
         except ChildProcessError:  # the program waits for all children by itself
             self._exits[rank] = UNKNOWN_EXIT
         os.close(self._watched.pop(rank))
-
-    def exit_of(self, rank: int) -> int | None:
-        """Return how a rank ended: its exit code, minus the signal that killed it, None if not."""
-        return self._exits.get(rank)
 
     def ending(self, rank: int) -> str:
         """Say how a rank ended, waiting for it."""
@@ -181,6 +165,12 @@ class Children:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _heedless(*_: object) -> None:

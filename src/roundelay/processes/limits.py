@@ -10,11 +10,26 @@ from pathlib import Path
 
 from roundelay.errors import LimitError
 
-__all__ = ["limit_hit", "no_files_left", "telling_limits"]
+__all__ = ["allow_descriptors", "limit_hit", "no_files_left", "telling_limits"]
 
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 STACK = 8 << 20  # bytes that a thread's stack takes where nothing else is said
 NO_THREAD = "can't start new thread"  # as Python says it
+
+
+def allow_descriptors(count: int) -> None:
+    """Let this process open so many more, as far as it may allow that to itself.
+
+    Every rank holds a pipe of every other, which is more than a process usually may.
+    """
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if usual == resource.RLIM_INFINITY:
+        return
+    wanted = len(list(Path("/proc/self/fd").iterdir())) + count
+    if most != resource.RLIM_INFINITY:
+        wanted = min(wanted, most)
+    if usual < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def no_files_left(error: OSError) -> bool:
@@ -68,7 +83,7 @@ def telling_limits(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        told = None if isinstance(error, LimitError) else limit_hit(what, error)
-        if told is None:
+        limit = None if isinstance(error, LimitError) else limit_hit(what, error)
+        if limit is None:
             raise
-        raise told from None
+        raise limit from None

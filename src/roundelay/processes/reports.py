@@ -154,6 +154,6 @@ def as_raised(error: RankFailed) -> RoundelayError:
     kind = getattr(errors, error.kind, None)
     if not isinstance(kind, type) or not issubclass(kind, InvalidArgumentError):
         return error
-    made = kind.__new__(kind)
-    made.args = (error.message,)
-    return made
+    raised = kind.__new__(kind)
+    raised.args = (error.message,)
+    return raised

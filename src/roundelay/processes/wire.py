@@ -99,10 +99,10 @@ def _array(array: Array, what: str) -> bytes:
 
 def _unpack_array(data: bytes) -> Array:
     descr, shape, raw = msgspec.msgpack.decode(data)
-    made = np.empty(shape, _dtype(descr))
-    if made.nbytes:
-        made.reshape(-1).view(np.uint8)[:] = np.frombuffer(raw, np.uint8)
-    return made
+    array = np.empty(shape, _dtype(descr))
+    if array.nbytes:
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(raw, np.uint8)
+    return array
 
 
 def _dtype(descr: Any) -> np.dtype[Any]:

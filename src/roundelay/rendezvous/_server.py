@@ -74,8 +74,8 @@ class RendezvousServer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if error is not None:
-            told = isinstance(error, (LimitError, RendezvousError))
-            text = str(error) if told else f"rank 0 ended: {kind.__name__}."  # type: ignore[union-attr]
+            known = isinstance(error, (LimitError, RendezvousError))
+            text = str(error) if known else f"rank 0 ended: {kind.__name__}."  # type: ignore[union-attr]
             for caller in self._callers.values():
                 with contextlib.suppress(OSError):
                     messages.send(caller.line, messages.REFUSED, text.encode())
@@ -100,15 +100,15 @@ class RendezvousServer:
         return [ranks[rank].taken.pop(0) for rank in range(1, self.size)]
 
     def _wait_for_all(self) -> dict[int, _Caller]:
-        told, shown = "", time.monotonic() + TELL_S
+        last_told, next_warning = "", time.monotonic() + TELL_S
         with selectors.PollSelector() as selector:
             selector.register(self._listening, selectors.EVENT_READ)
             while missing := self._missing():
                 now = time.monotonic()
                 if now > self.deadline:
                     raise RendezvousError(self._too_late(missing))
-                if now > shown:
-                    shown = now + TELL_S
+                if now > next_warning:
+                    next_warning = now + TELL_S
                     logging.getLogger("roundelay").warning(
                         "waiting for %s of %d (%.0f s left)",
                         ranks_text(missing), self.size, self.deadline - now,
@@ -119,8 +119,8 @@ class RendezvousServer:
                     else:
                         self._hear(selector, self._callers[key.fd])
                 self._drop_silent(selector)
-                if (text := ranks_text(self._missing())) != told:
-                    told = text
+                if (text := ranks_text(self._missing())) != last_told:
+                    last_told = text
                     self._tell(text)
         return {caller.rank: caller for caller in self._callers.values() if caller.rank is not None}
 

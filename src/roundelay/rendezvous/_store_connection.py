@@ -15,8 +15,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from roundelay.errors import RendezvousError
 
@@ -47,33 +48,13 @@ class StoreLost(RendezvousError):  # noqa: N818 - as PeerLost is
     """The store does not answer."""
 
 
-class _Question(Generic[T]):
-    def __init__(self, ask: Callable[[], T]) -> None:
-        self._ask = ask
-        self._found: list[T] = []
-        self._error: Exception | None = None
-        self._over = threading.Event()
-
-    def take(self) -> None:
-        try:
-            self._found.append(self._ask())
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            self._error = error
-        self._over.set()
-
-    def answer(self, limit: float) -> T:
-        if not self._over.wait(limit):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._found[0]
-
-
 class _Asking:
     """What the thread knows; it must not keep the line alive, with which it ends."""
 
     def __init__(self) -> None:
-        self.questions: queue.SimpleQueue[_Question[Any] | None] = queue.SimpleQueue()
+        #: What to ask, and where the answer goes; None ends the thread.
+        self.questions: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self.questions = queue.SimpleQueue()
         self.gone: str | None = None
         self.since: float | None = None  # when it was asked what it has not answered yet
         self.given_up: float | None = None  # the `since` of which somebody thought it was too long
@@ -94,8 +75,12 @@ class _Asking:
                 continue
             if question is None:
                 return
-            with self._asked():
-                question.take()
+            ask, answer = question
+            try:
+                with self._asked():
+                    answer.set_result(ask())
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                answer.set_exception(error)
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[None]:
@@ -155,11 +140,11 @@ class StoreConnection:
             raise StoreLost(f"{self._where} {asking.gone}")
         began = asking.since
         if began is None or began != asking.given_up:
-            question = _Question(ask)
-            asking.questions.put(question)
+            answer: Future[T] = Future()
+            asking.questions.put((ask, answer))
             began = time.monotonic() if began is None else began
             try:
-                return question.answer(max(0.0, began + limit - time.monotonic()))
+                return answer.result(max(0.0, began + limit - time.monotonic()))
             except TimeoutError:
                 asking.given_up = asking.since
             except RuntimeError as error:  # of torch's: the line was cut, the server ended

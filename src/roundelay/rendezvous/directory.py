@@ -107,10 +107,10 @@ class RendezvousDirectory:
             return False
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = self.path.stat(follow_symlinks=False)
+            named = self.path.stat(follow_symlinks=False)
         except (BlockingIOError, FileNotFoundError):
             return False
-        return os.path.samestat(found, os.fstat(directory))
+        return os.path.samestat(named, os.fstat(directory))
 
     def _open(self) -> None:
         self._close()
@@ -118,13 +118,13 @@ class RendezvousDirectory:
             self._directory = os.open(self.path, OPEN)
         except NotADirectoryError:
             raise RendezvousError(self._foreign("it is a link or a file")) from None
-        found = os.fstat(self._directory)
-        if found.st_uid != os.geteuid():
+        status = os.fstat(self._directory)
+        if status.st_uid != os.geteuid():
             self._close()
-            raise RendezvousError(self._foreign(f"it belongs to user {found.st_uid}"))
-        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise RendezvousError(self._foreign(f"it belongs to user {status.st_uid}"))
+        if stat.S_IMODE(status.st_mode) & 0o077:
             self._close()
-            mode = f"{stat.S_IMODE(found.st_mode):o}"
+            mode = f"{stat.S_IMODE(status.st_mode):o}"
             raise RendezvousError(self._foreign(f"others may enter it (mode {mode})"))
 
     def _unfit(self, error: OSError) -> RendezvousError:

@@ -43,10 +43,10 @@ def ranks_by_host(identities: Sequence[str]) -> list[list[int]]:
     >>> ranks_by_host(["a", "b", "a", "c", "b"])
     [[0, 2], [1, 4], [3]]
     """
-    found: dict[str, list[int]] = {}
+    hosts: dict[str, list[int]] = {}
     for rank, identity in enumerate(identities):
-        found.setdefault(identity, []).append(rank)
-    return list(found.values())
+        hosts.setdefault(identity, []).append(rank)
+    return list(hosts.values())
 
 
 def address_towards(host: str) -> str | None:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from roundelay import _core
 from roundelay.errors import RendezvousError
-from roundelay.processes.descriptors import allow_descriptors
-from roundelay.processes.limits import no_files_left, telling_limits
+from roundelay.processes.limits import allow_descriptors, no_files_left, telling_limits
 from roundelay.processes.world import make_world
 from roundelay.rendezvous import _messages as messages
 from roundelay.rendezvous._server import RendezvousServer

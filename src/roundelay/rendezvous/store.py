@@ -1,7 +1,7 @@
 """Torch's store as ranks may rely on it: every question ends in time, every record is signed.
 
 A store is a small dictionary that all ranks reach, mostly over the network. It is asked by one
-thread, for which everybody else waits with a limit: `_store_line.py`.
+thread, for which everybody else waits with a limit: `_store_connection.py`.
 
 A record is its value behind a signature: an HMAC of the job's secret over key and value. What
 somebody wrote who does not have the secret is refused. Without a secret the signature still tells
@@ -78,8 +78,8 @@ class Store:
 
     def look(self, key: str) -> bytes | None:
         """Return a record of this job; None if there is none."""
-        found = self._read(key) if self.has(key) else None
-        return None if found is None else self._opened(key, found)
+        record = self._read(key) if self.has(key) else None
+        return None if record is None else self._opened(key, record)
 
     def claim(self, key: str, value: bytes) -> bool:
         """Write a record unless there is one, and tell whether this was the first."""
@@ -96,12 +96,12 @@ class Store:
         end, pause = time.monotonic() + timeout, FIRST_LOOK_S
         forged_since: float | None = None
         while True:
-            found = self._read(key) if self.has(key) else None
-            opened = None if found is None else self._opened(key, found)
-            if opened is not None:
-                return opened
+            record = self._read(key) if self.has(key) else None
+            value = None if record is None else self._opened(key, record)
+            if value is not None:
+                return value
             now = time.monotonic()
-            forged_since = None if found is None else forged_since or now
+            forged_since = None if record is None else forged_since or now
             if forged_since is not None and now > min(end, forged_since + FORGED_S):
                 raise RendezvousError(
                     f"what {self.where} has under {self.corner + key} does not carry the signature "
@@ -179,8 +179,8 @@ def _signs(raw: Any, secret: bytes, corner: str, ranks: Sequence[int]) -> dict[i
     if not raw.check(list(names.values())):
         names = {rank: name for rank, name in names.items() if raw.check([name])}
     every = raw.multi_get if raw.has_extended_api() else partial(map, raw.get)
-    found = zip(names.items(), every(list(names.values())), strict=True)
-    return {rank: _opened(secret, name, bytes(sealed)) or b"" for (rank, name), sealed in found}
+    records = zip(names.items(), every(list(names.values())), strict=True)
+    return {rank: _opened(secret, name, bytes(sealed)) or b"" for (rank, name), sealed in records}
 
 
 def _opened(secret: bytes, name: str, found: bytes) -> bytes | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Algebra", "Expression", "Order"]
+__all__ = ["Algebra", "Expression", "Order", "ranks_in"]
 
 #: How the additions of a result are ordered, from the strongest promise to the weakest.
 Order = Literal["rank_order", "contiguous", "any"]
@@ -39,16 +39,25 @@ class Expression:
         rank is listed once.
         """
         if self.terms > MANY_TERMS:
-            return [rank for rank in range(self.high + 1) if self.ranks >> rank & 1]
-        found: list[int] = []
+            return ranks_in(self.ranks)
+        leaves: list[int] = []
         stack = [self]
         while stack:
             expression = stack.pop()
             if expression.children:
                 stack.extend(reversed(expression.children))
             else:
-                found.append(expression.low)
-        return found
+                leaves.append(expression.low)
+        return leaves
+
+
+def ranks_in(mask: int) -> list[int]:
+    """List the ranks whose bits are set.
+
+    >>> ranks_in(0b1101)
+    [0, 2, 3]
+    """
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
 
 
 class Algebra:

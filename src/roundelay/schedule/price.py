@@ -102,7 +102,7 @@ def price(
     """
     nbytes = whole("nbytes of price", nbytes, 0, MOST_BYTES)
     lengths = _chunk_bytes(schedule, nbytes, whole("itemsize of price", itemsize, 1))
-    roads = None if network is None else _Roads(network, schedule)
+    routes = None if network is None else _Routes(network, schedule)
     sent, received = [0] * schedule.size, [0] * schedule.size
     steps = []
     for transfers in schedule.steps:
@@ -117,7 +117,7 @@ def price(
             sent[src] += length
             received[dst] += length
         seconds = (
-            None if roads is None else roads.seconds(messages, max(folded.values(), default=0))
+            None if routes is None else routes.seconds(messages, max(folded.values(), default=0))
         )
         steps.append(StepPrice(len(messages), sum(messages.values()), seconds))
     return Price(
@@ -125,7 +125,7 @@ def price(
         steps=tuple(steps),
         sent=tuple(sent),
         received=tuple(received),
-        links={} if roads is None else roads.loads(),
+        links={} if routes is None else routes.loads(),
         network=None if network is None else network.name,
     )
 
@@ -143,7 +143,7 @@ def _chunk_bytes(schedule: Schedule, nbytes: int, itemsize: int) -> list[int]:
     return [length * itemsize for length in elements]
 
 
-class _Roads:
+class _Routes:
     """The links of a network that a schedule uses, numbered, with the bytes that crossed each."""
 
     def __init__(self, network: Network, schedule: Schedule) -> None:

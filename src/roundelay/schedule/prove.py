@@ -10,7 +10,7 @@ from operator import or_
 from typing import get_args
 
 from roundelay.errors import ProofError
-from roundelay.schedule.expression import Algebra, Expression, Order
+from roundelay.schedule.expression import Algebra, Expression, Order, ranks_in
 from roundelay.schedule.replay import Failure, Write, held_at_start, replay
 from roundelay.schedule.schedule import Cell, Schedule
 
@@ -131,13 +131,13 @@ class _History:
     def _lost(self, cell: Cell, lacking: int) -> int | None:
         """Return the last step that took something away that is lacking at the end."""
         had = 1 << cell.rank & lacking if cell in self._at_start else 0
-        found = None
+        last = None
         for step, write in self._writes.get(cell, []):
             has = write.value.ranks & lacking
             if had & ~has:
-                found = step
+                last = step
             had = has
-        return found
+        return last
 
     def _comes_later(self, cell: Cell, step: int) -> int:
         """Return the contributions that `cell` holds at any time after `step` has begun."""
@@ -158,11 +158,7 @@ def _mask(ranks: frozenset[int]) -> int:
 
 @lru_cache(maxsize=1024)
 def _sum(mask: int) -> str:
-    shown = []
-    while mask:
-        lowest = mask & -mask
-        shown.append(str(lowest.bit_length() - 1))
-        mask ^= lowest
+    shown = [str(rank) for rank in ranks_in(mask)]
     word = "rank " if len(shown) == 1 else "ranks "
     if len(shown) > MANY:
         shown[4:-3] = ["…"]

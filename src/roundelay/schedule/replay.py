@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from roundelay.collectives import letter
-from roundelay.schedule.expression import Algebra, Expression
+from roundelay.schedule.expression import Algebra, Expression, ranks_in
 from roundelay.schedule.schedule import Cell, Schedule, Transfer
 
 __all__ = ["Failure", "Step", "Write", "held_at_start", "replay"]
@@ -131,16 +131,12 @@ def _write(
         for value, src in operands:
             twice = seen & value.ranks
             if twice:
-                names = _ranks(twice)
-                fail("doubled", rank, f"the contribution of {names} comes again from rank {src}")
+                names = ", ".join(map(str, ranks_in(twice)))
+                whose = f"rank{'s' if twice.bit_count() > 1 else ''} {names}"
+                fail("doubled", rank, f"the contribution of {whose} comes again from rank {src}")
             seen |= value.ranks
     return Write(
         cell,
         tuple(src for _, src in operands),
         algebra.fold([value for value, _ in operands]),
     )
-
-
-def _ranks(mask: int) -> str:
-    ranks = [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -149,10 +149,10 @@ def _check_limits(
 
 
 def _transfers(value: object, place: DocumentPath, size: int, chunks: int) -> list[Transfer]:
-    found = place.list(value, MAX_TRANSFERS)
+    items = place.list(value, MAX_TRANSFERS)
     # Steps count from 0 and none is empty, so there are at most as many as transfers.
-    within = {"step": len(found), "src": size, "dst": size, "chunk": chunks}
-    transfers = [_transfer(item, index, place, within) for index, item in enumerate(found)]
+    within = {"step": len(items), "src": size, "dst": size, "chunk": chunks}
+    transfers = [_transfer(item, index, place, within) for index, item in enumerate(items)]
     steps = {transfer.step for transfer in transfers}
     for index, transfer in enumerate(transfers):
         if transfer.step and transfer.step - 1 not in steps:

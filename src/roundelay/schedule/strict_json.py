@@ -102,15 +102,15 @@ def is_name(text: str) -> bool:
 def read(path: str | os.PathLike[str], place: DocumentPath) -> bytes:
     """Return the bytes of an ordinary file of at most `MAX_BYTES`."""
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except (OSError, ValueError) as error:  # a ValueError is a NUL in the path
         place.fail(f"can't be read: {getattr(error, 'strerror', None) or error}")
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         place.fail("is a folder; name a JSON file")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         place.fail("is not an ordinary file")
-    if found.st_size > MAX_BYTES:
-        place.fail(f"has {found.st_size:,} bytes; at most {MAX_BYTES:,} are read")
+    if status.st_size > MAX_BYTES:
+        place.fail(f"has {status.st_size:,} bytes; at most {MAX_BYTES:,} are read")
     try:
         with Path(path).open("rb") as file:
             # One more than allowed, so that a file that grows meanwhile is refused, not cut.
@@ -126,12 +126,12 @@ def parse(text: str | bytes, place: DocumentPath) -> object:
         place.fail(f"has more than {MAX_TOKENS:,} values")
 
     def without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
             keys = [key for key, _ in pairs]
-            double = next(key for key in found if keys.count(key) > 1)
+            double = next(key for key in fields if keys.count(key) > 1)
             place.fail(f"has an object with the key {_shown(double)} twice")
-        return found
+        return fields
 
     def whole(digits: str) -> int:
         if len(digits) > MAX_DIGITS:

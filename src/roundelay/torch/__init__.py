@@ -10,6 +10,9 @@ TORCH_DEVICE_BACKEND_AUTOLOAD=0, `import roundelay.torch` registers it.
 
 from __future__ import annotations
 
+import contextlib as _contextlib
+from pathlib import Path as _Path
+
 from roundelay.errors import MissingPackageError as _MissingPackageError
 
 try:
@@ -26,9 +29,9 @@ if not _dist.is_available():
         "Install one that has it: pip install 'roundelay[torch]'"
     )
 
+from roundelay import _core
 from roundelay.torch._group import ProcessGroup, create
 from roundelay.torch._monitored import also_for_ours
-from roundelay.torch._sites import pass_over_torch
 
 __all__ = ["BACKEND", "ProcessGroup", "create", "register"]
 
@@ -40,11 +43,13 @@ def register() -> None:
     named = _dist.Backend._plugins.get(BACKEND.upper())  # noqa: SLF001 - there is no public way
     if named is not None and named.creator_fn is create:
         return
-    pass_over_torch()
+    # Source lines in errors are the user's: neither ours nor torch's, nor those of the file from
+    # inside which coalesced calls are made when their `with` block ends.
+    _core.skip_package(str(_Path(_torch.__file__).parent) + "/")
+    _core.skip_package(_contextlib.__file__)
     _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
     _dist.monitored_barrier = also_for_ours(_dist.monitored_barrier)
     _dist.distributed_c10d.monitored_barrier = _dist.monitored_barrier
 
 
-_ = _torch  # named above so that a missing torch is told apart from one without distributed
 register()

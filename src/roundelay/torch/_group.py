@@ -177,12 +177,12 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         seconds = self.comm.timeout if timeout is None else timeout.total_seconds()
         rank = new_ranks.index(self.comm.rank)
         connected = rendezvous_by_store(store, rank, len(new_ranks), timeout=seconds)
-        made = ProcessGroup(
+        group = ProcessGroup(
             store, connected, global_ranks=[self.global_ranks[r] for r in new_ranks]
         )
-        made._set_group_name(name)
-        made._set_group_desc(group_desc or f"{self._group_desc}:split:{self._splits}")
-        return made
+        group._set_group_name(name)
+        group._set_group_desc(group_desc or f"{self._group_desc}:split:{self._splits}")
+        return group
 
     def _remembered(self, work: Work) -> Work:
         self._under_way.add(work)

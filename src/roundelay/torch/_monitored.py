@@ -111,10 +111,10 @@ def also_for_ours(of_torch: Callable[..., None]) -> Callable[..., None]:
         timeout: timedelta | None = None,
         wait_all_ranks: bool = False,  # noqa: FBT001, FBT002 - as torch has it
     ) -> None:
-        made: Any = group or dist.group.WORLD
-        if not hasattr(made, "run_monitored_barrier"):
+        chosen: Any = group or dist.group.WORLD
+        if not hasattr(chosen, "run_monitored_barrier"):
             of_torch(group, timeout, wait_all_ranks)
         else:
-            made.run_monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+            chosen.run_monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     return monitored_barrier

@@ -21,21 +21,21 @@ def options(
     """Return torch's struct of options; what is not one is a root, a reduction or a timeout."""
     if isinstance(given, (kind, AllreduceCoalescedOptions)):
         return given
-    made = kind()
+    struct = kind()
     for value in (given, *more, *named.values()):
         if isinstance(value, kind):  # passed by name
             return value
         if isinstance(value, timedelta):
-            made.timeout = value
+            struct.timeout = value
         elif isinstance(value, int):
-            made.rootRank = value
+            struct.rootRank = value
         elif isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
-            made.reduceOp = value
+            struct.reduceOp = value
         elif value is not None:
             raise InvalidArgumentError(
                 f"{value!r} is neither {kind.__name__} nor a root, a reduction or a timeout."
             )
-    return made
+    return struct
 
 
 def listed(tensors: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:

@@ -85,23 +85,23 @@ def into(call: str, tensor: Tensor, *, reduces: bool = False) -> tuple[Buffer, C
 
 def joined(call: str, tensors: Sequence[Tensor], *, reduces: bool = False) -> Buffer:
     """Return all tensors one after the other, in one piece of memory."""
-    one = torch.cat([plain(call, tensor).reshape(-1) for tensor in tensors])
-    return memory(call, one, reduces=reduces)
+    whole = torch.cat([plain(call, tensor).reshape(-1) for tensor in tensors])
+    return memory(call, whole, reduces=reduces)
 
 
 def rows(call: str, tensors: Sequence[Tensor]) -> tuple[Buffer, Copy]:
     """Return memory for results one after the other, and what brings each to its tensor."""
     targets = [plain(call, tensor) for tensor in tensors]
     lengths = [target.numel() for target in targets]
-    one = torch.empty(sum(lengths), dtype=targets[0].dtype)
-    cut = torch.split(one, lengths)
+    whole = torch.empty(sum(lengths), dtype=targets[0].dtype)
+    cut = torch.split(whole, lengths)
     parts = [part.view(like.shape) for part, like in zip(cut, targets, strict=True)]
 
     def copy() -> None:
         for target, part in zip(targets, parts, strict=True):
             target.copy_(part)
 
-    return memory(call, one), copy
+    return memory(call, whole), copy
 
 
 def shared(one: Tensor, other: Tensor) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roundelay.schedule import Cell, Schedule
-from roundelay.view._crowd import Crowd
+from roundelay.view._rank_names import RankNames
 
 if TYPE_CHECKING:
     from roundelay.view.picture import Frame
@@ -90,7 +90,7 @@ class ContractProgress:
         self,
         schedule: Schedule,
         due: Mapping[int, Mapping[int, Collection[int]]],
-        who: Crowd,
+        who: RankNames,
         *,
         running: bool,
     ) -> None:

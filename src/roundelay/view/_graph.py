@@ -64,8 +64,8 @@ def shape_of(schedule: Schedule, hosts: Mapping[str, Sequence[int]] | None = Non
     trees = _trees(schedule)
     if trees:
         return Shape(line=True) if _is_path(trees) else Shape(trees=trees)
-    found = inferred_hosts(schedule)
-    return Shape(hosts=found, names=tuple(f"host{index}" for index in range(len(found))))
+    hosts_seen = inferred_hosts(schedule)
+    return Shape(hosts=hosts_seen, names=tuple(f"host{index}" for index in range(len(hosts_seen))))
 
 
 def components(transfers: Iterable[Transfer], size: int) -> list[list[int]]:
@@ -83,12 +83,12 @@ def components(transfers: Iterable[Transfer], size: int) -> list[list[int]]:
         return rank
 
     for transfer in transfers:
-        one, other = sorted((find(transfer.src), find(transfer.dst)))
-        leader[other] = one
-    found: dict[int, list[int]] = {}
+        lower, higher = sorted((find(transfer.src), find(transfer.dst)))
+        leader[higher] = lower
+    joined: dict[int, list[int]] = {}
     for rank in range(size):
-        found.setdefault(find(rank), []).append(rank)
-    return [ranks for ranks in found.values() if len(ranks) > 1]
+        joined.setdefault(find(rank), []).append(rank)
+    return [ranks for ranks in joined.values() if len(ranks) > 1]
 
 
 def inferred_hosts(schedule: Schedule) -> Groups:
@@ -101,7 +101,7 @@ def inferred_hosts(schedule: Schedule) -> Groups:
     if groups != runs or inside == schedule.size:
         return ()
     scopes = [scope(step, runs) for step in schedule.steps]
-    turns = [one for one, before in zip(scopes, [None, *scopes], strict=False) if one != before]
+    turns = [now for now, before in zip(scopes, [None, *scopes], strict=False) if now != before]
     return tuple(map(tuple, runs)) if turns == ["inside", "between", "inside"] else ()
 
 
@@ -142,22 +142,22 @@ def _tree(
 ) -> Tree | None:
     """Hang the links from their root, or return None where they are no tree over all ranks."""
     near: dict[int, list[int]] = {}
-    for one, other in sorted(links):
-        near.setdefault(one, []).append(other)
-        near.setdefault(other, []).append(one)
+    for rank, neighbour in sorted(links):
+        near.setdefault(rank, []).append(neighbour)
+        near.setdefault(neighbour, []).append(rank)
     if len(links) != schedule.size - 1 or len(near) != schedule.size or len(roots) > 1:
         return None
     (root,) = roots
     parents: list[int | None] = [None] * schedule.size
-    found, stack = {root}, [root]
+    reached, stack = {root}, [root]
     while stack:
         parent = stack.pop()
         for child in near[parent]:
-            if child not in found:
-                found.add(child)
+            if child not in reached:
+                reached.add(child)
                 parents[child] = parent
                 stack.append(child)
-    return Tree(root, tuple(parents), tuple(chunks)) if len(found) == schedule.size else None
+    return Tree(root, tuple(parents), tuple(chunks)) if len(reached) == schedule.size else None
 
 
 def _root(schedule: Schedule, summing: set[int], taking: set[int]) -> int:

@@ -23,10 +23,10 @@ def messages(transfers: Iterable[Transfer]) -> list[Message]:
     ...     [Transfer(0, 0, 1, 0), Transfer(0, 1, 0, 0), Transfer(0, 0, 1, 1)])]
     [(0, 1, 2), (1, 0, 1)]
     """
-    found: dict[tuple[int, int], list[Transfer]] = {}
+    pairs: dict[tuple[int, int], list[Transfer]] = {}
     for transfer in transfers:
-        found.setdefault((transfer.src, transfer.dst), []).append(transfer)
-    return [(src, dst, joined) for (src, dst), joined in found.items()]
+        pairs.setdefault((transfer.src, transfer.dst), []).append(transfer)
+    return [(src, dst, joined) for (src, dst), joined in pairs.items()]
 
 
 def op_of(transfers: Iterable[Transfer]) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roundelay.schedule import Cell, Schedule
-from roundelay.view._crowd import Crowd
 from roundelay.view._graph import Groups, Shape, components, scope
+from roundelay.view._rank_names import RankNames
 
 if TYPE_CHECKING:
     from roundelay.view.picture import CellView, Frame
@@ -47,7 +47,9 @@ class Phase:
         return self.last - self.first + 1
 
 
-def phases_of(schedule: Schedule, frames: Sequence[Frame], shape: Shape, who: Crowd) -> list[Phase]:
+def phases_of(
+    schedule: Schedule, frames: Sequence[Frame], shape: Shape, who: RankNames
+) -> list[Phase]:
     """Cut the steps where their kind changes, and name each stretch by what it does to the data."""
     runs = [
         part
@@ -57,14 +59,14 @@ def phases_of(schedule: Schedule, frames: Sequence[Frame], shape: Shape, who: Cr
     if len(runs) <= 1 or len(runs) > MOST:
         return [Phase("", "", 1, len(frames) - 1)] if len(frames) > 1 else []
     namer = _Namer(schedule, frames, shape, who)
-    found: list[Phase] = []
+    phases: list[Phase] = []
     for first, last in runs:
         name, aim = namer.name(first, last)
-        if found and found[-1].name == name:
-            found[-1] = Phase(name, aim, found[-1].first, last)
+        if phases and phases[-1].name == name:
+            phases[-1] = Phase(name, aim, phases[-1].first, last)
         else:
-            found.append(Phase(name, aim, first, last))
-    return found
+            phases.append(Phase(name, aim, first, last))
+    return phases
 
 
 def _runs(frames: Sequence[Frame], hosts: Groups) -> Iterator[tuple[int, int]]:
@@ -117,7 +119,7 @@ class _Namer:
     """Names stretches of one schedule."""
 
     def __init__(
-        self, schedule: Schedule, frames: Sequence[Frame], shape: Shape, who: Crowd
+        self, schedule: Schedule, frames: Sequence[Frame], shape: Shape, who: RankNames
     ) -> None:
         self.schedule, self.frames, self.who = schedule, frames, who
         self.whole = max((len(due) for _, due in schedule.due_after()), default=0)
@@ -192,11 +194,11 @@ class _Namer:
         for cell, view in self.frames[number].cells.items():
             if cell.rank in members:
                 held.setdefault(cell.chunk, {})[cell.rank] = frozenset(view.ranks)
-        found = [
+        holders = [
             [rank for rank, ranks in cells.items() if len(ranks) >= whole]
             for cells in held.values()
         ]
-        return [ranks for ranks in found if ranks]
+        return [ranks for ranks in holders if ranks]
 
     def _alike(self, first: int, last: int, groups: list[list[int]]) -> bool:
         """Tell whether the ranks of each group end with the same of all that they have moved."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from roundelay.schedule import Cell, Schedule, Transfer
 from roundelay.view._amounts import ContractProgress, Payload, counted, span
-from roundelay.view._crowd import Crowd
 from roundelay.view._graph import Shape
+from roundelay.view._rank_names import RankNames
 from roundelay.view.phases import Phase, phases_of
 from roundelay.view.terminal_text import number_of
 
@@ -38,7 +38,7 @@ def story_of(
     schedule: Schedule, frames: Sequence[Frame], ranks: Sequence[str], shape: Shape
 ) -> Story:
     """Tell a schedule whose frames, names of ranks and shape are given."""
-    who = Crowd(ranks, shape.hosts, shape.host)
+    who = RankNames(ranks, shape.hosts, shape.host)
     phases = phases_of(schedule, frames, shape, who)
     teller = _Teller(schedule, frames, who)
     places, words = [""], [_promise(schedule)]
@@ -66,7 +66,7 @@ def _promise(schedule: Schedule) -> str:
 class _Teller:
     """Tells the steps of one schedule."""
 
-    def __init__(self, schedule: Schedule, frames: Sequence[Frame], who: Crowd) -> None:
+    def __init__(self, schedule: Schedule, frames: Sequence[Frame], who: RankNames) -> None:
         self.schedule, self.frames, self.who = schedule, frames, who
         self.due: dict[int, dict[int, frozenset[int]]] = {}  # by rank, then chunk
         self.whole: dict[int, int] = {}  # by chunk: the most contributions that any rank is due
@@ -82,29 +82,29 @@ class _Teller:
 
     def sentence(self, number: int) -> str:
         """Say who sends what to whom in the step that leads to a frame, and what comes of it."""
-        told = []
+        clauses = []
         for op in ("reduce", "copy"):
             mine = [transfer for transfer in self.frames[number].transfers if transfer.op == op]
             if mine:
-                told.append(self._clause(number, mine))
+                clauses.append(self._clause(number, mine))
         outcome = self._outcome(number)
-        sentence = "; ".join(told) + (f": {outcome}." if outcome else ".")
+        sentence = "; ".join(clauses) + (f": {outcome}." if outcome else ".")
         return sentence[0].upper() + sentence[1:]
 
     def _clause(self, number: int, transfers: Sequence[Transfer]) -> str:
         """Say who sends what to whom: `every rank passes the sum it has just made on to …`."""
-        road = self.who.road({(transfer.src, transfer.dst) for transfer in transfers})
-        s, reduces = "" if road.many else "s", transfers[0].op == "reduce"
+        route = self.who.route({(transfer.src, transfer.dst) for transfer in transfers})
+        s, reduces = "" if route.many else "s", transfers[0].op == "reduce"
         if self.news:
             news = "who has come so far" if reduces else "that all have come"
-            return f"{road.src} tell{s} {road.dst or 'each other'} {news}"
+            return f"{route.src} tell{s} {route.dst or 'each other'} {news}"
         sent = self._sent(number, transfers)
-        what = sent.words(many=road.many)
-        if not road.dst:
-            return f"{road.src} exchange {what}{' and add what they get' * reduces}"
-        verb, on = (f"pass{'' if road.many else 'es'}", " on") if sent.fresh else (f"send{s}", "")
-        adds = f", which add{'' if road.to_many else 's'} {sent.pronoun}" if reduces else ""
-        return f"{road.src} {verb} {what}{on} to {road.dst}{adds}"
+        what = sent.words(many=route.many)
+        if not route.dst:
+            return f"{route.src} exchange {what}{' and add what they get' * reduces}"
+        verb, on = (f"pass{'' if route.many else 'es'}", " on") if sent.fresh else (f"send{s}", "")
+        adds = f", which add{'' if route.to_many else 's'} {sent.pronoun}" if reduces else ""
+        return f"{route.src} {verb} {what}{on} to {route.dst}{adds}"
 
     def _sent(self, number: int, transfers: Sequence[Transfer]) -> Payload:
         before = self.frames[number - 1]
@@ -147,15 +147,15 @@ class _Teller:
             for cell, view in written
             if len(set(view.ranks)) != self.whole.get(cell.chunk, self.schedule.size)
         ]
-        told = unfinished or written
-        ranks = {cell.rank for cell, _ in told}
+        sums = unfinished or written
+        ranks = {cell.rank for cell, _ in sums}
         holders = self.who.holders(ranks)
-        count = None if len(told) % len(ranks) else len(told) // len(ranks)
+        count = None if len(sums) % len(ranks) else len(sums) // len(ranks)
         if not unfinished:
             if count == self.schedule.chunks:
                 return f"{holders} now holds the whole sum"
             return f"{holders} now holds {counted(count, 'finished chunk')}"
-        terms = span({len(set(view.ranks)) for _, view in told})
-        due = span({self.whole.get(cell.chunk, self.schedule.size) for cell, _ in told})
+        terms = span({len(set(view.ranks)) for _, view in sums})
+        due = span({self.whole.get(cell.chunk, self.schedule.size) for cell, _ in sums})
         of = "the sum" if self.schedule.chunks == 1 else counted(count, "chunk")
         return f"{holders} now holds {terms} of {due} terms of {of}"

@@ -229,11 +229,11 @@ def _notes(picture: Picture, lanes: Lanes, width: float) -> Iterator[tuple[str, 
     yield "ink", line
     if lanes.sparse:
         yield "soft", "After the start, only the cells that a step writes are drawn."
-    found = list(failures(picture))
-    for frame, _, _, words in found[:MOST_FAILURES]:
+    failed = list(failures(picture))
+    for frame, _, _, words in failed[:MOST_FAILURES]:
         yield from (("bad", line) for line in textwrap.wrap(f"Step {frame}: {words}", wide))
-    if len(found) > MOST_FAILURES:
-        yield "bad", f"… and {len(found) - MOST_FAILURES} more failures"
+    if len(failed) > MOST_FAILURES:
+        yield "bad", f"… and {len(failed) - MOST_FAILURES} more failures"
 
 
 def _foot(

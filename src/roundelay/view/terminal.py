@@ -177,9 +177,9 @@ class Drawing:
 
     def _moves(self, frame: Frame) -> Iterator[RenderableType]:
         few = FEW_MOVES if self.form == "bars" else MOST_MOVES
-        told = moves(frame.transfers, self.ranks, self.chunks, few=few, glyphs=self.glyphs)
-        more = len(told) - few
-        yield Columns(told[:few], padding=(0, 3), equal=True)
+        lines = moves(frame.transfers, self.ranks, self.chunks, few=few, glyphs=self.glyphs)
+        more = len(lines) - few
+        yield Columns(lines[:few], padding=(0, 3), equal=True)
         if more > 0:
             kinds = [transfer.op for transfer in frame.transfers]
             counts = [(kinds.count("copy"), "copy", "copies")]

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from roundelay.view._graph import Groups
 
-__all__ = ["Crowd", "Road"]
+__all__ = ["RankNames", "Route"]
 
 #: So many ranks are named one by one.
 FEW = 4
 
 
-class Road(NamedTuple):
+class Route(NamedTuple):
     """Who sends to whom, in words; without a `dst`, the sources exchange with one another."""
 
     src: str
@@ -23,21 +23,21 @@ class Road(NamedTuple):
     to_many: bool = False  # so is the target
 
 
-class Crowd:
+class RankNames:
     """Names sets of ranks, and the ways between them."""
 
     def __init__(self, names: Sequence[str], hosts: Groups = (), host: str = "host") -> None:
         self.names, self.hosts, self.host = names, hosts, host
 
-    def road(self, pairs: set[tuple[int, int]]) -> Road:
+    def route(self, pairs: set[tuple[int, int]]) -> Route:
         """Say who sends to whom, by the pattern that all pairs share.
 
-        >>> four = Crowd(["r0", "r1", "r2", "r3"])
-        >>> tuple(four.road({(0, 1), (1, 2), (2, 3), (3, 0)}))[:2]
+        >>> four = RankNames(["r0", "r1", "r2", "r3"])
+        >>> tuple(four.route({(0, 1), (1, 2), (2, 3), (3, 0)}))[:2]
         ('every rank', 'the next rank')
-        >>> tuple(four.road({(0, 2), (2, 0), (1, 3), (3, 1)}))[:2]
+        >>> tuple(four.route({(0, 2), (2, 0), (1, 3), (3, 1)}))[:2]
         ('pairs of ranks 2 apart', '')
-        >>> tuple(four.road({(2, 0), (3, 1)}))[:2]
+        >>> tuple(four.route({(2, 0), (3, 1)}))[:2]
         ('r2 and r3', 'the rank 2 below')
         """
         sources, targets = {src for src, _ in pairs}, {dst for _, dst in pairs}
@@ -50,20 +50,20 @@ class Crowd:
         subject = self.ranks(sources)
         many = len(sources) > 1 and not subject.startswith("every")
         if target:
-            return Road(subject, target, many)
+            return Route(subject, target, many)
         if len(targets) == 1 and len(sources) == len(self.names) - 1 and len(sources) > 1:
-            return Road("every other rank", self.ranks(targets), many=False)
+            return Route("every other rank", self.ranks(targets), many=False)
         if len(sources) == 1 and len(targets) == len(self.names) - 1 and len(targets) > 1:
-            return Road(subject, "every other rank", many)
-        return Road(subject, self.ranks(targets), many, to_many=1 < len(targets) < len(self.names))
+            return Route(subject, "every other rank", many)
+        return Route(subject, self.ranks(targets), many, to_many=1 < len(targets) < len(self.names))
 
-    def _exchange(self, pairs: set[tuple[int, int]], ranks: set[int]) -> Road:
+    def _exchange(self, pairs: set[tuple[int, int]], ranks: set[int]) -> Route:
         apart = {abs(src - dst) for src, dst in pairs}
         if len(ranks) < len(self.names) or len(apart) > 1:
-            return Road(f"in pairs, {self.ranks(ranks)}", "", many=True)
+            return Route(f"in pairs, {self.ranks(ranks)}", "", many=True)
         far = apart.pop()
         subject = "the two ranks" if len(ranks) == 2 else f"pairs of ranks {far} apart"  # noqa: PLR2004
-        return Road(subject.replace("ranks 1 apart", "neighbours"), "", many=True)
+        return Route(subject.replace("ranks 1 apart", "neighbours"), "", many=True)
 
     def _shift(self, pairs: set[tuple[int, int]]) -> str:
         """Name the target where everyone sends equally far, around the ring or along the line."""
@@ -88,26 +88,26 @@ class Crowd:
 
     def holders(self, ranks: set[int]) -> str:
         """Name those who hold something, in the singular."""
-        told = self.ranks(ranks)
-        return told if len(ranks) == 1 or told.startswith("every") else f"each of {told}"
+        names = self.ranks(ranks)
+        return names if len(ranks) == 1 or names.startswith("every") else f"each of {names}"
 
     def ranks(self, ranks: Iterable[int]) -> str:
         """Name a set of ranks, in the plural unless it is one, or every rank (but one)."""
-        found = sorted(ranks)
-        names = [self.names[rank] for rank in found]
-        gaps = {high - low for low, high in pairwise(found)}
-        if len(found) == len(self.names) > 1:
+        ordered = sorted(ranks)
+        names = [self.names[rank] for rank in ordered]
+        gaps = {high - low for low, high in pairwise(ordered)}
+        if len(ordered) == len(self.names) > 1:
             return "every rank"
-        if len(found) == len(self.names) - 1 > FEW:
-            (left,) = set(range(len(self.names))).difference(found)
+        if len(ordered) == len(self.names) - 1 > FEW:
+            (left,) = set(range(len(self.names))).difference(ordered)
             return f"every rank but {self.names[left]}"
-        if len(found) > 2 and gaps == {1}:  # noqa: PLR2004 - two have no run
+        if len(ordered) > 2 and gaps == {1}:  # noqa: PLR2004 - two have no run
             return f"{names[0]}…{names[-1]}"
-        if len(found) <= FEW:
+        if len(ordered) <= FEW:
             return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
         if len(gaps) == 1:
             return f"{names[0]}, {names[1]} … {names[-1]}"
-        return f"{len(found)} ranks"
+        return f"{len(ordered)} ranks"
 
 
 def _around(by: int, size: int) -> str:
