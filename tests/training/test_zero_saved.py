@@ -339,3 +339,72 @@ def test_units_come_to_memory_that_nobody_holds(stacks: Any, held: str) -> None:
     for again, left in rd.run(be_rank, 2, "threads"):
         assert again
         assert left == 0  # between steps
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_transforms_of_torch_func_run_on_whole_weights_only(size: int) -> None:
+    """They save what no hook sees: right inside rd.whole or with weights of one's own, or told."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
+
+    def of_input(model: Any) -> Any:
+        return torch.func.grad(lambda rows: model(rows).square().mean())(x)
+
+    def of_weights(model: Any, weights: Any) -> Any:
+        def loss(given: Any) -> Any:
+            return torch.func.functional_call(model, given, (x,)).square().mean()
+
+        return torch.func.grad(loss)(weights)["0.weight"]
+
+    weights = {name: one.detach().clone() for name, one in plain.named_parameters()}
+    expected = [of_input(plain), of_weights(plain, weights)]
+
+    def be_rank(comm: Any) -> list[Any]:
+        mine = copy.deepcopy(plain)
+        sgd = torch.optim.SGD(mine.parameters(), lr=0.1)
+        mine, own = rd.prepare(mine, sgd, strategy="zero3", comm=comm)
+        with pytest.raises(InvalidArgumentError, match=r"torch\.func\.grad .*with rd\.whole"):
+            of_input(mine)
+        with rd.whole(mine):
+            found = [of_input(mine), of_weights(mine, weights)]
+        found.append(of_weights(mine, weights))
+        mine(x).sum().backward()  # it goes on as before
+        own.step()
+        return found
+
+    for found in rd.run(be_rank, size, "threads"):
+        for value, other in zip(found, [*expected, expected[1]], strict=True):
+            torch.testing.assert_close(value, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_encoder_of_torch_takes_its_quick_way_in_evaluation(size: int) -> None:
+    """It looks at the first layer's weights before that is called; padded rows are zeros there."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    plain = nn.TransformerEncoder(layer, 2).double()
+    x = torch.linspace(-1, 1, 48, dtype=torch.float64).view(2, 3, 8)
+    padding = torch.tensor([[False, False, True]] * 2)
+
+    def evaluate(model: Any) -> Any:
+        model.eval()
+        with torch.no_grad():
+            return model(x, src_key_padding_mask=padding)
+
+    expected = evaluate(copy.deepcopy(plain))
+
+    def be_rank(comm: Any) -> Any:
+        mine = copy.deepcopy(plain)
+        sgd = torch.optim.SGD(mine.parameters(), lr=0.1)
+        mine, own = rd.prepare(mine, sgd, strategy="zero3", comm=comm)
+        found = evaluate(mine)
+        mine.train()(x).sum().backward()
+        own.step()
+        assert own.run.state.partition.scheduler.in_flight == 0
+        return found
+
+    for found in rd.run(be_rank, size, "threads"):
+        assert bool((found[:, 2] == 0).all())
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

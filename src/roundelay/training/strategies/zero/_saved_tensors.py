@@ -24,7 +24,7 @@ __all__ = ["SavedTensors"]
 _Row = tuple[
     int, int, int, FlatParameter
 ]  # its first byte, that after its last, and the unit's number
-_autograd = torch._C._autograd  # noqa: SLF001 - where torch's own saved_tensors_hooks finds them
+_autograd: Any = torch._C._autograd  # noqa: SLF001 - where torch's own saved_tensors_hooks finds them
 
 
 class _SavedView(NamedTuple):
@@ -77,7 +77,7 @@ class SavedTensors:
         Where somebody else watches already, gradient checkpointing for example, all but the tensors
         in rows is theirs.
         """
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() and _autograd._saved_tensors_hooks_is_enabled()):  # noqa: SLF001
             return False
         top: Any = _autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003, SLF001
         if top is not None and getattr(top[0], "rows", None) is self._rows:

@@ -25,11 +25,17 @@ from roundelay.training.strategies.zero._sharded_unit import ShardedUnit, UnitGa
 __all__ = ["UnitScheduler"]
 
 MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
+_autograd: Any = torch._C._autograd  # noqa: SLF001 - torch has no other name
 FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
 WRITTEN = (
     "The parameter {name} was written into in place while its module ran, as "
     "nn.Embedding(max_norm=…) does. Under zero3 that would be lost when it is divided again. Write "
     "into parameters inside `with rd.whole(module)`, between steps."
+)
+TRANSFORMED = (
+    "torch.func.grad and its like see nothing of units that come and go, so that under zero3 they "
+    "can't run through {name} while it is divided. Call them inside `with rd.whole(model):`, or "
+    "give torch.func.functional_call a tensor for every parameter."
 )
 UNTOLD = 2  # units that stay in backward though nothing will tell when they are done with
 
@@ -57,19 +63,41 @@ class UnitScheduler(UnitGathering):
             needs = self._needs(module, unit_modules)
             if module is model or needs:
                 self._watch(module, needs, whole=module is model)
+            if isinstance(module, nn.TransformerEncoder) and not needs:
+                self._show_first_layer(module, self._needs(module.layers[0], unit_modules))
 
     def _needs(self, module: nn.Module, unit_modules: set[int]) -> list[ShardedUnit]:
         """Return what a module computes with: its unit, and those that own what it shares."""
         found: dict[int, ShardedUnit] = {}
         waiting = [module]
         while waiting:
-            one = waiting.pop()
-            for tensor in one.parameters(recurse=False):
+            inner = waiting.pop()
+            for tensor in inner.parameters(recurse=False):
                 owner = self._of_parameter[id(tensor)]
                 found[id(owner)] = owner
             if id(module) in unit_modules:
-                waiting.extend(child for child in one.children() if id(child) not in unit_modules)
-        return [one for one in self._units if id(one) in found]
+                waiting.extend(child for child in inner.children() if id(child) not in unit_modules)
+        return [unit for unit in self._units if id(unit) in found]
+
+    def _show_first_layer(self, module: nn.TransformerEncoder, needs: list[ShardedUnit]) -> None:
+        """Have the first layer whole while torch looks at its weights for the quick way of eval."""
+
+        def shows() -> bool:
+            return not (module.training or torch.is_grad_enabled())
+
+        def before(own: nn.Module, _: Any) -> None:
+            if own is module and shows():
+                self._enter(needs)
+
+        def after(own: nn.Module, _: Any, result: Any) -> None:
+            if own is module and shows() and any(unit.users for unit in needs):
+                self._leave(needs, result)
+
+        outside: Any = torch.compiler.disable
+        self._hooks += [
+            module.register_forward_pre_hook(outside(before)),
+            module.register_forward_hook(outside(after), always_call=True),
+        ]
 
     def _watch(self, module: nn.Module, needs: list[ShardedUnit], *, whole: bool) -> None:
         taken: list[tuple[bool, bool]] = []  # for each call: whether it entered, and watches
@@ -80,7 +108,9 @@ class UnitScheduler(UnitGathering):
             if whole:
                 self._begin_forward()
                 self._depth += 1
-            inside = all(one.here and (one.users or one.in_backward) for one in needs)
+            inside = self._transformed(module, needs) or all(
+                unit.here and (unit.users or unit.in_backward) for unit in needs
+            )
             taken.append((not inside, self._saved.enter()))
             if not inside:
                 self._enter(needs)
@@ -103,6 +133,16 @@ class UnitScheduler(UnitGathering):
             module.register_forward_pre_hook(outside(before), with_kwargs=True),
             module.register_forward_hook(outside(after), with_kwargs=True, always_call=True),
         ]
+
+    def _transformed(self, module: nn.Module, needs: Sequence[ShardedUnit]) -> bool:
+        """Tell whether torch.func.grad runs; its units must stay, or not be those of the module."""
+        if _autograd._saved_tensors_hooks_is_enabled():  # noqa: SLF001 - torch's
+            return False
+        own = {id(self._of_parameter.get(id(tensor))) for tensor in module.parameters()}
+        for unit in needs:
+            if not unit.pins and id(unit) in own:
+                raise InvalidArgumentError(TRANSFORMED.format(name=unit.name))
+        return True
 
     # ---- forward
 
