@@ -3,9 +3,32 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "dtype.hpp"
+#include "group.hpp"
 #include "host.hpp"
+#include "point_to_point.hpp"
+#include "program.hpp"
+#include "reduce.hpp"
+#include "world.hpp"
 
 namespace nb = nanobind;
+
+namespace {
+
+// Names by number: Python says what they mean, and asks here for the numbers.
+template <std::size_t count>
+void export_names(nb::module_& module, const char* table,
+                  const std::array<std::string_view, count>& names) {
+    nb::list every;
+    for (std::string_view name : names) every.append(nb::str(name.data(), name.size()));
+    module.attr(table) = nb::tuple(every);
+}
+
+}  // namespace
 
 namespace roundelay {
 void register_reduce(nb::module_& module);
@@ -30,6 +53,16 @@ NB_MODULE(_core, module) {
     if (!problem.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, problem.c_str(), 1) < 0) {
         nb::raise_python_error();
     }
+    export_names(module, "DTYPES", roundelay::dtype_names);
+    export_names(module, "REDUCTIONS", roundelay::op_names);
+    export_names(module, "INSTRUCTIONS", roundelay::kind_names);
+    export_names(module, "SPACES", roundelay::space_names);
+    export_names(module, "ENDINGS", roundelay::ending_names);
+    export_names(module, "LIVES", roundelay::life_names);
+    export_names(module, "LOSSES", roundelay::loss_names);
+    export_names(module, "WAITS", roundelay::waits_names);
+    module.attr("ENDING") = int(roundelay::ending);
+    module.attr("INNER_TAGS") = roundelay::inner_tags;
     roundelay::register_reduce(module);
     roundelay::register_world(module);
     roundelay::register_group(module);

@@ -34,6 +34,9 @@ inline constexpr std::array<std::string_view, dtype_count> dtype_names = {
     "uint64",  "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 };
 
+static_assert(dtype_names[std::size_t(DType::float16)] == "float16" &&
+              dtype_names[std::size_t(DType::complex128)] == dtype_names.back());
+
 inline constexpr std::array<std::uint8_t, dtype_count> dtype_sizes = {
     1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16,
 };

@@ -96,9 +96,9 @@ void end_all(const std::vector<int>& pids) {
 // What a fork has brought: in the parent its children, in a child its place among them.
 struct Forked {
     int rank = -1;  // none in the parent
-    std::vector<int> pids, lines;  // of the parent: to each child
+    std::vector<int> pids, channels;  // of the parent: to each child
     std::vector<int> ends;  // what tells the end of each; a child's own is -1
-    int line = -1, own = -1;  // of a child: to its parent, and what tells its own end
+    int channel = -1, own = -1;  // of a child: to its parent, and what tells its own end
 
     // In a child: be a rank of the world, and wait until all are. None if the parent has gone.
     std::shared_ptr<World> join(World& inherited) {
@@ -108,9 +108,9 @@ struct Forked {
         world->watch(std::move(ends), own);
         const Unlocked unlocked;
         std::uint64_t word = 0;  // the length of an empty message: I am here, and so are all
-        if (send(line, &word, sizeof word, MSG_NOSIGNAL) < 0) return nullptr;
+        if (send(channel, &word, sizeof word, MSG_NOSIGNAL) < 0) return nullptr;
         ssize_t done = 0;
-        while ((done = recv(line, &word, sizeof word, MSG_WAITALL)) < 0 && errno == EINTR) {
+        while ((done = recv(channel, &word, sizeof word, MSG_WAITALL)) < 0 && errno == EINTR) {
         }
         return done == sizeof word ? world : nullptr;
     }
@@ -178,9 +178,9 @@ void register_fork(nb::module_& module) {
     nb::class_<Forked>(module, "Forked")
         .def_ro("rank", &Forked::rank)
         .def_ro("pids", &Forked::pids)
-        .def_ro("lines", &Forked::lines)
+        .def_ro("channels", &Forked::channels)
         .def_ro("ends", &Forked::ends)
-        .def_ro("line", &Forked::line)
+        .def_ro("channel", &Forked::channel)
         .def("join", &Forked::join);
 }
 

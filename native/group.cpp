@@ -105,10 +105,10 @@ Group::~Group() {
     }
 }
 
-Record RankArea::latest() const {
-    Record found{};
+CallRecord RankArea::latest() const {
+    CallRecord found{};
     for (const auto& one : records) {
-        const Record each = one.get();
+        const CallRecord each = one.get();
         if (each.call >= found.call) found = each;
     }
     return found;
@@ -121,7 +121,7 @@ void Group::run(Call& call, Program& program, Program* in_arena, std::span<const
         // Nobody gets more than two slices ahead: two sets of slots and hashes are enough.
         if (slices_ > 0)
             for (int other = 0; other < size_; ++other)
-                if (other != rank_) meet(other, call, waiter);
+                if (other != rank_) compare_previous(other, call, waiter);
         mine_->line.hash[call.record.call % 2].store(call.record.hash, std::memory_order_relaxed);
         last_hash_ = call.record.hash;
     }
@@ -137,7 +137,7 @@ void Group::run(Call& call, Program& program, Program* in_arena, std::span<const
 
 // Wait until a rank has begun the call before this one, and see that it was the same: a rank that
 // got nothing from another in that call has not compared it yet.
-void Group::meet(int rank, const Call& call, Waiter& waiter) {
+void Group::compare_previous(int rank, const Call& call, Waiter& waiter) {
     arrive(rank, previous_ + 1, call, waiter);
     if (compared_[std::size_t(rank)] + 1 < calls_) compare(rank, calls_ - 1, last_hash_);
 }
@@ -159,7 +159,7 @@ void Group::begin(Call& call) {
 bool Group::agree(const Call& call, const Program& program, Reached& where, Waiter& waiter) {
     kill_point();
     post(base_ + 1);
-    const auto fits = [&](const Record& record) {
+    const auto fits = [&](const CallRecord& record) {
         return (!program.reaches_in || record.in_at != World::nowhere) &&
                (!program.reaches_out || record.out_at != World::nowhere) &&
                (!program.in_place || record.in_at == record.out_at);
@@ -167,7 +167,7 @@ bool Group::agree(const Call& call, const Program& program, Reached& where, Wait
     bool all = fits(call.record);
     for (int other = 0; all && other < size_; ++other) {
         if (other != rank_) wait(other, base_ + 1, call, waiter);
-        const Record record = areas_[other].record(calls_);
+        const CallRecord record = areas_[other].record(calls_);
         all = fits(record);
         where.in.push_back(world_->at<std::byte>(record.in_at));
         where.out.push_back(world_->at<std::byte>(record.out_at));
@@ -290,12 +290,12 @@ void Group::compare(int rank, std::uint64_t number, std::uint32_t hash) {
 }
 
 void Group::differ(int rank, std::uint64_t number) {
-    const Record before = areas_[rank].record(number - 1), mine = mine_->record(number - 1);
+    const CallRecord before = areas_[rank].record(number - 1), mine = mine_->record(number - 1);
     if (before.call == number - 1 && mine.call == number - 1 && before.hash != mine.hash) --number;
     // A script that ends while others need it may have been ended: that is a loss, to those others,
     // whichever of the two sees it first.
     const auto left = [&](int one, int other) {
-        const Record last = areas_[one].record(number), wanted = areas_[other].record(number);
+        const CallRecord last = areas_[one].record(number), wanted = areas_[other].record(number);
         return last.call == number && last.collective == ending && Ending(last.root) == Ending::script &&
                wanted.call == number && wanted.collective != ending;
     };
@@ -339,7 +339,7 @@ void Group::end_together(Ending how, std::uint32_t site, Waiter& waiter) {
             kill_point();
             if (world_->troubled()) throw Broken{};
             if (world_->dead(world_rank(other))) break;
-            const Record made = theirs.record(calls_);
+            const CallRecord made = theirs.record(calls_);
             if (made.call == calls_ && made.collective != ending) differ(other, calls_);
             if (now_ns() - start > timeout_ns_) break;
             theirs.ended.sleep(0, nap_ns);
@@ -363,9 +363,9 @@ void Group::compare_ends() {
         if (areas_[other].ended.value.load(std::memory_order_acquire) != 0)
             first = std::min(first, areas_[other].latest().call);
     for (std::uint64_t number = std::max<std::uint64_t>(first, 2) - 1; number <= first; ++number) {
-        const Record mine = mine_->record(number);
+        const CallRecord mine = mine_->record(number);
         for (int other = 0; other < size_; ++other) {
-            const Record theirs = areas_[other].record(number);
+            const CallRecord theirs = areas_[other].record(number);
             if (theirs.call == number && mine.call == number &&
                 (theirs.hash != mine.hash || theirs.collective != mine.collective))
                 differ(other, number);
@@ -417,7 +417,7 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
         kill_point();
         if (arrived()) return;
         if (world_->troubled()) throw Broken{};
-        const Record theirs = areas_[rank].record(calls_);
+        const CallRecord theirs = areas_[rank].record(calls_);
         if (theirs.call == calls_ && theirs.hash != call.record.hash) differ(rank, calls_);
         if (world_->dead(world_rank(rank)) && !arrived()) {
             world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_, "");

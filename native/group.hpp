@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kill_point.hpp"
@@ -29,7 +30,7 @@ struct alignas(64) FlagLine {
 static_assert(sizeof(FlagLine) == 64);
 
 // What a rank is doing: for the error that names it.
-struct alignas(64) Record {
+struct alignas(64) CallRecord {
     std::uint64_t call;
     std::uint32_t hash;
     std::uint32_t site;
@@ -42,7 +43,7 @@ struct alignas(64) Record {
     std::uint64_t in_at;  // in the shared memory, or nowhere
     std::uint64_t out_at;
 };
-static_assert(sizeof(Record) == 64);
+static_assert(sizeof(CallRecord) == 64);
 
 constexpr std::size_t record_count = 4;  // nobody is ever more than two calls ahead
 
@@ -51,7 +52,7 @@ enum class Stage : std::uint32_t { in, quiet, left };
 
 struct alignas(64) RankArea {
     FlagLine line;
-    std::array<Shown<Record>, record_count> records;
+    std::array<Shown<CallRecord>, record_count> records;
     std::atomic<std::int32_t> core;  // that the rank was last seen on
     std::atomic<Stage> stage;
     Signal ended;                    // 1 once the rank makes no more calls
@@ -61,17 +62,19 @@ struct alignas(64) RankArea {
     std::atomic<std::uint32_t> size, world_rank, made;
     std::atomic<std::uint64_t> serial;
 
-    Record record(std::uint64_t call) const { return records[call % record_count].get(); }
-    Record latest() const;
+    CallRecord record(std::uint64_t call) const { return records[call % record_count].get(); }
+    CallRecord latest() const;
 };
 
 // How a rank ends its calls: the last record says so, in place of a root.
 enum class Ending : std::int32_t { closed, returned, script, dropped };
+inline constexpr std::array<std::string_view, 4> ending_names = {"closed", "returned", "script",
+                                                                 "dropped"};
 constexpr std::uint8_t ending = 0xff;  // in place of a collective
 
 // What a caller asks for.
 struct Call {
-    Record record{};
+    CallRecord record{};
     const std::byte* in = nullptr;
     std::byte* out = nullptr;
     DType dtype = DType::uint8;
@@ -139,7 +142,7 @@ class Group {
     void show_end(Ending how, std::uint32_t site);
     void compare_ends();
     [[noreturn]] void differ(int rank, std::uint64_t number);
-    void meet(int rank, const Call& call, Waiter& waiter);
+    void compare_previous(int rank, const Call& call, Waiter& waiter);
     void show_core();
     bool agree(const Call& call, const Program& program, Reached& reached, Waiter& waiter);
     void slices(const Call& call, const Program& program, const Geometry& geometry,

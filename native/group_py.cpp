@@ -17,7 +17,7 @@
 #include "group_py.hpp"
 #include "inside_py.hpp"
 #include "kept_py.hpp"
-#include "progress.hpp"
+#include "call_queue.hpp"
 #include "sites_py.hpp"
 #include "view_py.hpp"
 #include "waiter_py.hpp"
@@ -50,7 +50,7 @@ std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
 using SizeClass = std::tuple<std::size_t, Program*, Program*, int, bool>;
 
 // What plain calls of one collective look like on this rank.
-struct Taught {
+struct PlainCalls {
     bool reduces;
     std::size_t in_blocks, out_blocks, most_blocks;  // here, here, and on any rank
     std::vector<SizeClass> size_classes;
@@ -59,12 +59,12 @@ struct Taught {
 // What the groups of one rank share.
 struct Shared {
     Sites sites;
-    std::vector<std::weak_ptr<Progress>> lines;  // of all of them
+    std::vector<std::weak_ptr<CallQueue>> queues;  // of all of them
 };
 
 // A call in the background. It needs nobody: neither the group's Python object nor the interpreter.
-struct PyCallRequest : Progress::Task {
-    std::shared_ptr<Progress> line;
+struct PyCallRequest : CallQueue::Task {
+    std::shared_ptr<CallQueue> queue;
     std::shared_ptr<World> world;
     std::uint64_t number = 0;  // of the call, as its group counts
     std::weak_ptr<KeptAlive> kept;
@@ -76,11 +76,11 @@ struct PyCallRequest : Progress::Task {
 
     void wait(nb::handle on_slow) {
         if (!is_done()) {
-            Inside::refuse_behind(line.get(), number, {-1, "wait", ""});
+            Inside::refuse_behind(queue.get(), number, {-1, "wait", ""});
             with_waiter(on_slow, [&](PyWaiter& waiter) {
                 waiter.blocks();
-                while (!line->wait(*this))
-                    if (!waiter.goes_on(*line, *world)) throw Broken{};
+                while (!queue->wait(*this))
+                    if (!waiter.goes_on(*queue, *world)) throw Broken{};
             });
         }
         if (const auto list = kept.lock()) list->sweep();
@@ -103,30 +103,30 @@ class PyGroup {
         : group_(std::make_shared<Group>(world, std::move(block), rank,
                                        ranks.empty() ? all_of(*world) : std::move(ranks),
                                        slot_bytes)),
-          line_(std::make_shared<Progress>()),
+          queue_(std::make_shared<CallQueue>()),
           shared_(parent != nullptr
                       ? parent->shared_
                       : std::make_shared<Shared>(Sites(world, group_->world_rank(rank)))),
           on_slow_(std::move(on_slow)),
           on_broken_(std::move(on_broken)) {
-        std::erase_if(shared_->lines, [](const auto& line) { return line.expired(); });
-        shared_->lines.push_back(line_);
+        std::erase_if(shared_->queues, [](const auto& queue) { return queue.expired(); });
+        shared_->queues.push_back(queue_);
         if (serial != 0) group_->name(serial, site_here());  // the group of all ranks has no name
     }
 
     ~PyGroup() {
         if (!world().foreign()) {
-            line_->forget(false);
+            queue_->forget(false);
             return;
         }
         // Locks that threads held stay locked in a forked child: it touches none.
-        new std::shared_ptr<Progress>(std::move(line_));
+        new std::shared_ptr<CallQueue>(std::move(queue_));
         new std::shared_ptr<Group>(std::move(group_));
     }
 
     Group& group() { return *group_; }
     std::uint32_t site_here() { return shared_->sites.here(); }
-    bool failed() const { return line_->failed(); }
+    bool failed() const { return queue_->failed(); }
 
     void call(Program& program, Program* in_arena, View* in, View* out, int collective, int algorithm,
               int root, int dtype, int op, std::size_t item, std::size_t count,
@@ -143,16 +143,16 @@ class PyGroup {
                                                          algorithm, root, dtype, op, item, count,
                                                          counts));
         auto task = std::make_shared<PyCallRequest>();
-        task->line = line_;
+        task->queue = queue_;
         task->world = group_->world().shared_from_this();
         task->number = ++made_;
         task->kept = kept_;
-        task->work = [prepared, group = group_, line = line_.get()] {
-            BackgroundWaiter waiter(*line);
+        task->work = [prepared, group = group_, queue = queue_.get()] {
+            BackgroundWaiter waiter(*queue);
             group->run(prepared->call, *prepared->program, prepared->in_arena, prepared->counts,
                        prepared->count, waiter);
         };
-        line_->submit(task);
+        queue_->submit(task);
         // The buffers stay while the call is under way, even if nobody keeps its handle.
         kept_->keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(program),
                                          nb::find(in_arena)));
@@ -167,16 +167,16 @@ class PyGroup {
 
     // The last call: when it returns, nothing is under way in this group, or in any of this rank's.
     void drain(bool every) {
-        std::vector<std::shared_ptr<Progress>> lines{line_};
-        for (const auto& line : shared_->lines)
-            if (auto other = line.lock(); every && other != nullptr) lines.push_back(other);
+        std::vector<std::shared_ptr<CallQueue>> queues{queue_};
+        for (const auto& queue : shared_->queues)
+            if (auto other = queue.lock(); every && other != nullptr) queues.push_back(other);
         with_waiter(on_slow_, [&](PyWaiter& waiter) {
-            for (const auto& line : lines) {
-                if (!line->enter([&] { return waiter.goes_on(*line, world()); })) {
+            for (const auto& queue : queues) {
+                if (!queue->enter([&] { return waiter.goes_on(*queue, world()); })) {
                     world().fail(Trouble::interrupted, me(), me(), 0, 0, "");
                     throw Broken{};
                 }
-                line->leave();
+                queue->leave();
             }
         });
     }
@@ -186,7 +186,7 @@ class PyGroup {
         const std::uint32_t site = site_here();
         with_waiter(nb::handle(), [&](PyWaiter& waiter) {
             waiter.blocks();
-            if (!line_->enter([&] { return waiter.goes_on(*line_, world()); })) throw Broken{};
+            if (!queue_->enter([&] { return waiter.goes_on(*queue_, world()); })) throw Broken{};
             const Turn turn{*this};
             if (together)
                 group_->end_together(Ending(how), site, waiter);
@@ -200,7 +200,7 @@ class PyGroup {
         group_->tell(Stage::left);
         if (world().foreign()) return;
         const Unlocked unlocked;
-        line_->forget(true);
+        queue_->forget(true);
     }
 
     // Programs of one collective by size, so that plain calls of it need no Python.
@@ -215,7 +215,7 @@ class PyGroup {
         if (closed_) return false;  // the long way says so
         const auto found = registered_.find({collective, root});
         if (found == registered_.end() || op < 0) return false;
-        const Taught& known = found->second;
+        const PlainCalls& known = found->second;
         const bool one = given.is(result);
         std::optional<View> in, out;
         if (known.in_blocks > 0 && !look(in, given)) return false;
@@ -264,7 +264,7 @@ class PyGroup {
     struct Turn {
         PyGroup& self;
         ~Turn() {
-            if (!self.world().foreign()) self.line_->leave();
+            if (!self.world().foreign()) self.queue_->leave();
         }
     };
 
@@ -282,7 +282,7 @@ class PyGroup {
     }
 
     // Whether one is this rank's own block of the other: nobody else's is written over it.
-    bool own_block(const Taught& known, const View& in, const View& out) const {
+    bool own_block(const PlainCalls& known, const View& in, const View& out) const {
         const auto rank = std::size_t(group_->rank());
         if (known.in_blocks == 1 && known.out_blocks > 1)
             return in.data == out.data + rank * in.bytes();
@@ -320,17 +320,17 @@ class PyGroup {
     }
 
     void run(PreparedCall& prepared) {
-        const Record& record = prepared.call.record;
+        const CallRecord& record = prepared.call.record;
         const std::uint64_t number = ++made_;
         if (Inside::anything())
-            Inside::refuse_behind(line_.get(), number,
+            Inside::refuse_behind(queue_.get(), number,
                                   {record.collective, nullptr, site(group_->rank(), record.site)});
-        const Inside inside(world(), line_.get(), number, record.collective, record.site, me());
+        const Inside inside(world(), queue_.get(), number, record.collective, record.site, me());
         with_waiter(on_slow_, [&](PyWaiter& waiter) {
             // Work that takes long anyway is done without the lock from the start.
             if (prepared.count * prepared.call.item > 64 * 1024 || !prepared.counts.empty())
                 waiter.blocks();
-            if (!line_->enter([&] { return waiter.goes_on(*line_, world()); })) throw Broken{};
+            if (!queue_->enter([&] { return waiter.goes_on(*queue_, world()); })) throw Broken{};
             const Turn turn{*this};
             group_->run(prepared.call, *prepared.program, prepared.in_arena, prepared.counts,
                         prepared.count, waiter);
@@ -338,13 +338,13 @@ class PyGroup {
     }
 
     std::shared_ptr<Group> group_;
-    std::shared_ptr<Progress> line_;
+    std::shared_ptr<CallQueue> queue_;
     std::shared_ptr<Shared> shared_;
     std::shared_ptr<KeptAlive> kept_ = std::make_shared<KeptAlive>();
     nb::object on_slow_, on_broken_;
     std::uint64_t made_ = 0;  // calls, in the background or not
     bool closed_ = false;
-    std::map<std::pair<int, int>, Taught> registered_;  // by collective and root
+    std::map<std::pair<int, int>, PlainCalls> registered_;  // by collective and root
 };
 
 Program* make_program(nb::bytes data) {

@@ -23,9 +23,9 @@ struct Named {
 // call. That one works unless it would have to wait for the call around it, which can't go on before.
 class Inside {
    public:
-    Inside(const World& world, const void* line, std::uint64_t number, int collective,
+    Inside(const World& world, const void* queue, std::uint64_t number, int collective,
            std::uint32_t site, int world_rank, const char* word = nullptr)
-        : world_(world), line_(line), number_(number), collective_(collective), site_(site),
+        : world_(world), queue_(queue), number_(number), collective_(collective), site_(site),
           world_rank_(world_rank), word_(word), around_(innermost) {
         innermost = this;
     }
@@ -33,10 +33,10 @@ class Inside {
     Inside(const Inside&) = delete;
     Inside& operator=(const Inside&) = delete;
 
-    // Raises if this thread is inside a call of that line, made before `number`.
-    static void refuse_behind(const void* line, std::uint64_t number, const Named& wanted) {
+    // Raises if this thread is inside a call of that queue, made before `number`.
+    static void refuse_behind(const void* queue, std::uint64_t number, const Named& wanted) {
         for (const Inside* one = innermost; one != nullptr; one = one->around_)
-            if (one->line_ == line && one->number_ < number) one->refuse(wanted);
+            if (one->queue_ == queue && one->number_ < number) one->refuse(wanted);
     }
     // Raises if this thread is inside any call of that world.
     static void refuse_within(const World& world, const Named& wanted) {
@@ -64,7 +64,7 @@ class Inside {
     static inline nb::object* refusal = nullptr;
 
     const World& world_;
-    const void* line_;
+    const void* queue_;
     std::uint64_t number_;
     int collective_;
     std::uint32_t site_;

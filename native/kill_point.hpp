@@ -1,4 +1,4 @@
-// Where a test can kill or stop a rank: each instruction, each turn of a wait, each piece of mail.
+// Where a test can kill or stop a rank: each instruction, each turn of a wait, each part of a message.
 #pragma once
 
 #include <signal.h>

@@ -35,31 +35,31 @@ void copy_out(const std::byte* ring, std::size_t capacity, std::uint64_t at, voi
 
 }  // namespace
 
-Mailbox::Mailbox(std::shared_ptr<World> world, int rank)
+PointToPoint::PointToPoint(std::shared_ptr<World> world, int rank)
     : world_(std::move(world)),
       rank_(rank),
-      capacity_(world_->header().mail_bytes - 256),
+      capacity_(world_->header().ring_bytes - 256),
       outgoing_(std::size_t(world_->size())),
       arriving_(std::size_t(world_->size())) {}
 
-std::atomic<std::uint64_t>& Mailbox::ring_at(int src, int dst) {
+std::atomic<std::uint64_t>& PointToPoint::ring_at(int src, int dst) {
     const std::size_t pair = std::size_t(src) * std::size_t(world_->size()) + std::size_t(dst);
-    return world_->at<std::atomic<std::uint64_t>>(world_->header().mail_at)[pair];
+    return world_->at<std::atomic<std::uint64_t>>(world_->header().rings_at)[pair];
 }
 
-Mailbox::Ring* Mailbox::ring(int src, int dst) {
+PointToPoint::Ring* PointToPoint::ring(int src, int dst) {
     const std::uint64_t at = ring_at(src, dst).load(std::memory_order_acquire);
     return at == 0 ? nullptr : world_->at<Ring>(at);
 }
 
-void Mailbox::open_ring(int dst) {
+void PointToPoint::open_ring(int dst) {
     const std::lock_guard guard(opening_);
     std::atomic<std::uint64_t>& at = ring_at(rank_, dst);
     if (at.load(std::memory_order_relaxed) == 0)
-        at.store(world_->allocate(world_->header().mail_bytes), std::memory_order_release);
+        at.store(world_->allocate(world_->header().ring_bytes), std::memory_order_release);
 }
 
-void Mailbox::post(const std::shared_ptr<MessageRequest>& request) {
+void PointToPoint::post(const std::shared_ptr<MessageRequest>& request) {
     kill_point();
     if (request->sends) open_ring(request->other);
     const std::lock_guard guard(mutex_);
@@ -86,14 +86,14 @@ void Mailbox::post(const std::shared_ptr<MessageRequest>& request) {
     wanted_.push_back(request);
 }
 
-bool Mailbox::matches(const MessageRequest& request, const Parcel& parcel) const {
+bool PointToPoint::matches(const MessageRequest& request, const Parcel& parcel) const {
     return (request.other == any_rank || request.other == parcel.src) &&
            request.envelope.group == parcel.envelope.group &&
            (request.envelope.tag == parcel.envelope.tag ||
             (request.envelope.tag == any_tag && parcel.envelope.tag < inner_tags));
 }
 
-void Mailbox::hand_over(Parcel& parcel) {
+void PointToPoint::hand_over(Parcel& parcel) {
     MessageRequest& request = *parcel.request;
     request.other = parcel.src;
     request.found = parcel.envelope;
@@ -104,7 +104,7 @@ void Mailbox::hand_over(Parcel& parcel) {
     request.done.store(true, std::memory_order_release);
 }
 
-bool Mailbox::push(MessageRequest& request) {
+bool PointToPoint::push(MessageRequest& request) {
     Ring& out = *ring(rank_, request.other);
     const std::uint64_t written = out.written.load(std::memory_order_relaxed);
     std::size_t room = capacity_ - std::size_t(written - out.read.load(std::memory_order_acquire));
@@ -129,7 +129,7 @@ bool Mailbox::push(MessageRequest& request) {
     return true;
 }
 
-bool Mailbox::pull(int src) {
+bool PointToPoint::pull(int src) {
     Ring* from = ring(src, rank_);
     if (from == nullptr) return false;
     Ring& in = *from;
@@ -180,7 +180,7 @@ bool Mailbox::pull(int src) {
     return true;
 }
 
-bool Mailbox::pump() {
+bool PointToPoint::pump() {
     const std::lock_guard guard(mutex_);
     bool moved = false;
     for (auto& requests : outgoing_) {
@@ -195,7 +195,7 @@ bool Mailbox::pump() {
 }
 
 // The rank without which this request will never be done; for any rank, the last of all others.
-int Mailbox::gone(const MessageRequest& request, const Group& group) const {
+int PointToPoint::gone(const MessageRequest& request, const Group& group) const {
     if (request.other != any_rank) return group.gone(request.other) ? request.other.load() : -1;
     int found = -1;
     for (int rank = 0; rank < world_->size(); ++rank) {
@@ -206,17 +206,17 @@ int Mailbox::gone(const MessageRequest& request, const Group& group) const {
     return found;
 }
 
-bool Mailbox::settled(MessageRequest& request, const Group& group) {
+bool PointToPoint::settled(MessageRequest& request, const Group& group) {
     return request.done || world_->troubled() ||
            (gone(request, group) >= 0 && (!pump() || request.done));
 }
 
-void Mailbox::fail(Trouble kind, int culprit, const Group& group, const std::string& text) {
+void PointToPoint::fail(Trouble kind, int culprit, const Group& group, const std::string& text) {
     world_->fail(kind, culprit, rank_, group.at(), 0, text);
     throw Broken{};
 }
 
-std::vector<Mailbox::Left> Mailbox::left_over() {
+std::vector<PointToPoint::Left> PointToPoint::left_over() {
     pump();
     const std::lock_guard guard(mutex_);
     std::vector<Left> found = cancelled_;
@@ -226,7 +226,8 @@ std::vector<Mailbox::Left> Mailbox::left_over() {
     return found;
 }
 
-void Mailbox::wait(MessageRequest& request, const Group& group, std::int64_t timeout_ns, Waiter& waiter,
+void PointToPoint::wait(MessageRequest& request, const Group& group, std::int64_t timeout_ns,
+                        Waiter& waiter,
                    std::int64_t losses) {
     RankInfo& mine = world_->rank(rank_);
     std::int64_t start = 0;
@@ -285,7 +286,7 @@ void Mailbox::wait(MessageRequest& request, const Group& group, std::int64_t tim
     }
 }
 
-std::shared_ptr<MessageRequest> Mailbox::under_way(bool sends, std::uint64_t number) {
+std::shared_ptr<MessageRequest> PointToPoint::under_way(bool sends, std::uint64_t number) {
     const auto of_it = [&](const std::shared_ptr<MessageRequest>& request) {
         return request != nullptr && (number == every || request->envelope.group == number);
     };
@@ -303,14 +304,15 @@ std::shared_ptr<MessageRequest> Mailbox::under_way(bool sends, std::uint64_t num
     return nullptr;
 }
 
-void Mailbox::drain(Group& group, std::uint64_t number, std::int64_t timeout_ns, Waiter& waiter) {
+void PointToPoint::drain(Group& group, std::uint64_t number, std::int64_t timeout_ns,
+                         Waiter& waiter) {
     while (const auto request = under_way(true, number)) wait(*request, group, timeout_ns, waiter);
     group.tell(Stage::quiet);
     while (const auto request = under_way(false, number)) wait(*request, group, timeout_ns, waiter);
 }
 
 // A receipt that no message has come for; false if one has.
-bool Mailbox::cancel(MessageRequest& request, Fate fate) {
+bool PointToPoint::cancel(MessageRequest& request, Fate fate) {
     const std::lock_guard guard(mutex_);
     const auto same = [&](const auto& wish) { return wish.get() == &request; };
     const auto found = std::ranges::find_if(wanted_, same);
@@ -325,7 +327,7 @@ bool Mailbox::cancel(MessageRequest& request, Fate fate) {
 }
 
 // Its other rank is dead, and the job goes on: nobody will ever take or bring it.
-void Mailbox::lose(MessageRequest& request) {
+void PointToPoint::lose(MessageRequest& request) {
     const std::lock_guard guard(mutex_);
     const auto same = [&](const auto& one) { return one.get() == &request; };
     for (auto& requests : outgoing_) std::erase_if(requests, same);
@@ -339,7 +341,7 @@ void Mailbox::lose(MessageRequest& request) {
 }
 
 // Half a message of a rank that is dead: what waits for any rank's goes on waiting for another.
-void Mailbox::part_with_dead() {
+void PointToPoint::part_with_dead() {
     for (int src = 0; src < world_->size(); ++src) {
         if (!world_->dead(src)) continue;
         pump();  // what it had written comes first
@@ -355,7 +357,7 @@ void Mailbox::part_with_dead() {
 }
 
 // Who is quiet has nothing more to send: what did come lies in the rings by now.
-bool Mailbox::cancel_if_nobody(MessageRequest& request, const Group& group) {
+bool PointToPoint::cancel_if_nobody(MessageRequest& request, const Group& group) {
     const auto quiet = [&](int rank) {
         return world_->rank(rank).life.load() == Life::left || world_->dead(rank) ||
                group.told(rank, Stage::quiet);
@@ -365,7 +367,7 @@ bool Mailbox::cancel_if_nobody(MessageRequest& request, const Group& group) {
     return !pump() && cancel(request, Fate::nobody);
 }
 
-void Mailbox::forget(bool waits) {
+void PointToPoint::forget(bool waits) {
     std::thread thread;
     {
         const std::lock_guard guard(mutex_);
@@ -382,7 +384,7 @@ void Mailbox::forget(bool waits) {
 }
 
 // Under the mutex: nothing moves any more.
-void Mailbox::give_up() {
+void PointToPoint::give_up() {
     const auto end = [](const std::shared_ptr<MessageRequest>& request) {
         if (request == nullptr || request->done) return;
         request->fate = Fate::broken;
@@ -401,25 +403,25 @@ void Mailbox::give_up() {
     }
 }
 
-void Mailbox::run_in_background() {
+void PointToPoint::run_in_background() {
     const std::lock_guard guard(mutex_);
     if (thread_.joinable()) return;
     const auto see_to_it = [self = shared_from_this()] {
-        pthread_setname_np(pthread_self(), "roundelay-mail");
-        Mailbox& box = *self;
-        RankInfo& mine = box.world_->rank(box.rank_);
+        pthread_setname_np(pthread_self(), "roundelay-p2p");
+        PointToPoint& messages = *self;
+        RankInfo& mine = messages.world_->rank(messages.rank_);
         const auto needed = [&] {
-            if (box.under_way(true, every) || box.under_way(false, every)) return true;
-            const std::lock_guard guarded(box.mutex_);
-            return !box.forgotten_;
+            if (messages.under_way(true, every) || messages.under_way(false, every)) return true;
+            const std::lock_guard guarded(messages.mutex_);
+            return !messages.forgotten_;
         };
-        while (!box.world_->troubled() && needed()) {
+        while (!messages.world_->troubled() && needed()) {
             const std::uint32_t seen = mine.bell.value.load();
             kill_point();
-            if (!box.pump()) mine.bell.sleep(seen, nap_ns);
+            if (!messages.pump()) mine.bell.sleep(seen, nap_ns);
         }
-        const std::lock_guard guarded(box.mutex_);
-        if (box.forgotten_) box.give_up();
+        const std::lock_guard guarded(messages.mutex_);
+        if (messages.forgotten_) messages.give_up();
     };
     thread_ = std::thread(see_to_it);
 }

@@ -46,11 +46,11 @@ struct MessageRequest {
 };
 
 // Its thread holds on to it: forgotten by everybody, it ends with the last request.
-class Mailbox : public std::enable_shared_from_this<Mailbox> {
+class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
    public:
     static constexpr std::uint64_t every = ~std::uint64_t{0};  // group
 
-    Mailbox(std::shared_ptr<World> world, int rank);
+    PointToPoint(std::shared_ptr<World> world, int rank);
 
     // The ring of messages to a rank, made by the first: that may have to wait for others.
     bool has_ring(int dst) { return ring(rank_, dst) != nullptr; }
@@ -65,7 +65,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
               std::int64_t losses = deaf);
     // Whether waiting for the request would end at once.
     bool settled(MessageRequest& request, const Group& group);
-    // The group closes: until no request of it is under way (`number` is that of its mail, or all).
+    // The group closes: until no request of it is under way (`number` is its serial, or all).
     // Sends are waited for, then receipts, and those that nobody will ever send are cancelled.
     void drain(Group& group, std::uint64_t number, std::int64_t timeout_ns, Waiter& waiter);
     // Messages that came and nobody received, and receives for which nothing came.

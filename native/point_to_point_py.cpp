@@ -1,4 +1,4 @@
-// The Python face of mail.
+// The Python face of messages between two ranks.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
@@ -18,52 +18,52 @@ namespace {
 
 std::int64_t nanoseconds(double seconds) { return std::int64_t(std::min(seconds, 1e9) * 1e9); }
 
-class PyMailbox {
+class PyPointToPoint {
    public:
-    PyMailbox(std::shared_ptr<World> world, int rank)
-        : box_(std::make_shared<Mailbox>(std::move(world), rank)) {}
-    ~PyMailbox() {
-        if (!box_->world().foreign()) {
-            box_->forget(false);
+    PyPointToPoint(std::shared_ptr<World> world, int rank)
+        : messages_(std::make_shared<PointToPoint>(std::move(world), rank)) {}
+    ~PyPointToPoint() {
+        if (!messages_->world().foreign()) {
+            messages_->forget(false);
             return;
         }
         // Locks that threads held stay locked in a forked child: it touches none.
-        new std::shared_ptr<Mailbox>(std::move(box_));
+        new std::shared_ptr<PointToPoint>(std::move(messages_));
     }
 
     std::shared_ptr<MessageRequest> post(bool sends, int other, std::uint64_t group, std::int64_t tag,
                                  View& view, int dtype, bool background, nb::handle of) {
-        if (box_->world().troubled() || box_->world().foreign()) throw Broken{};
+        if (messages_->world().troubled() || messages_->world().foreign()) throw Broken{};
         auto request = std::make_shared<MessageRequest>();
         request->sends = sends;
         request->other = other;
         request->envelope = {group, tag, view.bytes(), std::uint64_t(dtype)};
         request->data = view.data;
         kept_.keep(request, nb::find(view));
-        if (sends && !box_->has_ring(other)) {
+        if (sends && !messages_->has_ring(other)) {
             const Unlocked unlocked;  // another rank may have the arena, and keep it for long
-            box_->open_ring(other);
+            messages_->open_ring(other);
         }
-        box_->post(request);
-        box_->pump();
+        messages_->post(request);
+        messages_->pump();
         if (!request->done && !of.is_none()) request->site = site_of(of);
-        if (background && !request->done) box_->run_in_background();
+        if (background && !request->done) messages_->run_in_background();
         return request;
     }
 
     bool settled(MessageRequest& request, nb::handle group) {
-        if (box_->world().foreign()) throw Broken{};
-        return box_->settled(request, group_of(group));
+        if (messages_->world().foreign()) throw Broken{};
+        return messages_->settled(request, group_of(group));
     }
 
     void wait(MessageRequest& request, nb::handle group, double seconds, nb::handle on_slow,
               std::int64_t losses) {
-        if (box_->world().foreign()) throw Broken{};
+        if (messages_->world().foreign()) throw Broken{};
         if (!request.done) {
-            const Inside inside(box_->world(), nullptr, 0, -1, 0, 0,
+            const Inside inside(messages_->world(), nullptr, 0, -1, 0, 0,
                                 request.sends ? "send" : "recv");
             with_waiter(on_slow, [&](PyWaiter& waiter) {
-                box_->wait(request, group_of(group), nanoseconds(seconds), waiter, losses);
+                messages_->wait(request, group_of(group), nanoseconds(seconds), waiter, losses);
             });
         }
         kept_.sweep();
@@ -71,29 +71,30 @@ class PyMailbox {
 
     // Nothing of the group, or of all groups, is under way when it returns.
     void drain(nb::handle group, nb::handle number, double seconds, nb::handle on_slow) {
-        const std::uint64_t mail = number.is_none() ? Mailbox::every : nb::cast<std::uint64_t>(number);
+        const std::uint64_t serial =
+            number.is_none() ? PointToPoint::every : nb::cast<std::uint64_t>(number);
         with_waiter(on_slow, [&](PyWaiter& waiter) {
-            box_->drain(group_of(group), mail, nanoseconds(seconds), waiter);
+            messages_->drain(group_of(group), serial, nanoseconds(seconds), waiter);
         });
     }
 
     nb::list left_over() {
         nb::list found;
-        for (const auto& one : box_->left_over())
+        for (const auto& one : messages_->left_over())
             found.append(nb::make_tuple(one.sends, one.other, one.envelope.tag, one.envelope.bytes,
                                         one.envelope.dtype,
-                                        box_->world().site(box_->rank(), one.site).data()));
+                                        messages_->world().site(messages_->rank(), one.site).data()));
         return found;
     }
 
     void forget() {
-        if (box_->world().foreign()) return;
+        if (messages_->world().foreign()) return;
         const Unlocked unlocked;
-        box_->forget(true);
+        messages_->forget(true);
     }
 
    private:
-    std::shared_ptr<Mailbox> box_;
+    std::shared_ptr<PointToPoint> messages_;
     KeptAlive kept_;
 };
 
@@ -111,18 +112,18 @@ void register_point_to_point(nb::module_& module) {
                                   request.found.dtype);
         });
 
-    nb::class_<PyMailbox>(module, "Mailbox")
+    nb::class_<PyPointToPoint>(module, "PointToPoint")
         .def(nb::init<std::shared_ptr<World>, int>())
-        .def("post", &PyMailbox::post, nb::arg("sends"), nb::arg("other"), nb::arg("group"),
+        .def("post", &PyPointToPoint::post, nb::arg("sends"), nb::arg("other"), nb::arg("group"),
              nb::arg("tag"), nb::arg("view"), nb::arg("dtype"), nb::arg("background"),
              nb::arg("of").none() = nb::none())
-        .def("left_over", &PyMailbox::left_over)
-        .def("settled", &PyMailbox::settled)
-        .def("wait", &PyMailbox::wait, nb::arg("request"), nb::arg("group"), nb::arg("seconds"),
-             nb::arg("on_slow"), nb::arg("losses") = Mailbox::deaf)
-        .def("drain", &PyMailbox::drain, nb::arg("group"), nb::arg("number").none(),
+        .def("left_over", &PyPointToPoint::left_over)
+        .def("settled", &PyPointToPoint::settled)
+        .def("wait", &PyPointToPoint::wait, nb::arg("request"), nb::arg("group"), nb::arg("seconds"),
+             nb::arg("on_slow"), nb::arg("losses") = PointToPoint::deaf)
+        .def("drain", &PyPointToPoint::drain, nb::arg("group"), nb::arg("number").none(),
              nb::arg("seconds"), nb::arg("on_slow"))
-        .def("forget", &PyMailbox::forget);
+        .def("forget", &PyPointToPoint::forget);
 }
 
 }  // namespace roundelay

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace roundelay {
@@ -17,7 +19,9 @@ inline std::size_t cut(std::size_t count, std::size_t parts, std::size_t part) {
 }
 
 enum class Space : std::uint8_t { in, out, slot };
+inline constexpr std::array<std::string_view, 3> space_names = {"in", "out", "slot"};
 enum class Kind : std::uint8_t { wait, apply, post };
+inline constexpr std::array<std::string_view, 3> kind_names = {"wait", "apply", "post"};
 
 struct Operand {
     Space space;

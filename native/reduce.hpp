@@ -38,6 +38,9 @@ inline constexpr std::array<std::string_view, op_count> op_names = {
     "lxor", "band", "bor", "bxor", "maxloc", "minloc",
 };
 
+static_assert(op_names[std::size_t(Op::land)] == "land" &&
+              op_names[std::size_t(Op::minloc)] == op_names.back());
+
 // The reduction of that name, if there is one.
 constexpr std::optional<Op> op_named(std::string_view name) {
     for (std::size_t index = 0; index < op_count; ++index) {

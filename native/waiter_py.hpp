@@ -7,7 +7,7 @@
 
 #include "group.hpp"
 #include "lock_py.hpp"
-#include "progress.hpp"
+#include "call_queue.hpp"
 
 namespace roundelay {
 
@@ -41,9 +41,9 @@ class PyWaiter : public Waiter {
         blocks();
         return true;
     }
-    // The same while others have their turn in a line; a forked child throws.
-    bool goes_on(Progress& line, const World& world) {
-        const auto [rank, waited] = line.take_slow();
+    // The same while others have their turn in a queue; a forked child throws.
+    bool goes_on(CallQueue& queue, const World& world) {
+        const auto [rank, waited] = queue.take_slow();
         const bool on = goes_on(rank, waited);
         if (world.foreign()) throw Broken{};
         return on;
@@ -55,22 +55,22 @@ class PyWaiter : public Waiter {
     bool told_ = false;
 };
 
-// For the thread of a line, which knows nothing of Python and works while its rank computes: it spins
+// For the thread of a queue, which knows nothing of Python and works while its rank computes: it spins
 // only once somebody waits for what it does, and leaves it to them to say that it takes long.
 class BackgroundWaiter : public Waiter {
    public:
-    explicit BackgroundWaiter(Progress& line) : line_(line) {}
-    bool may_spin() override { return line_.wanted().load(std::memory_order_relaxed) > 0; }
+    explicit BackgroundWaiter(CallQueue& queue) : queue_(queue) {}
+    bool may_spin() override { return queue_.wanted().load(std::memory_order_relaxed) > 0; }
     bool goes_on(int rank, std::int64_t waited) override {
         if (waited > slow_ns && !noted_) {
             noted_ = true;
-            line_.note_slow(rank, waited);
+            queue_.note_slow(rank, waited);
         }
         return true;
     }
 
    private:
-    Progress& line_;
+    CallQueue& queue_;
     bool noted_ = false;
 };
 

@@ -47,8 +47,8 @@ void after_fork() { worlds_mutex.unlock(); }
 
 std::string reason(const std::string& what) { return what + ": " + std::strerror(errno); }
 
-// Mail between two ranks is small when there are many.
-std::size_t mail_ring_bytes(int size) {
+// The ring between two ranks is small when there are many.
+std::size_t ring_bytes_for(int size) {
     std::size_t bytes = 64 * 1024;
     while (bytes > 4096 && bytes * std::size_t(size) > 1024 * 1024) bytes /= 2;
     return bytes;
@@ -79,8 +79,8 @@ World::Parts World::parts(int size, std::size_t group_bytes) {
     Parts parts{};
     parts.ranks_at = round_up(sizeof(Header), page_bytes);
     parts.shelf_at = parts.ranks_at + round_up(sizeof(RankInfo) * ranks, page_bytes);
-    parts.mail_at = parts.shelf_at + round_up(sizeof(Shelf::Place) * Shelf::places, page_bytes);
-    parts.sites_at = parts.mail_at + round_up(sizeof(std::uint64_t) * ranks * ranks, page_bytes);
+    parts.rings_at = parts.shelf_at + round_up(sizeof(Shelf::Place) * Shelf::places, page_bytes);
+    parts.sites_at = parts.rings_at + round_up(sizeof(std::uint64_t) * ranks * ranks, page_bytes);
     parts.group_at = parts.sites_at + round_up(sizeof(Site) * site_count * ranks, page_bytes);
     parts.bytes = parts.group_at + round_up(group_bytes, page_bytes);
     return parts;
@@ -130,8 +130,8 @@ std::shared_ptr<World> World::create(int size, std::size_t group_bytes, std::siz
     header->top = fixed;
     header->ranks_at = parts.ranks_at;
     header->shelf_at = parts.shelf_at;
-    header->mail_at = parts.mail_at;
-    header->mail_bytes = round_up(mail_ring_bytes(size) + 256, page_bytes);
+    header->rings_at = parts.rings_at;
+    header->ring_bytes = round_up(ring_bytes_for(size) + 256, page_bytes);
     header->sites_at = parts.sites_at;
     header->group_at = parts.group_at;
     return std::shared_ptr<World>(new World(fd, static_cast<std::byte*>(base), bytes));

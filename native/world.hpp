@@ -22,8 +22,11 @@ namespace roundelay {
 enum class Trouble : std::uint32_t { none, mismatch, lost, timeout, failed, interrupted };
 // Who has ended has made its last call and waits for the others to end too; then it has left.
 enum class Life : std::uint32_t { absent, alive, left, dead, ended };
+inline constexpr std::array<std::string_view, 5> life_names = {"absent", "alive", "left", "dead",
+                                                               "ended"};
 // What the loss of a rank does to the job: ends it; lets it go on, but fail in the end; or nothing.
 enum class Loss : std::uint32_t { ends, fails, passes };
+inline constexpr std::array<std::string_view, 3> loss_names = {"ends", "fails", "passes"};
 
 // The kernel has no more memory to give; the message says how much was asked for.
 struct OutOfMemory : std::runtime_error {
@@ -64,6 +67,7 @@ class Shown {
 };
 
 enum class Waits : std::uint32_t { nothing, call, recv, send };
+inline constexpr std::array<std::string_view, 4> waits_names = {"nothing", "call", "recv", "send"};
 
 // What a thread of a rank waits for, once that takes long: for the error that tells who waits for whom.
 struct Wait {
@@ -82,7 +86,7 @@ constexpr std::size_t wait_count = 4;  // that others see of one rank at a time
 
 // What one rank shows the others, on cache lines of its own.
 struct alignas(64) RankInfo {
-    Signal bell;  // rung when mail comes, when mail is taken, and when trouble begins
+    Signal bell;  // rung when a message comes, when one is taken, and when trouble begins
     std::atomic<Life> life;
     std::atomic<std::uint32_t> pid;
     std::atomic<std::int64_t> heartbeat;  // when it last beat; a stopped process's no longer does
@@ -116,21 +120,21 @@ struct alignas(64) Header {
     std::uint64_t call;
     std::array<char, 512> text;
 
-    std::atomic<std::uint64_t> serial;  // numbers groups, so that mail finds its own
+    std::atomic<std::uint64_t> serial;  // numbers groups, so that messages find their own
     std::atomic<std::uint32_t> losses;  // of ranks without which the job goes on
     std::atomic<std::uint32_t> lock;    // of the arena: which world rank holds it, from 1
     std::uint64_t top;
     std::uint64_t first_free;
 
-    std::uint64_t ranks_at, shelf_at, mail_at, sites_at, group_at;
-    std::uint64_t mail_bytes;  // of one ring; where each lies is in a table by pair, once it is used
+    std::uint64_t ranks_at, shelf_at, rings_at, sites_at, group_at;
+    std::uint64_t ring_bytes;  // of one ring; where each lies is in a table by pair, once it is used
 };
 
 class World : public std::enable_shared_from_this<World> {
    public:
     // Where the parts of the memory of `size` ranks lie, before the arena, and how long all of it is.
     struct Parts {
-        std::size_t ranks_at, shelf_at, mail_at, sites_at, group_at, bytes;
+        std::size_t ranks_at, shelf_at, rings_at, sites_at, group_at, bytes;
     };
     static Parts parts(int size, std::size_t group_bytes);
     // Make the memory for `size` ranks: the fixed part, and `arena` bytes to be asked for. Of the group of

@@ -38,7 +38,7 @@ nb::object trouble_of(World& world) {
                           header.group, header.call, as_str(header.text.data()));
 }
 
-nb::tuple told(World& world, int world_rank, const Record& record) {
+nb::tuple told(World& world, int world_rank, const CallRecord& record) {
     return nb::make_tuple(record.call, record.collective, record.algorithm, record.dtype, record.op,
                           record.count, record.root, world.site(world_rank, record.site).data());
 }

@@ -4,6 +4,19 @@ from typing import Any, TypeAlias
 
 version: str
 
+# Names, each at its number.
+DTYPES: tuple[str, ...]
+REDUCTIONS: tuple[str, ...]
+INSTRUCTIONS: tuple[str, ...]
+SPACES: tuple[str, ...]  # of operands
+ENDINGS: tuple[str, ...]
+LIVES: tuple[str, ...]
+LOSSES: tuple[str, ...]
+WAITS: tuple[str, ...]
+
+ENDING: int  # in a call record, in place of a collective
+INNER_TAGS: int
+
 def instruction_sets() -> list[str]: ...
 def compiler() -> str: ...
 
@@ -34,16 +47,16 @@ def fork_ranks(size: int, tied: bool, heedless: Callable[..., None]) -> Forked: 
 class Forked:
     rank: int  # -1 in the parent
     pids: list[int]  # of the parent, as what follows: of each child
-    lines: list[int]
+    channels: list[int]
     ends: list[int]  # what tells the end of each
-    line: int  # of a child: to its parent
+    channel: int  # of a child: to its parent
     def join(self, world: World) -> World | None: ...
 
 def available_cores() -> int: ...
 def available_memory(root: str = ...) -> int: ...
 def set_kill_point(points: int, by: int = ...) -> None: ...
 
-_Record: TypeAlias = tuple[int, int, int, int, int, int, int, str]
+_CallRecord: TypeAlias = tuple[int, int, int, int, int, int, int, str]
 
 class World:
     size: int
@@ -78,7 +91,7 @@ class World:
     # record of a call, and of the latest; a record begins with the number of its call.
     def calls(
         self, at: int, call: int = ...
-    ) -> tuple[int, str, list[tuple[int, _Record, _Record]]]: ...
+    ) -> tuple[int, str, list[tuple[int, _CallRecord, _CallRecord]]]: ...
     # Kind, group, call, the other rank, tag, source line.
     def waits(self, rank: int) -> list[tuple[int, int, int, int, int, str]]: ...
     def next_serial(self) -> int: ...
@@ -166,7 +179,7 @@ class MessageRequest:
     fate: int
     status: tuple[int, int, int, int]
 
-class Mailbox:
+class PointToPoint:
     def __init__(self, world: World, rank: int) -> None: ...
     def post(
         self,

@@ -154,10 +154,16 @@ class UnsendableError(InvalidArgumentError, TypeError):
 
 
 class NoEngineError(RoundelayError, ImportError):
-    """Ranks can't run here: Roundelay has no native core on this system, or it was not built."""
+    """Ranks can't run here: Roundelay has no native core on this system, or it was not built.
 
-    def __init__(self) -> None:
-        if sys.platform.startswith("linux"):
+    Or it was built from other sources than this Python, and `differs` is a table that tells so.
+    """
+
+    def __init__(self, *, differs: str = "") -> None:
+        if differs:
+            why = f"was built from other sources than this Python: its {differs} differ"
+            cure = "Build it again: python -m pip install ."
+        elif sys.platform.startswith("linux"):
             why = (
                 f"was not built for this Python ({sys.implementation.cache_tag} on {sys.platform})"
             )

@@ -34,7 +34,7 @@ __all__ = [
     "reduction",
 ]
 
-#: By name, in the order of the native core.
+#: By name, in an order that the native core is asked for when it is first used.
 DTYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -208,7 +208,7 @@ REDUCTIONS: Mapping[str, Reduction] = {
         Reduction("minloc", "Keep the smallest and where it was.", _located(np.less), "biuf"),
     )
 }
-OPS = {name: code for code, name in enumerate(REDUCTIONS)}  # likewise
+OPS = {name: code for code, name in enumerate(REDUCTIONS)}  # in such an order too
 
 
 #: What others call them.

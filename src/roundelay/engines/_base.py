@@ -47,7 +47,7 @@ Buffer = Array | Located
 #: From here on tags belong to parts of larger messages, which "any tag" never takes.
 INNER_TAGS = 1 << 62
 
-#: By name, as the native core numbers them.
+#: By name; the native core hands the numbers on, and knows nothing else of them.
 COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
 
 #: Beside the root, where blocks are joined along the first dimension.

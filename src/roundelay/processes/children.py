@@ -58,7 +58,7 @@ class Children:
             self._be_rank(body, forked)
         self._pids = forked.pids
         self._watched = dict(enumerate(forked.ends))  # descriptors that tell the end of a rank
-        self.channels = [Channel.to_child(line) for line in forked.lines]
+        self.channels = [Channel.to_child(end) for end in forked.channels]
         try:
             self._meet()
         except BaseException:
@@ -71,7 +71,7 @@ class Children:
         try:
             world = forked.join(self.world)
             if world is not None:
-                body(world, rank, Channel(forked.line))
+                body(world, rank, Channel(forked.channel))
                 world.leave(rank)
             code = 0
         except SystemExit as error:
@@ -81,7 +81,7 @@ class Children:
             if world is None and isinstance(error, OSError):
                 limit = limit_hit(f"rank {rank} of {self.world.size}", error)
             if limit is not None:
-                Channel(forked.line).send(str(limit).encode())  # the parent raises it
+                Channel(forked.channel).send(str(limit).encode())  # the parent raises it
             else:
                 traceback.print_exc()
         finally:

@@ -20,11 +20,11 @@ __all__ = [
     "step_of",
 ]
 
-#: What the loss of a rank does to the job, by the native core's numbers: it ends; it goes on, and
-#: fails when all others have ended; it goes on.
-LOSSES = ("ends", "fails", "passes")
+#: What the loss of a rank does to the job: it ends; it goes on, and fails when all others have
+#: ended; it goes on.
+LOSSES = _core.LOSSES
 ENDS, PASSES = LOSSES.index("ends"), LOSSES.index("passes")
-DEAD = 3  # the native core's number for a rank that was lost
+DEAD = _core.LIVES.index("dead")  # was lost
 
 
 class ServerFinished(SystemExit):

@@ -11,8 +11,8 @@ from roundelay.schedule import Apply, Operand, Programs, Schedule, Wait
 
 __all__ = ["encoded", "idle", "native_program"]
 
-SPACES = {"in": 0, "out": 1, "slot": 2}
-WAIT, APPLY, POST = range(3)
+SPACES = {name: number for number, name in enumerate(_core.SPACES)}
+WAIT, APPLY, POST = (_core.INSTRUCTIONS.index(name) for name in ("wait", "apply", "post"))
 
 
 def native_program(programs: Programs, rank: int) -> _core.Program:
@@ -64,22 +64,22 @@ def _add_code(
     rank: int,
 ) -> None:
     """Add the instructions, their operands, and the blocks of the buffers in which these lie."""
-    lines: list[int] = []
+    instructions: list[int] = []
     operands: list[int] = []
     visited: set[tuple[str, int]] = set()
-    for line in programs.ranks[rank].instructions:
-        if isinstance(line, Apply):
-            block, part = divmod(line.chunk, schedule.parts)
-            counts = (len(line.dsts), len(line.srcs))
-            lines += (APPLY, line.complete, *counts, 0, 0, len(operands) // 6, block, part)
-            for one in (*line.dsts, *line.srcs):
-                operands += _operand(schedule, buffers, one)
-                visited.add((one.space, one.rank))
-        elif isinstance(line, Wait):
-            lines += (WAIT, 0, 0, 0, line.rank, line.post, 0, 0, 0)
+    for one in programs.ranks[rank].instructions:
+        if isinstance(one, Apply):
+            block, part = divmod(one.chunk, schedule.parts)
+            counts = (len(one.dsts), len(one.srcs))
+            instructions += (APPLY, one.complete, *counts, 0, 0, len(operands) // 6, block, part)
+            for operand in (*one.dsts, *one.srcs):
+                operands += _operand(schedule, buffers, operand)
+                visited.add((operand.space, operand.rank))
+        elif isinstance(one, Wait):
+            instructions += (WAIT, 0, 0, 0, one.rank, one.post, 0, 0, 0)
         else:
-            lines += (POST, 0, 0, 0, 0, line.post, 0, 0, 0)
-    for group, each in ((lines, 9), (operands, 6)):
+            instructions += (POST, 0, 0, 0, 0, one.post, 0, 0, 0)
+    for group, each in ((instructions, 9), (operands, 6)):
         words.append(len(group) // each)
         words.extend(group)
     for space in ("in", "out"):

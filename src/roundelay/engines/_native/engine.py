@@ -1,4 +1,4 @@
-"""The native core as an engine: shared flags, compiled programs, mail and the arena."""
+"""The native core as an engine: shared flags, compiled programs, messages and the arena."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class NativeEngine(Engine):
         _ranks: Sequence[int] | None = None,
         _block: _core.Block | None = None,
         _parent: NativeEngine | None = None,
-        _mail_group: int = 0,
+        _serial: int = 0,
     ) -> None:
         self.world = world
         self.ranks = range(world.size) if _ranks is None else _ranks  # in the world
@@ -97,13 +97,13 @@ class NativeEngine(Engine):
             on_slow=self.slow,
             on_broken=partial(tell_broken, me),
             parent=None if _parent is None else _parent._open(),
-            serial=_mail_group,
+            serial=_serial,
         )
         self.at = self.native.at
-        self._mailbox: _core.Mailbox = (
-            _core.Mailbox(world, self.ranks[rank]) if _parent is None else _parent._mailbox
+        self._messages: _core.PointToPoint = (
+            _core.PointToPoint(world, self.ranks[rank]) if _parent is None else _parent._messages
         )
-        self._mail_group = _mail_group  # a number that no other group ever has
+        self._serial = _serial  # a number that no other group ever has
         self._above = None if _parent is None else _parent._root
         self.selection = selection
         self._timeout = timeout
@@ -125,7 +125,7 @@ class NativeEngine(Engine):
         return self._above or self
 
     @Lazily
-    def _mailed(self) -> list[int]:  # bytes, by rank
+    def _sent(self) -> list[int]:  # bytes, by rank
         return [0] * self.size
 
     @Lazily
@@ -183,17 +183,17 @@ class NativeEngine(Engine):
         sends: bool,
         background: bool = True,
     ) -> NativeMessageRequest:
-        """Put the message into the shared mailboxes; in the background a native thread goes on."""
+        """Put the message into the shared memory; in the background a native thread goes on."""
         native = self._open()
         if sends and other is not None:
             if self.losses and (told := self.lost().get(other)):
                 raise PeerLost(told)
-            self._mailed[other] += data.nbytes
+            self._sent[other] += data.nbytes
         rank = -1 if other is None else self.ranks[other]
         number = _core.ANY_TAG if tag is None else tag
         try:
-            request = self._mailbox.post(
-                sends, rank, self._mail_group, number, view(data), CODES[dtype], background, native
+            request = self._messages.post(
+                sends, rank, self._serial, number, view(data), CODES[dtype], background, native
             )
         except _core.OutOfMemory:
             raise NoRoomError(data.nbytes) from None
@@ -205,7 +205,7 @@ class NativeEngine(Engine):
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Let the first rank of every new group find room for it, and tell the others where."""
-        told = np.zeros(2, np.uint64)  # where it lies, and the number of its mail; or what there is
+        told = np.zeros(2, np.uint64)  # where it lies, and its serial; or what there is
         nbytes = _core.Group.bytes_for(max(1, len(ranks)))
         if ranks and ranks[0] == self.rank:
             place = self._room(nbytes, len(ranks))
@@ -240,7 +240,7 @@ class NativeEngine(Engine):
             _ranks=[self.ranks[rank] for rank in ranks],
             _block=_core.Block(self.world, place, nbytes),
             _parent=self,
-            _mail_group=serial,
+            _serial=serial,
         )
         self._made = (*(each for each in self._made if each() is not None), weakref.ref(made))
         return made
@@ -275,9 +275,9 @@ class NativeEngine(Engine):
             raise explain(self) from None
 
     def moved(self) -> tuple[list[int], list[int]]:
-        """Return what the programs of this rank moved, and what it has sent by mail."""
+        """Return what the programs of this rank moved, and what messages it has sent."""
         pairs = [self._open().moved(rank) for rank in range(self.size)]
-        given = [pushed + mailed for (_, pushed), mailed in zip(pairs, self._mailed, strict=True)]
+        given = [pushed + sent for (_, pushed), sent in zip(pairs, self._sent, strict=True)]
         return [pulled for pulled, _ in pairs], given
 
     def _told_by_all(self, mine: Array) -> Array:
@@ -348,7 +348,7 @@ class NativeEngine(Engine):
         # What has gone wrong in the background is raised here, unless somebody has heard of it.
         if broken and not self._root.heard and not own_doing(self):
             raise explain(self)
-        requests = self._mailbox.left_over() if together and not broken else []
+        requests = self._messages.left_over() if together and not broken else []
         lost = self._root.lost()
         if requests := [request for request in requests if request[1] not in lost]:
             sys.stderr.write(left_over(self.ranks[self.rank], requests) + "\n")
@@ -364,7 +364,7 @@ class NativeEngine(Engine):
                 self.fast_path = no_fast_path
                 self.native.leave()
                 if self._root is self:
-                    self._mailbox.forget()
+                    self._messages.forget()
                     self.world.leave(self.ranks[self.rank])
                 self.native = None
 
@@ -379,15 +379,15 @@ class NativeEngine(Engine):
                 made.close()
         whole = self._root is self
         native.drain(whole)
-        number = None if whole else self._mail_group
-        self._mailbox.drain(native, number, self.timeout, self.slow_mail)
+        number = None if whole else self._serial
+        self._messages.drain(native, number, self.timeout, self.slow_message)
 
     def _open(self) -> _core.Group:
         if self._closed or self.native is None:
             raise InvalidArgumentError(CLOSED)
         return self.native
 
-    def slow_mail(self, world_rank: int, seconds: float) -> None:
+    def slow_message(self, world_rank: int, seconds: float) -> None:
         """Warn that a message does not come; who waits for ever is not surprised."""
         if self.timeout > PATIENT:
             return

@@ -64,13 +64,13 @@ def fold_in_python(
     part: Part,
     made: Reduction,
 ) -> Array | None:
-    """Walk the schedule over the mailboxes, and fold what arrives with a function of Python's."""
-    mailbox = _core.Mailbox(world, rank)
+    """Walk the schedule over messages, and fold what arrives with a function of Python's."""
+    messages = _core.PointToPoint(world, rank)
 
     def post(data: Array, other: int, *, sends: bool) -> _MessageRequest:
         view = _core.View(data)
-        request = mailbox.post(sends, other, 0, 0, view, CODES["uint8"], IN_FOREGROUND)
-        return _MessageRequest(mailbox, group, request)
+        request = messages.post(sends, other, 0, 0, view, CODES["uint8"], IN_FOREGROUND)
+        return _MessageRequest(messages, group, request)
 
     route = RankSchedule.of(schedule, rank)
     due = route.walk(part.array, part.dtype, part.counts, lambda given, _: fold(made, given), post)
@@ -79,7 +79,7 @@ def fold_in_python(
 
 @dataclass(frozen=True, slots=True)
 class _MessageRequest:
-    mailbox: _core.Mailbox
+    messages: _core.PointToPoint
     group: _core.Group
     request: _core.MessageRequest
 
@@ -87,7 +87,7 @@ class _MessageRequest:
         return self.request.done
 
     def wait(self) -> None:
-        self.mailbox.wait(self.request, self.group, TIMEOUT_S, _slow)
+        self.messages.wait(self.request, self.group, TIMEOUT_S, _slow)
 
 
 def view(array: Array) -> _core.View:

@@ -45,7 +45,7 @@ class NativeCallRequest:
 
 
 class NativeMessageRequest:
-    """A message in the mailboxes."""
+    """A message between two ranks of this host."""
 
     def __init__(self, engine: NativeEngine, request: _core.MessageRequest) -> None:
         self._engine, self._request = engine, request
@@ -54,7 +54,7 @@ class NativeMessageRequest:
         """Tell whether `wait` would return at once."""
         engine = self._engine
         try:
-            return engine.native is None or engine._mailbox.settled(self._request, engine.native)
+            return engine.native is None or engine._messages.settled(self._request, engine.native)
         except _core.Broken:
             raise explain(engine) from None
 
@@ -63,8 +63,8 @@ class NativeMessageRequest:
         engine, request = self._engine, self._request
         try:
             if engine.native is not None:
-                engine._mailbox.wait(
-                    request, engine.native, engine.timeout, engine.slow_mail, known
+                engine._messages.wait(
+                    request, engine.native, engine.timeout, engine.slow_message, known
                 )
         except _core.Broken:
             raise explain(engine) from None

@@ -13,10 +13,9 @@ from roundelay.reductions import DTYPES, OPS
 
 __all__ = ["WorldReport", "left_over"]
 
-Record = tuple[int, int, int, int, int, int, int, str]
+CallRecord = tuple[int, int, int, int, int, int, int, str]
 
-ENDING = 0xFF  # the native core's mark, in place of a collective
-CALL, RECV = 1, 2  # its numbers for what is waited for
+CALL, RECV = _core.WAITS.index("call"), _core.WAITS.index("recv")
 OWN = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
 ENDED = {
     "closed": "closed the communicator",
@@ -32,11 +31,11 @@ class WorldReport:
     def __init__(self, world: _core.World, algorithms: Sequence[str]) -> None:
         self._world, self._algorithms = world, algorithms
 
-    def call(self, record: Record) -> str:
+    def call(self, record: CallRecord) -> str:
         """Describe a call: what, with what, how and where."""
         number, collective, algorithm, dtype, op, count, root, site = record
         where = f" at {site}" if site else ""
-        if collective == ENDING:
+        if collective == _core.ENDING:
             return f"{ENDED[ENDINGS[root]]}{where}"
         made = collectives.load(collectives.names()[collective])
         word = read_word(root, rooted=made.rooted)
@@ -55,15 +54,17 @@ class WorldReport:
             return f"{word.call} #{number}, by {made.name}{details} ({short}){where}"
         return f"{made.name} #{number}{details} ({short}){where}"
 
-    def last(self, record: Record) -> str:
+    def last(self, record: CallRecord) -> str:
         """Tell of the last call of a rank."""
         if not record[0]:
             return "it had made no call yet"
         return (
-            self.call(record) if record[1] == ENDING else f"its last call was {self.call(record)}"
+            self.call(record)
+            if record[1] == _core.ENDING
+            else f"its last call was {self.call(record)}"
         )
 
-    def last_of(self, at: int, rank: int) -> Record:
+    def last_of(self, at: int, rank: int) -> CallRecord:
         """Return a rank's last call in that group; if it made none, in the group of all ranks."""
         whole = self._world.calls(self._world.group_at)[2]
         inside = {member: latest for member, _, latest in self._world.calls(at)[2]} if at else {}
@@ -87,14 +88,14 @@ class WorldReport:
         found = [self._wait(rank, wait) for wait in self._world.waits(rank)]
         latest = self.last_of(at, rank)
         if found:
-            ended = [f"{self.call(latest)}{self.group(at)}"] if latest[1] == ENDING else []
+            ended = [f"{self.call(latest)}{self.group(at)}"] if latest[1] == _core.ENDING else []
             return [*ended, *found]
         records = (
             {one: record for one, record, _ in self._world.calls(at, number)[2]} if number else {}
         )
         if latest[0] and latest == records.get(rank):
             return [f"came too late to {self.call(latest)}"]
-        if latest[1] == ENDING:
+        if latest[1] == _core.ENDING:
             return [f"{self.call(latest)}{self.group(at)}"]
         return [f"not waiting; {self.last(latest)}"]
 

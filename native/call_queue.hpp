@@ -19,10 +19,10 @@
 
 namespace roundelay {
 
-// A line of calls. Whoever has the turn runs; who comes later stands behind, be it a thread that
-// waits or a task that nobody waits for. The thread that runs tasks holds on to the line itself:
+// A queue of calls. Whoever has the turn runs; who comes later stands behind, be it a thread that
+// waits or a task that nobody waits for. The thread that runs tasks holds on to the queue itself:
 // forgotten by everybody, it ends with the last task.
-class Progress : public std::enable_shared_from_this<Progress> {
+class CallQueue : public std::enable_shared_from_this<CallQueue> {
    public:
     struct Task {
         std::function<void()> work;  // none: a thread that waits for its turn
