@@ -49,7 +49,7 @@ class Children:
         self._owner = os.getpid()
         _flush_output()  # or the children would write it once more
         try:
-            # A pipe, a line and one that tells of its end.
+            # For each: a pipe, a socket, and a descriptor that tells of its end.
             allow_descriptors(5 * size + SPARE)
             forked = _core.fork_ranks(size, tied, _heedless)
         except OSError as error:

@@ -58,15 +58,17 @@ class Hello(NamedTuple):
 
 
 def send(
-    line: socket.socket, kind: int, body: bytes = b"", descriptors: Sequence[int] = ()
+    connection: socket.socket, kind: int, body: bytes = b"", descriptors: Sequence[int] = ()
 ) -> None:
     """Send one message, or raise `OSError`; a reader that does not read is one that is gone."""
     rights = array.array("i", descriptors)
     beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
-    line.sendmsg([HEAD.pack(MAGIC, VERSION, kind), body[:MOST_BYTES]], beside, socket.MSG_NOSIGNAL)
+    connection.sendmsg(
+        [HEAD.pack(MAGIC, VERSION, kind), body[:MOST_BYTES]], beside, socket.MSG_NOSIGNAL
+    )
 
 
-def receive(line: socket.socket, deadline: float, taken: list[int]) -> tuple[int, bytes]:
+def receive(connection: socket.socket, deadline: float, taken: list[int]) -> tuple[int, bytes]:
     """Return the kind and the body of the next message; what came beside it goes to `taken`.
 
     Raises `TimeoutError` at the deadline, `EOFError` at the end, `RendezvousError` for nonsense,
@@ -75,10 +77,10 @@ def receive(line: socket.socket, deadline: float, taken: list[int]) -> tuple[int
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
-    line.settimeout(left)
+    connection.settimeout(left)
     space = socket.CMSG_SPACE(MOST_DESCRIPTORS * INT)
     try:
-        data, beside, flags, _ = line.recvmsg(
+        data, beside, flags, _ = connection.recvmsg(
             HEAD.size + MOST_BYTES, space, socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
@@ -104,7 +106,9 @@ def receive(line: socket.socket, deadline: float, taken: list[int]) -> tuple[int
     return kind, data[HEAD.size :]
 
 
-def peer(line: socket.socket) -> tuple[int, int]:
+def peer(connection: socket.socket) -> tuple[int, int]:
     """Return the process id and the user id at the other end, as the kernel knows them."""
-    pid, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
     return pid, uid

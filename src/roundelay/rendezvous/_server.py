@@ -6,13 +6,10 @@ import contextlib
 import logging
 import os
 import selectors
-import signal
 import socket
 import struct
-import threading
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from roundelay import _core
@@ -20,6 +17,7 @@ from roundelay.errors import LimitError, RendezvousError, ranks_text
 from roundelay.processes.limits import limit_hit, no_files_left
 from roundelay.rendezvous import _messages as messages
 from roundelay.rendezvous.directory import RendezvousDirectory
+from roundelay.signals import before_ending
 
 __all__ = ["RendezvousServer"]
 
@@ -29,20 +27,16 @@ TELL_S = 5.0  # between two lines about who is missing
 MOST_SILENT = 64  # callers that have not said who they are
 
 
-class _Ended(BaseException):
-    """A signal that ends the process came; the socket goes first."""
-
-
 @dataclass(slots=True)
 class _Caller:
-    line: socket.socket
+    connection: socket.socket
     pid: int
     since: float
     rank: int | None = None
     taken: list[int] = field(default_factory=list)
 
     def close(self) -> None:
-        self.line.close()
+        self.connection.close()
         while self.taken:
             os.close(self.taken.pop())
 
@@ -57,35 +51,34 @@ class RendezvousServer:
         self.deadline, self.timeout = deadline, timeout
         self._callers: dict[int, _Caller] = {}  # by descriptor
         self._refused: list[str] = []
-        self._signals: dict[int, object] = {}
+        self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._end_politely()
-        try:
-            self._listening = self.place.take()
-        except BaseException:
-            self._restore()
-            self.place.remove()
-            raise
+        with contextlib.ExitStack() as cleanup:
+            # While the socket has a name, a signal that ends the process removes it first.
+            cleanup.enter_context(before_ending(self._end_by_signal))
+            cleanup.callback(self.place.remove)
+            self._listening = cleanup.enter_context(self.place.take())
+            self._cleanup = cleanup.pop_all()
         self._listening.settimeout(0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
             known = isinstance(error, (LimitError, RendezvousError))
-            text = str(error) if known else f"rank 0 ended: {kind.__name__}."  # type: ignore[union-attr]
-            for caller in self._callers.values():
-                with contextlib.suppress(OSError):
-                    messages.send(caller.line, messages.REFUSED, text.encode())
-        self._listening.close()
-        self.place.remove()
+            self._refuse_all(str(error) if known else f"rank 0 ended: {type(error).__name__}.")
+        self._cleanup.close()
         for caller in self._callers.values():
             caller.close()
-        self._restore()
-        if isinstance(error, _Ended):
-            os.kill(os.getpid(), error.args[0])
+
+    def _end_by_signal(self) -> None:
+        self.place.remove()
+        self._refuse_all("rank 0 ended by a signal.")
+
+    def _refuse_all(self, text: str) -> None:
+        for caller in self._callers.values():
+            with contextlib.suppress(OSError):
+                messages.send(caller.connection, messages.REFUSED, text.encode())
 
     def gather(self, world: _core.World, own: int) -> list[int]:
         """Wait for all ranks, hand each the world and the others' pipes; return those of rank 0."""
@@ -96,7 +89,7 @@ class RendezvousServer:
             self._hand_over(ranks[rank], world, pipes[:rank] + pipes[rank + 1 :])
         for rank in range(1, self.size):
             with contextlib.suppress(OSError):  # its pipe tells everybody
-                messages.send(ranks[rank].line, messages.GO)
+                messages.send(ranks[rank].connection, messages.GO)
         return [ranks[rank].taken.pop(0) for rank in range(1, self.size)]
 
     def _wait_for_all(self) -> dict[int, _Caller]:
@@ -139,21 +132,23 @@ class RendezvousServer:
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
-            line, _ = self._listening.accept()
+            connection, _ = self._listening.accept()
         except OSError as error:  # gone again
             _tell_limit(error)
             return
-        pid, uid = messages.peer(line)
+        pid, uid = messages.peer(connection)
         silent = sum(caller.rank is None for caller in self._callers.values())
         if uid != os.geteuid() or silent >= MOST_SILENT:
-            line.close()
+            connection.close()
             return
-        self._callers[line.fileno()] = _Caller(line, pid, time.monotonic())
-        selector.register(line, selectors.EVENT_READ)
+        self._callers[connection.fileno()] = _Caller(connection, pid, time.monotonic())
+        selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, selector: selectors.BaseSelector, caller: _Caller) -> None:
         try:
-            kind, body = messages.receive(caller.line, time.monotonic() + TICK_S, caller.taken)
+            kind, body = messages.receive(
+                caller.connection, time.monotonic() + TICK_S, caller.taken
+            )
             hello = messages.Hello.unpack(body)
             problem = self._problem(caller, kind, hello)
         except (EOFError, OSError, struct.error, RendezvousError) as error:
@@ -170,7 +165,7 @@ class RendezvousServer:
         if problem:
             self._refused.append(problem)
             with contextlib.suppress(OSError):
-                messages.send(caller.line, messages.REFUSED, problem.encode())
+                messages.send(caller.connection, messages.REFUSED, problem.encode())
             self._drop(selector, caller)
         elif hello is not None:
             caller.rank = hello.rank
@@ -198,7 +193,7 @@ class RendezvousServer:
         for caller in self._callers.values():
             if caller.rank is not None:
                 with contextlib.suppress(OSError):
-                    messages.send(caller.line, messages.WAITING, missing.encode())
+                    messages.send(caller.connection, messages.WAITING, missing.encode())
 
     def _drop_silent(self, selector: selectors.BaseSelector) -> None:
         late = time.monotonic() - HELLO_S
@@ -207,8 +202,8 @@ class RendezvousServer:
                 self._drop(selector, caller)
 
     def _drop(self, selector: selectors.BaseSelector, caller: _Caller) -> None:
-        selector.unregister(caller.line)
-        del self._callers[caller.line.fileno()]
+        selector.unregister(caller.connection)
+        del self._callers[caller.connection.fileno()]
         caller.close()
 
     def _hand_over(self, caller: _Caller, world: _core.World, pipes: list[int]) -> None:
@@ -217,10 +212,10 @@ class RendezvousServer:
         try:
             while len(descriptors) > messages.MOST_DESCRIPTORS:
                 part = descriptors[: messages.MOST_DESCRIPTORS]
-                messages.send(caller.line, messages.PART, b"", part)
+                messages.send(caller.connection, messages.PART, b"", part)
                 descriptors = descriptors[messages.MOST_DESCRIPTORS :]
-            messages.send(caller.line, messages.WORLD, world.token, descriptors)
-            kind, _ = messages.receive(caller.line, self.deadline, caller.taken)
+            messages.send(caller.connection, messages.WORLD, world.token, descriptors)
+            kind, _ = messages.receive(caller.connection, self.deadline, caller.taken)
             if kind != messages.ENTERED:
                 raise RendezvousError(f"process {caller.pid} does not keep to the protocol")
         except TimeoutError:
@@ -233,25 +228,9 @@ class RendezvousServer:
                 f"rank {caller.rank} (process {caller.pid}) went away during the rendezvous."
             ) from None
 
-    def _end_politely(self) -> None:
-        """While the socket has a name, a signal that would end the process removes it first."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                self._signals[number] = signal.signal(number, _raise_ended)
-
-    def _restore(self) -> None:
-        while self._signals:
-            signal.signal(self._signals.popitem()[0], signal.SIG_DFL)
-
 
 def _tell_limit(error: Exception) -> None:
     """Raise what is no other's fault: rank 0 may open no more files."""
     if isinstance(error, OSError) and no_files_left(error):
         hit = limit_hit("rank 0, to which the others come", error)
         raise hit or error from None
-
-
-def _raise_ended(number: int, _: object) -> None:
-    raise _Ended(number)

@@ -49,7 +49,7 @@ class StoreLost(RendezvousError):  # noqa: N818 - as PeerLost is
 
 
 class _Asking:
-    """What the thread knows; it must not keep the line alive, with which it ends."""
+    """What the thread knows; it must not keep the connection alive, with which it ends."""
 
     def __init__(self) -> None:
         #: What to ask, and where the answer goes; None ends the thread.
@@ -147,7 +147,7 @@ class StoreConnection:
                 return answer.result(max(0.0, began + limit - time.monotonic()))
             except TimeoutError:
                 asking.given_up = asking.since
-            except RuntimeError as error:  # of torch's: the line was cut, the server ended
+            except RuntimeError as error:  # of torch's: the connection was cut, the server ended
                 asking.gone = f"is gone ({first_line(error)})"
                 raise StoreLost(f"{self._where} {asking.gone}") from None
         silence = round(time.monotonic() - began, 1)

@@ -50,17 +50,17 @@ class RendezvousDirectory:
         return listening
 
     def connect(self) -> socket.socket:
-        """Return a line to whoever listens; `OSError` when nobody does yet."""
+        """Return a connection to whoever listens; `OSError` when nobody does yet."""
         self._open()
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            line.connect(self._address())
+            connection.connect(self._address())
         except OSError:
-            line.close()
+            connection.close()
             raise
         finally:
             self._close()
-        return line
+        return connection
 
     def remove(self) -> None:
         """Remove the socket and the directory; no harm when they are gone."""

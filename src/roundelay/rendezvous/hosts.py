@@ -7,8 +7,8 @@ names that were copied. On one machine, containers and namespaces keep processes
 - `mnt`: ranks meet at a socket with a path, which another mount namespace need not have;
 - `user`: each side asks the kernel for the other's user, who has another number there;
 - `ipc`: whoever gave a container one of its own wants no shared memory with the others;
-- `net`: it has another loopback, other addresses, and a line to the rest that may be shaped or
-  filtered: to everything that talks by sockets it is another host, so it is to us.
+- `net`: it has another loopback, other addresses, and a connection to the rest that may be shaped
+  or filtered: to everything that talks by sockets it is another host, so it is to us.
 
 Not `pid` and `uts`: the end of a process is noticed by a pipe, and a name is only a name.
 """

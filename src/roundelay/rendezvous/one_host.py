@@ -82,11 +82,11 @@ def _join(
 ) -> tuple[_core.World, list[int]]:
     """Bring the own pipe to rank 0; return the world and the other ranks' pipes, by rank."""
     taken: list[int] = []
-    with _connect(job, rank, deadline, timeout) as line:
+    with _connect(job, rank, deadline, timeout) as connection:
         try:
             hello = messages.Hello(rank, job.size, _core.version)
-            messages.send(line, messages.HELLO, hello.pack(), [reader])
-            world = _enter(line, rank, job.size, deadline, taken)
+            messages.send(connection, messages.HELLO, hello.pack(), [reader])
+            world = _enter(connection, rank, job.size, deadline, taken)
         except BaseException as error:
             for descriptor in taken:
                 os.close(descriptor)
@@ -108,13 +108,13 @@ def _join(
 
 
 def _enter(
-    line: socket.socket, rank: int, size: int, deadline: float, taken: list[int]
+    connection: socket.socket, rank: int, size: int, deadline: float, taken: list[int]
 ) -> _core.World:
     """Follow rank 0 until all are in; raises `TimeoutError` with the ranks that are missing."""
     missing, world = "the others", None
     while True:
         try:
-            kind, body = messages.receive(line, deadline + LATER_S, taken)
+            kind, body = messages.receive(connection, deadline + LATER_S, taken)
         except TimeoutError:
             raise TimeoutError(missing) from None
         if kind == messages.WAITING:
@@ -122,7 +122,7 @@ def _enter(
         elif kind == messages.WORLD and world is None and len(taken) == size:
             world = _core.World.attach(taken[0], body)
             world.enter(rank)
-            messages.send(line, messages.ENTERED)
+            messages.send(connection, messages.ENTERED)
         elif kind == messages.GO and world is not None:
             return world
         elif kind == messages.REFUSED:
@@ -132,11 +132,11 @@ def _enter(
 
 
 def _connect(job: Job, rank: int, deadline: float, timeout: float) -> socket.socket:
-    """Return a line to rank 0, as soon as it listens and if it is this user's."""
+    """Return a connection to rank 0, as soon as it listens and if it is this user's."""
     place, pause = RendezvousDirectory(job.path), FIRST_RETRY_S
     while True:
         try:
-            line = place.connect()
+            connection = place.connect()
         except OSError as error:  # not there yet
             if no_files_left(error):
                 raise
@@ -149,10 +149,10 @@ def _connect(job: Job, rank: int, deadline: float, timeout: float) -> socket.soc
             time.sleep(pause)
             pause = min(2 * pause, MOST_RETRY_S)
             continue
-        pid, uid = messages.peer(line)
+        pid, uid = messages.peer(connection)
         if uid != os.geteuid():
-            line.close()
+            connection.close()
             raise RendezvousError(
                 f"user {uid} (process {pid}) listens at {job.path}, where only this user should."
             )
-        return line
+        return connection

@@ -174,7 +174,7 @@ def open_store(make: Callable[[], Any], where: str, secret: bytes, timeout: floa
 
 
 def _signs(raw: Any, secret: bytes, corner: str, ranks: Sequence[int]) -> dict[int, bytes]:
-    """Read signs of life; on the thread that asks, of which the line must not be part."""
+    """Read signs of life; on the thread that asks, of which the connection must not be part."""
     names = {rank: f"{corner}{rank}" for rank in ranks}
     if not raw.check(list(names.values())):
         names = {rank: name for rank, name in names.items() if raw.check([name])}
