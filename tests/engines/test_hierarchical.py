@@ -167,6 +167,8 @@ CALLS: dict[str, Callable[[rd.Communicator], Any]] = {
     "broadcast float64[20000] root=0": lambda comm: comm.broadcast(np.ones(20_000), 0),
     "broadcast float64[20000] root=1": lambda comm: comm.broadcast(np.ones(20_000), 1),
     "all_gather float64[20000]": lambda comm: comm.all_gather(np.ones(20_000)),
+    "all_to_all float64[20000]": lambda comm: comm.all_to_all(np.ones((comm.size, 20_000))),
+    "reduce_scatter float64[3] op=sum": lambda comm: comm.reduce_scatter(np.ones((comm.size, 3))),
     "barrier": lambda comm: comm.barrier(),
     "scan float64[3] op=sum": lambda comm: comm.scan(np.ones(3)),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from roundelay.algorithms._base import implements
 from roundelay.algorithms.all_gather_direct import all_gather_direct
@@ -11,13 +11,20 @@ from roundelay.algorithms.all_reduce_ring import all_reduce_ring
 from roundelay.algorithms.reduce_scatter_direct import reduce_scatter_direct
 from roundelay.collectives.all_reduce import all_reduce
 from roundelay.errors import UnsupportedSizeError
-from roundelay.schedule import Transfer, nest, refine, sequence
+from roundelay.schedule import Axis, NestedCall, Schedule, Transfer, over_hosts
 
 __all__ = ["all_reduce_hierarchical"]
 
+#: What carries a phase.
+INNER = {
+    "all_gather": all_gather_direct,
+    "all_reduce": all_reduce_ring,
+    "reduce_scatter": reduce_scatter_direct,
+}
+
 
 @implements(all_reduce, parts=lambda size, **_: size)
-def all_reduce_hierarchical(size: int, *, group: int | None = None) -> Iterator[Transfer]:
+def all_reduce_hierarchical(size: int, *, group: int | None = None) -> Iterable[Transfer]:
     """Reduce-scatter inside every group, all-reduce between groups, all-gather inside.
 
     `group` is the number of ranks per group (per host, say); by default the largest divisor of
@@ -27,16 +34,12 @@ def all_reduce_hierarchical(size: int, *, group: int | None = None) -> Iterator[
     if inside < 1 or size % inside:
         takes = f"multiples of its group of {inside}" if inside > 0 else "groups of at least 1 rank"
         raise UnsupportedSizeError("all_reduce_hierarchical", size, takes)
-    hosts = size // inside
-    groups = [range(host * inside, (host + 1) * inside) for host in range(hosts)]
-    across = [range(local, size, inside) for local in range(inside)]
+    groups = [range(first, first + inside) for first in range(0, size, inside)]
+    return over_hosts(all_reduce, groups, lanes=inside).expand(_inner).transfers
 
-    # Piece l of a group's data is what local rank l owns; it is cut again, one part per host.
-    return sequence(
-        refine(nest(groups, reduce_scatter_direct), hosts),
-        nest(across, all_reduce_ring, chunks=lambda local, part: local * hosts + part),
-        refine(nest(groups, all_gather_direct), hosts),
-    )
+
+def _inner(_: Axis, call: NestedCall) -> Schedule:
+    return INNER[call.collective.name].schedule(len(call.ranks))
 
 
 def largest_divisor(size: int) -> int:

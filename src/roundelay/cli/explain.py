@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import RenderableType
 
 from roundelay.cli import _choose as choose
 from roundelay.cli import _numbers as numbers
 from roundelay.cli import _tables as tables
+from roundelay.cli._over_hosts import hosts_from, hosts_option, schedule_over
 from roundelay.cli._stage import Stage, show
 from roundelay.cli._types import bytes_option, network_option, wants_ascii
 from roundelay.cli._write import check_out, write
+from roundelay.collectives import Collective
 from roundelay.errors import InvalidArgumentError, ProofError, rank_count
-from roundelay.networks import Graph
+from roundelay.networks import Graph, networks
 from roundelay.schedule import (
     Schedule,
     compile_schedule,
@@ -41,6 +45,7 @@ Examples:
   roundelay explain broadcast -O segments=2 --algorithm chain --root 1
   roundelay explain reduce_scatter --values "1,1 2,2 3,3 4,4" --counts 1,1,0,0
   roundelay explain all_reduce --diff ring,tree --network hosts:per_host=4 -n 8
+  roundelay explain all_gather --hosts 2 -n 8             inside hosts, between
   roundelay explain all_reduce --out ring.html --out ring.svg
   roundelay explain --schedule mine.json
 """
@@ -63,6 +68,7 @@ class Request:
     rank_name: str
     schedule: Path | None
     diff: str | None
+    hosts: str | None
 
 
 @click.command("explain", epilog=EXAMPLES)
@@ -75,6 +81,7 @@ class Request:
 @click.option("--op", default="sum", show_default=True, help="The reduction of --values.")
 @click.option("--counts", metavar="COUNTS", help="Elements of every block of --values: 1,1,0,0.")
 @bytes_option
+@hosts_option
 @network_option
 @click.option("--rank-name", default="GPU", show_default=True, help="What to call a rank.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
@@ -103,6 +110,9 @@ def command(
 
     In a terminal, step with the arrow keys; piped, all steps are printed.
     """
+    source = click.get_current_context().get_parameter_source("network")
+    if asked["hosts"] is not None and source is ParameterSource.DEFAULT:
+        asked["network"] = ""
     if counts is not None and values is None:
         raise InvalidArgumentError("--counts says how --values split into blocks. Give both.")
     request = Request(
@@ -117,6 +127,11 @@ def command(
         if out or request.diff is not None or values is not None:
             raise InvalidArgumentError(
                 "--program prints one program. Leave out --out, --diff and --values."
+            )
+        if request.hosts is not None:
+            raise InvalidArgumentError(
+                "Over hosts a rank runs a program for every phase inside its host. Leave out "
+                "--hosts, and name the collective of that phase."
             )
         _print_program(schedules[0], program, ascii_only=wants_ascii(asked=ascii_only))
         return
@@ -156,6 +171,8 @@ def _schedules(request: Request) -> list[Schedule]:
     size = request.size
     if request.values is not None:
         size = numbers.size_for(collective, request.values, size)
+    if request.hosts is not None:
+        return [_over_hosts(request, request.hosts, collective, named, size)]
     names = [request.algorithm or named]
     if request.diff is not None:
         names = [name.strip() for name in request.diff.split(",")]
@@ -176,6 +193,23 @@ def _schedules(request: Request) -> list[Schedule]:
     ]
 
 
+def _over_hosts(
+    request: Request, hosts: str, collective: Collective, named: str | None, size: int | None
+) -> Schedule:
+    """Return the schedule over hosts, which chooses the algorithms of its phases itself."""
+    algorithm = (request.algorithm or named or "hierarchical").removeprefix(f"{collective.name}_")
+    if request.diff is not None or algorithm != "hierarchical":
+        raise InvalidArgumentError(
+            "--hosts goes in phases, with an algorithm for each. Leave out --algorithm and --diff; "
+            "-O inside=NAME and -O between=NAME choose them."
+        )
+    if size is None and "," not in hosts:
+        size = DEFAULT_SIZE
+    options = choose.options_from(list(request.options), where="-O")
+    there = hosts_from(hosts, size)
+    return schedule_over(collective, there, request.root or 0, request.nbytes, options)
+
+
 def _own_schedule(request: Request) -> Schedule:
     """Load a user's schedule; what it says itself can't be said again."""
     given = {
@@ -184,6 +218,7 @@ def _own_schedule(request: Request) -> Schedule:
         "--root": request.root,
         "-O": request.options or None,
         "--diff": request.diff,
+        "--hosts": request.hosts,
     }
     extra = [name for name, value in given.items() if value is not None]
     if extra:
@@ -220,7 +255,15 @@ def _numbers(request: Request, schedule: Schedule) -> numbers.Numbers | None:
 
 
 def _picture(request: Request, schedule: Schedule, run: numbers.Numbers | None) -> Picture:
-    network = choose.network_called(request.network, schedule.size)
+    over = request.hosts
+    hosts = {} if over is None else _named_hosts(over, schedule.size)
+    if request.network:
+        network = choose.network_called(request.network, schedule.size)
+    else:
+        network = networks.load("hosts")(schedule.size, per_host=list(map(len, hosts.values())))
+    if over is None and isinstance(network, Graph):
+        hosts = {**network.hosts()}
+    of = "" if over is None else f" of {len(hosts)} hosts"
     root = f", root {schedule.root}" if schedule.collective.rooted else ""
     op = f", {request.op}" if run is not None and schedule.collective.reduces else ""
     ranks = rank_count(schedule.size)
@@ -229,9 +272,13 @@ def _picture(request: Request, schedule: Schedule, run: numbers.Numbers | None) 
         values=run.frames if run is not None else None,
         price=choose.priced(schedule, request.nbytes, network),
         rank_name=request.rank_name,
-        title=f"{_named(schedule)} on {ranks}{root}{op}",
-        hosts=network.hosts() if isinstance(network, Graph) else {},
+        title=f"{_named(schedule)} on {ranks}{of}{root}{op}",
+        hosts=hosts,
     )
+
+
+def _named_hosts(hosts: str, size: int) -> dict[str, Sequence[int]]:
+    return {f"host{number}": ranks for number, ranks in enumerate(hosts_from(hosts, size))}
 
 
 def _named(schedule: Schedule) -> str:

@@ -12,6 +12,8 @@ from roundelay.schedule.compose import (
 )
 from roundelay.schedule.expression import Algebra, Expression, Order
 from roundelay.schedule.layout import Layout, split
+from roundelay.schedule.nested import Axis, NestedCall, NestedPhase, NestedSchedule
+from roundelay.schedule.over_hosts import lanes_for, over_hosts
 from roundelay.schedule.price import Link, Network, Price, StepPrice, price
 from roundelay.schedule.program import (
     Apply,
@@ -32,11 +34,15 @@ from roundelay.schedule.serialize import from_json, load, save, to_json
 __all__ = [
     "Algebra",
     "Apply",
+    "Axis",
     "Cell",
     "Expression",
     "Failure",
     "Layout",
     "Link",
+    "NestedCall",
+    "NestedPhase",
+    "NestedSchedule",
     "Network",
     "Operand",
     "Order",
@@ -57,8 +63,10 @@ __all__ = [
     "format_program",
     "from_json",
     "held_at_start",
+    "lanes_for",
     "load",
     "nest",
+    "over_hosts",
     "parallel",
     "pipeline",
     "price",

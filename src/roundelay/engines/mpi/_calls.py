@@ -135,10 +135,10 @@ class OwnCalls:
         if not _total(call):
             return []
         x, out = [given, datatype], [output, datatype]
-        if call.collective == "scatter":
-            return [comm.Iscatter(x if here else None, out, call.root)]
         if call.counts:
             return [self._uneven(call, given, output, datatype, op)]
+        if call.collective == "scatter":
+            return [comm.Iscatter(x if here else None, out, call.root)]
         if call.collective == "gather":
             return [comm.Igather(x, out if here else None, call.root)]
         if call.collective == "reduce_scatter":
@@ -156,6 +156,9 @@ class OwnCalls:
     ) -> Any:
         comm, rank, size, counts = self._comm, self._rank, self._size, list(call.counts)
         x = [given, datatype]
+        if call.collective == "scatter":
+            rows = _lined_up(given, counts, datatype) if rank == call.root else None
+            return comm.Iscatterv(rows, [output, datatype], call.root)
         if call.collective == "all_to_all":
             goes, comes = counts[rank * size : (rank + 1) * size], counts[rank::size]
             return comm.Ialltoallv(
