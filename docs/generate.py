@@ -134,6 +134,8 @@ def algorithms_page() -> str:
         "buffer that a rank passes in or gets back; *sent* is what the busiest rank sends.",
         "*Order* is how results are added up, *folds* how many folds deep: see",
         "[concepts](concepts.md). `roundelay list` has other sizes, and seconds on a network.",
+        "Over several hosts every collective goes in phases, each carried by one of these:",
+        "[many hosts](many-hosts.md#how-a-call-goes), and `roundelay explain … --hosts 2`.",
         "",
     ]
     for collective in collectives:

@@ -19,6 +19,7 @@ __all__ = [
     "adds_up",
     "algorithm_of",
     "algorithms_of",
+    "check_root",
     "collective_called",
     "collective_or_algorithm",
     "default_algorithm",
@@ -109,15 +110,20 @@ def _check_size(size: int) -> None:
         )
 
 
+def check_root(collective: Collective, root: int) -> None:
+    """Refuse a root where there is none."""
+    if root and not collective.rooted:
+        raise InvalidArgumentError(
+            f"{collective.name} has no root: its ranks are all alike. Leave out --root."
+        )
+
+
 def schedule_of(
     algorithm: Algorithm, size: int, root: int = 0, options: Mapping[str, Any] | None = None
 ) -> Schedule:
     """Return the schedule, after checking what the algorithm itself would trip over."""
     _check_size(size)
-    if root and not algorithm.collective.rooted:
-        raise InvalidArgumentError(
-            f"{algorithm.collective.name} has no root: its ranks are all alike. Leave out --root."
-        )
+    check_root(algorithm.collective, root)
     options = dict(options or {})
     for name in options.keys() & algorithm.options.keys():
         _check_option(algorithm, name, options[name])

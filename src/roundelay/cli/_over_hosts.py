@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,11 +13,25 @@ from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli import _choose as choose
 from roundelay.cli._types import MOST_RANKS
 from roundelay.collectives import Collective
-from roundelay.errors import InvalidArgumentError, UnknownNameError, rank_count
-from roundelay.schedule import Axis, NestedCall, Schedule, lanes_for, over_hosts, split
+from roundelay.errors import (
+    InvalidArgumentError,
+    UnknownNameError,
+    UnsupportedSizeError,
+    rank_count,
+)
+from roundelay.networks import Graph, networks
+from roundelay.schedule import (
+    Axis,
+    NestedCall,
+    NestedSchedule,
+    Schedule,
+    lanes_for,
+    over_hosts,
+    split,
+)
 from roundelay.tuning import default_for
 
-__all__ = ["Hosts", "hosts_from", "hosts_option", "schedule_over"]
+__all__ = ["Hosts", "OverHosts", "hosts_from", "hosts_option", "over_hosts_called"]
 
 Hosts = tuple[tuple[int, ...], ...]
 
@@ -52,27 +67,40 @@ def hosts_from(text: str, size: int | None) -> Hosts:
         return tuple(tuple(range(low, high)) for low, high in pairwise(starts))
     (count,), ranks = numbers, size or 0
     if ranks < count:
-        raise InvalidArgumentError(
-            f"--hosts {count} needs a rank on each, but there is only {rank_count(ranks)}. "
-            f"Give more by -n."
-        )
+        raise UnsupportedSizeError(f"--hosts {count}", ranks, f"at least {count} ranks")
     return tuple(tuple(range(run.start, run.stop)) for run in split(ranks, count))
 
 
-def schedule_over(
+@dataclass(frozen=True, slots=True)
+class OverHosts:
+    """A collective over hosts, ready to be proved, priced and drawn."""
+
+    nested: NestedSchedule
+    schedule: Schedule
+    steps: Sequence[int]  # of each phase
+
+    def network(self) -> Graph:
+        """Return a network of these hosts."""
+        return networks.load("hosts")(self.nested.size, per_host=list(map(len, self.nested.hosts)))
+
+    def named_hosts(self) -> dict[str, Sequence[int]]:
+        """Return the hosts by the names that the network gives them."""
+        return {f"host{number}": ranks for number, ranks in enumerate(self.nested.hosts)}
+
+
+def over_hosts_called(
     collective: Collective,
     hosts: Hosts,
     root: int,
     nbytes: int,
     options: Mapping[str, Any] | None = None,
-) -> Schedule:
-    """Return the schedule for buffers of `nbytes`, with the algorithms that engines would take."""
+) -> OverHosts:
+    """Return what runs for buffers of `nbytes`, with the algorithms that engines would take."""
     options = options or {}
     unknown = options.keys() - OPTIONS.keys()
     if unknown:
         raise UnknownNameError("options of --hosts", min(unknown), list(OPTIONS))
-    if root and not collective.rooted:
-        raise InvalidArgumentError(f"{collective.name} has no root. Leave out --root.")
+    choose.check_root(collective, root)
     nested = over_hosts(collective, hosts, root, lanes=lanes_for(hosts, nbytes))
     chunk = nbytes / collective.per_rank(nested.size, root) / nested.parts
     used: set[str] = set()
@@ -84,24 +112,25 @@ def schedule_over(
                 found = _called(call.collective, str(options[option]))
                 if found is not None:
                     used.add(option)
-                    return choose.schedule_of(found, size, call.root)
-        largest = max(len({*call.before(place), *call.after(place)}) for place in range(size))
-        name = default_for(size, cores=0).choose(call.collective.name, int(chunk * largest))
+                    return found.schedule(size, call.root)
+        ends = [end for place in range(size) for end in (call.before(place), call.after(place))]
+        nbytes = int(chunk * max(len(end or ()) for end in ends))
+        name = default_for(size, cores=0).choose(call.collective.name, nbytes)
         return algorithms.load(name).schedule(size, call.root)
 
-    schedule = nested.expand(inner)
+    made = OverHosts(nested, nested.expand(inner), nested.steps(inner))
     for option in sorted(options.keys() - used):
-        phases = {
-            call.collective.name
-            for phase in nested.phases
-            if phase.axis in OPTIONS[option]
-            for call in phase.calls
-        }
-        raise InvalidArgumentError(
-            f"{collective.name} over these hosts has no phase {option} that takes "
-            f"'{options[option]}': there it is {', '.join(sorted(phases)) or 'nothing'}."
-        )
-    return schedule
+        _refuse(nested, option, options[option])
+    return made
+
+
+def _refuse(nested: NestedSchedule, option: str, name: object) -> None:
+    phases = [phase for phase in nested.phases if phase.axis in OPTIONS[option]]
+    kinds = sorted({call.collective.name for phase in phases for call in phase.calls})
+    raise InvalidArgumentError(
+        f"{nested.collective.name} over these hosts has no phase {option} that takes '{name}': "
+        f"there it is {', '.join(kinds) or 'nothing'}."
+    )
 
 
 def _called(collective: Collective, name: str) -> Algorithm | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,15 @@ from rich.console import RenderableType
 from roundelay.cli import _choose as choose
 from roundelay.cli import _numbers as numbers
 from roundelay.cli import _tables as tables
-from roundelay.cli._over_hosts import hosts_from, hosts_option, schedule_over
+from roundelay.cli._over_hosts import OverHosts, hosts_from, hosts_option, over_hosts_called
 from roundelay.cli._stage import Stage, show
 from roundelay.cli._types import bytes_option, network_option, wants_ascii
 from roundelay.cli._write import check_out, write
 from roundelay.collectives import Collective
 from roundelay.errors import InvalidArgumentError, ProofError, rank_count
-from roundelay.networks import Graph, networks
+from roundelay.networks import Graph
 from roundelay.schedule import (
+    Network,
     Schedule,
     compile_schedule,
     format_program,
@@ -30,6 +31,7 @@ from roundelay.schedule import (
     prove_program,
 )
 from roundelay.view import Picture, picture
+from roundelay.view.nested_phases import nested_phases
 
 __all__ = ["command"]
 
@@ -122,7 +124,8 @@ def command(
     )
     for path in out:
         check_out(path, several=request.diff is not None)
-    schedules = _schedules(request)
+    over = _over_hosts(request)
+    schedules = _schedules(request) if over is None else [over.schedule]
     if program is not None:
         if out or request.diff is not None or values is not None:
             raise InvalidArgumentError(
@@ -135,16 +138,22 @@ def command(
             )
         _print_program(schedules[0], program, ascii_only=wants_ascii(asked=ascii_only))
         return
-    _present(request, schedules, out, ascii_only=wants_ascii(asked=ascii_only))
+    _present(request, schedules, over, out, ascii_only=wants_ascii(asked=ascii_only))
 
 
 def _present(
-    request: Request, schedules: list[Schedule], out: tuple[Path, ...], *, ascii_only: bool
+    request: Request,
+    schedules: list[Schedule],
+    over: OverHosts | None,
+    out: tuple[Path, ...],
+    *,
+    ascii_only: bool,
 ) -> None:
     """Draw or write; a schedule that fails its proof is shown all the same, and then refused."""
     runs = [_numbers(request, schedule) for schedule in schedules]
     pictures = [
-        _picture(request, schedule, run) for schedule, run in zip(schedules, runs, strict=True)
+        _picture(request, schedule, over, run)
+        for schedule, run in zip(schedules, runs, strict=True)
     ]
     if out:
         for path in out:
@@ -168,11 +177,7 @@ def _schedules(request: Request) -> list[Schedule]:
             "`roundelay list` shows all."
         )
     collective, named = choose.collective_or_algorithm(request.collective)
-    size = request.size
-    if request.values is not None:
-        size = numbers.size_for(collective, request.values, size)
-    if request.hosts is not None:
-        return [_over_hosts(request, request.hosts, collective, named, size)]
+    size = _size(request, collective)
     names = [request.algorithm or named]
     if request.diff is not None:
         names = [name.strip() for name in request.diff.split(",")]
@@ -186,28 +191,34 @@ def _schedules(request: Request) -> list[Schedule]:
         choose.algorithm_of(collective, name) if name else choose.default_algorithm(collective)
         for name in names
     ]
-    size = DEFAULT_SIZE if size is None else size
     return [
         choose.schedule_of(each, size, request.root or 0, choose.shared(each, found, options))
         for each in found
     ]
 
 
-def _over_hosts(
-    request: Request, hosts: str, collective: Collective, named: str | None, size: int | None
-) -> Schedule:
-    """Return the schedule over hosts, which chooses the algorithms of its phases itself."""
+def _size(request: Request, collective: Collective) -> int:
+    size = request.size
+    if request.values is not None:
+        size = numbers.size_for(collective, request.values, size)
+    return DEFAULT_SIZE if size is None else size
+
+
+def _over_hosts(request: Request) -> OverHosts | None:
+    """Return the collective over hosts, if that is wanted; its phases have their own algorithms."""
+    if request.hosts is None or request.schedule is not None or request.collective is None:
+        return None  # and is refused where schedules are read
+    collective, named = choose.collective_or_algorithm(request.collective)
     algorithm = (request.algorithm or named or "hierarchical").removeprefix(f"{collective.name}_")
     if request.diff is not None or algorithm != "hierarchical":
         raise InvalidArgumentError(
             "--hosts goes in phases, with an algorithm for each. Leave out --algorithm and --diff; "
             "-O inside=NAME and -O between=NAME choose them."
         )
-    if size is None and "," not in hosts:
-        size = DEFAULT_SIZE
+    told = "," in request.hosts and request.size is None and request.values is None
+    hosts = hosts_from(request.hosts, None if told else _size(request, collective))
     options = choose.options_from(list(request.options), where="-O")
-    there = hosts_from(hosts, size)
-    return schedule_over(collective, there, request.root or 0, request.nbytes, options)
+    return over_hosts_called(collective, hosts, request.root or 0, request.nbytes, options)
 
 
 def _own_schedule(request: Request) -> Schedule:
@@ -254,16 +265,18 @@ def _numbers(request: Request, schedule: Schedule) -> numbers.Numbers | None:
     return run(schedule, request.values, op=request.op, counts=request.counts)
 
 
-def _picture(request: Request, schedule: Schedule, run: numbers.Numbers | None) -> Picture:
-    over = request.hosts
-    hosts = {} if over is None else _named_hosts(over, schedule.size)
-    if request.network:
-        network = choose.network_called(request.network, schedule.size)
+def _picture(
+    request: Request, schedule: Schedule, over: OverHosts | None, run: numbers.Numbers | None
+) -> Picture:
+    if over is not None and not request.network:
+        network: Network = over.network()
     else:
-        network = networks.load("hosts")(schedule.size, per_host=list(map(len, hosts.values())))
-    if over is None and isinstance(network, Graph):
-        hosts = {**network.hosts()}
-    of = "" if over is None else f" of {len(hosts)} hosts"
+        network = choose.network_called(request.network, schedule.size)
+    hosts: Mapping[str, Sequence[int]] = network.hosts() if isinstance(network, Graph) else {}
+    of, phases = "", []
+    if over is not None:
+        hosts = over.named_hosts()
+        of, phases = f" of {len(hosts)} hosts", nested_phases(over.nested, over.steps)
     root = f", root {schedule.root}" if schedule.collective.rooted else ""
     op = f", {request.op}" if run is not None and schedule.collective.reduces else ""
     ranks = rank_count(schedule.size)
@@ -274,11 +287,8 @@ def _picture(request: Request, schedule: Schedule, run: numbers.Numbers | None) 
         rank_name=request.rank_name,
         title=f"{_named(schedule)} on {ranks}{of}{root}{op}",
         hosts=hosts,
+        phases=phases,
     )
-
-
-def _named_hosts(hosts: str, size: int) -> dict[str, Sequence[int]]:
-    return {f"host{number}": ranks for number, ranks in enumerate(hosts_from(hosts, size))}
 
 
 def _named(schedule: Schedule) -> str:

@@ -14,9 +14,11 @@ from rich.text import Text
 
 from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli import _choose as choose
+from roundelay.cli._over_hosts import hosts_from, hosts_option, over_hosts_called
 from roundelay.cli._progress import watched
 from roundelay.cli._tables import empty_table, print_table
 from roundelay.cli._types import SIZES, console_for, glyphs_option, json_option
+from roundelay.collectives import collectives
 from roundelay.errors import (
     InvalidArgumentError,
     ProofError,
@@ -31,6 +33,7 @@ from roundelay.view.terminal_text import Glyphs, safe
 __all__ = ["command"]
 
 ORDERS: tuple[Order, ...] = get_args(Order)
+SMALL, LARGE = 1 << 10, 1 << 20  # bytes that go over hosts by one lane, and by all
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class ProofResult:
 @click.argument("names", nargs=-1)
 @click.option("--schedule", type=click.Path(path_type=Path), help="Prove your own, from JSON.")
 @click.option("--sizes", type=SIZES, default="1-16", show_default=True, help="Numbers of ranks.")
+@hosts_option
 @glyphs_option
 @json_option
 def command(
@@ -74,20 +78,24 @@ def command(
     names: tuple[str, ...],
     schedule: Path | None,
     sizes: list[int],
+    hosts: str | None,
     glyphs: Glyphs,
     as_json: bool,
 ) -> None:
     """Prove that algorithms keep their contracts, for every size and root.
 
     NAMES are algorithms (all_reduce_ring) or collectives (all_reduce); all, when none is named.
-    What is proved is the schedule and the program that every rank really runs.
+    What is proved is the schedule and the program that every rank really runs. With --hosts it is
+    what collectives do over hosts, large ones and small ones.
     """
     if schedule is not None:
-        if names:
-            raise InvalidArgumentError("prove takes NAMES or --schedule FILE, not both.")
+        if names or hosts is not None:
+            raise InvalidArgumentError("prove takes NAMES, --hosts or --schedule FILE, not two.")
         own = load(schedule)
         results = [ProofResult(own.name, own.collective.name)]
         results[0].take(own)
+    elif hosts is not None:
+        results = _prove_over_hosts(names, hosts, sizes)
     else:
         results = _prove_all(_chosen(names), sizes)
     if as_json:
@@ -135,6 +143,24 @@ def _prove_all(chosen: Sequence[Algorithm], sizes: Sequence[int]) -> list[ProofR
 def _schedules(algorithm: Algorithm, size: int) -> Iterator[Schedule]:
     for root in range(size) if algorithm.collective.rooted else (0,):
         yield choose.schedule_of(algorithm, size, root)
+
+
+def _prove_over_hosts(names: Sequence[str], hosts: str, sizes: Sequence[int]) -> list[ProofResult]:
+    chosen = [choose.collective_called(name) for name in names] or list(collectives)
+    results = {each.name: ProofResult(f"{each.name}_hierarchical", each.name) for each in chosen}
+    told = "," in hosts  # which says how many ranks there are
+    work = [(each, size) for each in chosen for size in ([None] if told else sizes)]
+    for collective, size in watched(work, "Proving"):
+        result = results[collective.name]
+        try:
+            there = hosts_from(hosts, size)
+        except UnsupportedSizeError:
+            result.skipped.append(size or 0)
+            continue
+        for root in range(sum(map(len, there))) if collective.rooted else (0,):
+            for nbytes in (SMALL, LARGE):
+                result.take(over_hosts_called(collective, there, root, nbytes).schedule)
+    return list(results.values())
 
 
 def _as_json(result: ProofResult) -> dict[str, object]:

@@ -12,7 +12,7 @@ from roundelay.schedule.compose import (
 )
 from roundelay.schedule.expression import Algebra, Expression, Order
 from roundelay.schedule.layout import Layout, split
-from roundelay.schedule.nested import Axis, NestedCall, NestedPhase, NestedSchedule
+from roundelay.schedule.nested import Axis, NestedCall, NestedPhase, NestedSchedule, RankPhase
 from roundelay.schedule.over_hosts import lanes_for, over_hosts
 from roundelay.schedule.price import Link, Network, Price, StepPrice, price
 from roundelay.schedule.program import (
@@ -51,6 +51,7 @@ __all__ = [
     "Program",
     "Programs",
     "Proof",
+    "RankPhase",
     "Reach",
     "Schedule",
     "Step",

@@ -1,7 +1,8 @@
 """The phases of a schedule, read off its replay: a reduce-scatter, then an all-gather, say.
 
 Nobody writes them down. What each stretch of steps does to the data names it, so an algorithm in
-one file, or a schedule from JSON, has its phases for nothing, and they can't be untrue.
+one file, or a schedule from JSON, has its phases for nothing, and they can't be untrue. A nested
+schedule is made of phases, whose names are in `nested_phases.py`.
 """
 
 from __future__ import annotations

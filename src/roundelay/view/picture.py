@@ -18,6 +18,7 @@ from roundelay.schedule import (
     replay,
 )
 from roundelay.view._graph import Shape, shape_of
+from roundelay.view.phases import Phase
 from roundelay.view.story import Story, story_of
 
 __all__ = ["CellView", "Frame", "Picture", "picture"]
@@ -78,11 +79,13 @@ def picture(
     rank_name: str = "GPU",
     title: str | None = None,
     hosts: Mapping[str, Sequence[int]] | None = None,
+    phases: Sequence[Phase] = (),
 ) -> Picture:
     """Return all frames of a schedule; `values[frame][cell]` replaces the symbols by real numbers.
 
     A schedule that fails its proof has a picture too, with the failures in it. `hosts` are the
     ranks that the network puts together, by name; without, they are told by who talks to whom.
+    `phases` are those of a nested schedule; without, they are told by what happens to the data.
     """
     frames = tuple(_frames(schedule, values))
     ranks = tuple(f"{rank_name}{rank}" for rank in range(schedule.size))
@@ -95,7 +98,7 @@ def picture(
         price=price,
         ranks=ranks,
         chunks=tuple(map(schedule.chunk_name, range(schedule.chunks))),
-        story=story_of(schedule, frames, ranks, shape),
+        story=story_of(schedule, frames, ranks, shape, phases),
         shape=shape,
     )
 

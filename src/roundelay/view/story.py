@@ -35,11 +35,15 @@ class Story:
 
 
 def story_of(
-    schedule: Schedule, frames: Sequence[Frame], ranks: Sequence[str], shape: Shape
+    schedule: Schedule,
+    frames: Sequence[Frame],
+    ranks: Sequence[str],
+    shape: Shape,
+    phases: Sequence[Phase] = (),
 ) -> Story:
-    """Tell a schedule whose frames, names of ranks and shape are given."""
+    """Tell a schedule whose frames, names of ranks, shape and phases, if known, are given."""
     who = RankNames(ranks, shape.hosts, shape.host)
-    phases = phases_of(schedule, frames, shape, who)
+    phases = phases if len(phases) > 1 else phases_of(schedule, frames, shape, who)
     teller = _Teller(schedule, frames, who)
     places, words = [""], [_promise(schedule)]
     for phase in phases:

@@ -7,19 +7,26 @@ where its data lies. Additions are grouped: first the ranks of a host, in their 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 
 import numpy as np
 
 from roundelay import _core
-from roundelay.collectives import Collective, collectives
+from roundelay.collectives import collectives
 from roundelay.engines._base import CollectiveCall, Engine
 from roundelay.engines.hierarchical._cells import HostCells, same
 from roundelay.reductions import Array
 from roundelay.rendezvous.topology import HostTopology
-from roundelay.schedule import NestedCall, NestedPhase, NestedSchedule, lanes_for, over_hosts, split
+from roundelay.schedule import (
+    NestedCall,
+    NestedSchedule,
+    RankPhase,
+    lanes_for,
+    over_hosts,
+    split,
+)
 
 __all__ = ["HierarchicalCalls"]
 
@@ -34,34 +41,33 @@ class HierarchicalCalls:
         self, places: HostTopology, inside: Engine, lane: Engine | None, everyone: Engine
     ) -> None:
         self._places, self._inside, self._lane, self._everyone = places, inside, lane, everyone
-        self._rank = places.rank
-        self._nested: dict[tuple[str, int, int], NestedSchedule] = {}
+        self._known: dict[tuple[str, int, int], tuple[NestedSchedule, list[RankPhase]]] = {}
         self._kept: dict[str, Array] = {}
         self.between_hosts = False  # whether that is where it is, or where it came to grief
 
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:
         """Walk the phases of a call; with an algorithm, on the library that joins all ranks."""
-        if (
-            algorithm is not None
-            and algorithm.removeprefix(f"{call.collective}_") != "hierarchical"
-        ):
+        prefix = f"{call.collective}_"
+        if algorithm is not None and str(algorithm).removeprefix(prefix) != "hierarchical":
             self._at_once(call, algorithm)
         elif call.op == "avg" and call.dtype == "float16":
             self._in_float32(call)
         else:
-            self._run(self._schedule(call), call)
+            self._run(call)
 
-    def _schedule(self, call: CollectiveCall) -> NestedSchedule:
+    def _phases(self, call: CollectiveCall) -> tuple[NestedSchedule, list[RankPhase]]:
         lanes = lanes_for(self._places.hosts, call.nbytes)
         key = call.collective, call.root, lanes
-        if key not in self._nested:
+        if key not in self._known:
             collective = collectives.load(call.collective)
             root = call.root if collective.rooted else 0
-            self._nested[key] = over_hosts(collective, self._places.hosts, root, lanes=lanes)
-        return self._nested[key]
+            nested = over_hosts(collective, self._places.hosts, root, lanes=lanes)
+            self._known[key] = nested, nested.of_rank(self._places.rank)
+        return self._known[key]
 
-    def _run(self, nested: NestedSchedule, call: CollectiveCall) -> None:
-        if nested.phases[0].axis == "everyone":
+    def _run(self, call: CollectiveCall) -> None:
+        nested, phases = self._phases(call)
+        if phases[0].axis == "everyone":
             self._at_once(call, None)
             return
         # While one part travels between hosts, the next is on its way inside.
@@ -70,7 +76,10 @@ class HierarchicalCalls:
         under_way: deque[Iterator[None]] = deque()
         for number, run in enumerate(split(call.count, parts)):
             part = call if parts == 1 else _part(call, run)
-            walk = self._walk(nested, part, str(number % 2), background=parts > 1)
+            dtype, slot = _dtype(call), str(number % 2)
+            scratch = partial(self._scratch, dtype, slot)
+            cells = HostCells(nested, self._places.rank, part, scratch)
+            walk = self._walk(cells, phases, part, background=parts > 1)
             next(walk, None)
             under_way.append(walk)
             if len(under_way) > 1:
@@ -78,57 +87,24 @@ class HierarchicalCalls:
         deque(under_way.popleft(), maxlen=0)
 
     def _walk(
-        self, nested: NestedSchedule, call: CollectiveCall, name: str, *, background: bool
+        self, cells: HostCells, phases: list[RankPhase], call: CollectiveCall, *, background: bool
     ) -> Iterator[None]:
         """Go through the phases; in the background, pause while data travels between hosts."""
-        dtype = _dtype(call)
-        cells = HostCells(nested, self._rank, call, lambda what, count: self._scratch(
-            name + what, count, dtype
-        ))  # fmt: skip
-        last = max((n for n, phase in enumerate(nested.phases) if _reduces(phase)), default=-1)
-        for number, phase in enumerate(nested.phases):
-            mine = phase.call_of(self._rank)
+        for number, phase in enumerate(phases):
+            part = None if phase.call is None else _part_of(phase, phase.call, cells, call, number)
             done: Callable[[], None] = _nothing
-            if mine is not None:
-                chunks, part = self._call(cells, mine, call, str(number))
-                if phase.axis == "inside":
-                    self._inside.run(part, None)
-                else:
-                    done = self._between(part, background=background)
+            if part is not None and phase.axis == "inside":
+                self._inside.run(part, None)
+            elif part is not None:
+                done = self._between(part, background=background)
             if background and phase.axis == "lane":
                 yield
             done()
-            if mine is not None and part.output is not None:
-                cells.came(chunks, part.output)
-                if number == last:
+            if part is not None and part.output is not None and phase.gets is not None:
+                cells.came(phase.gets, part.output)
+                if phase.completes:
                     self._divide(call, part.output)
         cells.deliver()
-
-    def _call(
-        self, cells: HostCells, mine: NestedCall, call: CollectiveCall, name: str
-    ) -> tuple[Sequence[int], CollectiveCall]:
-        """Return the chunks that a phase brings this rank, and the call that does it."""
-        place = mine.ranks.index(self._rank)
-        brings, gets = mine.before(place), mine.after(place)
-        given = cells.packed(brings, f"in{name}") if mine.brings(place) else None
-        output = cells.room(gets, f"out{name}") if mine.gets(place) else None
-        root = mine.collective.name == "broadcast"  # whose own may be locked: it is not written
-        if given is not None and output is not None and (root or same(given, output)):
-            output = given
-        lengths = [cells.length(block) for block in mine.blocks]
-        even = len(set(lengths)) == 1
-        most = _most_blocks(mine.collective, len(mine.ranks), mine.root)
-        return gets, replace(
-            call,
-            collective=mine.collective.name,
-            count=lengths[0] if even else sum(lengths),
-            nbytes=call.item * (lengths[0] * most if even else sum(lengths)),
-            input=given,
-            output=output,
-            op="sum" if call.op == "avg" else call.op,
-            root=mine.root,
-            counts=() if even else tuple(lengths),
-        )
 
     def _between(self, part: CollectiveCall, *, background: bool) -> Callable[[], None]:
         """Begin a call in this rank's lane, and return what waits for it.
@@ -175,21 +151,17 @@ class HierarchicalCalls:
             with np.errstate(over="ignore"):
                 call.output.reshape(-1)[:] = output.astype(np.float16)
 
-    def _scratch(self, name: str, count: int, dtype: np.dtype[np.generic]) -> Array:
+    def _scratch(self, dtype: np.dtype[np.generic], slot: str, name: str, count: int) -> Array:
         """Return memory that is kept for the next call, so that it is not paged in each time."""
         nbytes = count * dtype.itemsize
-        found = self._kept.get(name)
+        found = self._kept.get(slot + name)
         if found is None or found.size < nbytes:
-            found = self._kept[name] = np.empty(nbytes, np.uint8)
+            found = self._kept[slot + name] = np.empty(nbytes, np.uint8)
         return found[:nbytes].view(dtype)
 
 
 def _nothing() -> None:
     """Wait for nothing."""
-
-
-def _reduces(phase: NestedPhase) -> bool:
-    return any(call.collective.reduces for call in phase.calls)
 
 
 def _dtype(call: CollectiveCall) -> np.dtype[np.generic]:
@@ -205,6 +177,25 @@ def _part(call: CollectiveCall, run: slice) -> CollectiveCall:
     return replace(call, count=count, nbytes=count * call.item, input=given, output=output)
 
 
-@lru_cache(maxsize=64)
-def _most_blocks(collective: Collective, size: int, root: int) -> int:
-    return collective.per_rank(size, root)
+def _part_of(
+    phase: RankPhase, mine: NestedCall, cells: HostCells, call: CollectiveCall, number: int
+) -> CollectiveCall:
+    """Return the call that carries out a phase, for a rank that makes one."""
+    given = None if phase.brings is None else cells.packed(phase.brings, f"in{number}")
+    output = None if phase.gets is None else cells.room(phase.gets, f"out{number}")
+    root = mine.collective.name == "broadcast"  # whose own may be locked: it is not written
+    if given is not None and output is not None and (root or same(given, output)):
+        output = given
+    lengths = [cells.length(block) for block in mine.blocks]
+    even = len(set(lengths)) == 1
+    return replace(
+        call,
+        collective=mine.collective.name,
+        count=lengths[0] if even else sum(lengths),
+        nbytes=call.item * (lengths[0] * phase.most if even else sum(lengths)),
+        input=given,
+        output=output,
+        op="sum" if call.op == "avg" else call.op,
+        root=mine.root,
+        counts=() if even else tuple(lengths),
+    )
