@@ -207,6 +207,8 @@ def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
     if broken:
         raise CollectiveMismatch(TORN.format(ranks=", ".join(map(str, broken))))
     if len({number for _, number in every}) == 1:
+        places, step.raised = comm.all_gather_object(step.place), 0  # which is told once
+        _refuse_places(places)
         _refuse_rates(comm.all_gather_object(step.rates))
         _refuse_frozen(comm.all_gather_object(step.frozen))
         _refuse_edits(step, comm.all_gather_object((step.written, step.how)))
@@ -221,6 +223,31 @@ def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
         f"optimizer.step() without a backward pass. Call the model and backward in every step on "
         f"every rank, with a loss times 0 where a rank has no data."
     )
+
+
+def _refuse_places(every: list[tuple[list[tuple[int, int, int]], int]]) -> None:
+    if len({repr(one) for one in every}) == 1:
+        return
+    if len({repr(places) for places, _ in every}) == 1:
+        ranks = ", ".join(str(rank) for rank, (_, raised) in enumerate(every) if raised)
+        raise CollectiveMismatch(
+            f"The model raised an error on rank {ranks}, which was caught there, so that the ranks "
+            f"may be at different batches. Nothing was updated: have all ranks leave the batch out "
+            f"or repeat it, and call zero_grad(). A loader of rd.loader tells which batch it is."
+        )
+    text = "; ".join(
+        f"rank {rank} in {' and '.join(map(_placed, places)) or 'none'}"
+        for rank, (places, _) in enumerate(every)
+    )
+    raise CollectiveMismatch(
+        f"The ranks bring gradients of different batches of their loaders together: {text}. A rank "
+        f"may have caught an error and gone on with the next batch. Nothing was updated: leave a "
+        f"batch out on all ranks, or on none."
+    )
+
+
+def _placed(place: tuple[int, int, int]) -> str:
+    return f"epoch {place[0]} batch {place[1]}" + (f" part {place[2]}" if place[2] else "")
 
 
 def _refuse_rates(every: list[Rates]) -> None:

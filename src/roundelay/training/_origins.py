@@ -35,11 +35,12 @@ PARTS = "a micro-batch was kept until its loop had gone on"
 class Turn:
     """One pass of a loader over its data: how its batches are cut, and whether one is complete."""
 
-    __slots__ = ("asked", "factor", "key", "missed", "more", "parts", "seen", "uneven")
+    __slots__ = ("asked", "factor", "key", "missed", "more", "parts", "place", "seen", "uneven")
 
     def __init__(self, *, uneven: bool = True) -> None:
         self.uneven = uneven  # whether there may be batches that can't be divided evenly
         self.parts = 1
+        self.place = 0, 0, 0  # epoch, batch and micro-batch
         self.more = False  # whether micro-batches of the batch at hand are to come
         self.factor = 1.0  # of gradients, where micro-batches or ranks have more rows than others
         self.key: tuple[int, ...] = ()  # what weighs the same has the same, on every rank

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from roundelay.training._exchange import compare_steps
 from roundelay.training._grad_hooks import GradHooks
 from roundelay.training._origins import Turn
 from roundelay.training._setup import Setup
+from roundelay.training._step import StepState
 from roundelay.training._weighted_grads import weighed
 from roundelay.training.checkpoint.saving import Saves
 from roundelay.training.strategy import Strategy, StrategyState
@@ -56,6 +59,9 @@ class Run:
         if setup.precision.mixed:
             follow = self._follow_loading()
             self.hooks.append(setup.model.register_load_state_dict_pre_hook(follow))  # type: ignore[no-untyped-call]
+        if strategy.synchronous and setup.comm.size > 1:
+            hook = partial(_saw_forward, weakref.ref(self.step))
+            self.hooks.append(setup.model.register_forward_hook(hook, always_call=True))
         setup.comm.at_step(0)
         self.saves = Saves(lambda: setup.comm)
         vars(setup.model)[_KEPT] = _Kept(self)
@@ -109,6 +115,8 @@ class Run:
         others = [one for one in self.step.turns if one is not turn]
         matters = turn.parts > 1 or turn.factor != 1
         self.step.turns = [*others, turn] if matters else others
+        if self in live_runs():  # or it is drawn ahead, by another thread
+            self.step.places[id(turn)] = turn.place
         if self.comm.size > 1:
             self.step.origins.drawn(batch, turn, key=key)
         if turn.uneven and not self._looking and self.comm.size > 1:
@@ -152,6 +160,7 @@ class Run:
     def leave(self, turn: Turn) -> None:
         """End a loop over a loader; gradients of a batch that it has begun and not ended go."""
         self.step.turns = [one for one in self.step.turns if one is not turn]
+        self.step.places.pop(id(turn), None)
         if turn.more and self.step.owner is turn:
             self.grad_hooks.forget()
         turn.more = False
@@ -223,6 +232,14 @@ class Run:
         """Say what became of a parameter since `prepare`."""
         replaced = any(name in known.names for known in self.setup.parameters)
         return "replaced after prepare" if replaced else "not trained at prepare"
+
+
+def _saw_forward(weak: weakref.ref[StepState], _: torch.nn.Module, __: Any, output: Any) -> None:
+    """Note that the model raised an error in training, which the user may catch."""
+    if output is None and sys.exc_info()[0] is not None and torch.is_grad_enabled():
+        step = weak()
+        if step is not None:
+            step.raised += 1
 
 
 def _parameters(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:

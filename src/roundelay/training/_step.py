@@ -89,6 +89,9 @@ class StepState:
     rated: int = 0  # a number for those
     agreed: Rates = ()
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
+    #: Where they are: epoch, batch and micro-batch of each.
+    places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    raised: int = 0  # calls of the model since all ranks had the same mark
     foreign: Turn | None = None  # a loop over micro-batches of another model
     origins: Origins = field(default_factory=Origins)  # of what the model is given
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
@@ -217,7 +220,13 @@ class StepState:
         edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
         frozen = hash(tuple(self.frozen)) if self.frozen else 0
         self.look_at_rates()
-        return float((self.calls + edits + frozen + self.rated + self.done) % MARKS)
+        place = zlib.crc32(repr(self.place).encode())
+        return float((place + self.calls + edits + frozen + self.rated + self.done) % MARKS)
+
+    @property
+    def place(self) -> tuple[list[tuple[int, int, int]], int]:
+        """Where loaders are; without one, how often the model raised an error that was caught."""
+        return [*self.places.values()], 0 if self.places else self.raised
 
     def look_at_rates(self) -> None:
         """See the options of optimizers, which all ranks share: learning rates and the like."""
@@ -241,6 +250,7 @@ class StepState:
         """Note that all ranks have the same mark: nothing of it has to be compared again."""
         self.written.clear()
         self.how.clear()
+        self.raised = 0
         self.forget_deeds()
         self.agreed = self.rates
 

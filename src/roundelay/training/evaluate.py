@@ -13,7 +13,7 @@ import torch
 
 from roundelay.arguments import number, shown
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
-from roundelay.training._run import found_run
+from roundelay.training._run import Run, found_run
 from roundelay.training.loader.micro_batches import Loader
 from roundelay.training.sync_batch_norm import SyncBatchNorm
 
@@ -41,6 +41,8 @@ def evaluate(
     _check(model, batches, measure)
     run = found_run(model)
     mark = None if run is None else run.mark()
+    if run is not None:
+        run.state.enter("rd.evaluate")
     totals: Totals = {}
     problem: Exception | None = None
     try:
@@ -50,10 +52,7 @@ def evaluate(
         raise
     except Exception as error:  # noqa: BLE001 - the others must not wait for this rank
         problem = error
-    told = "" if problem is None else f"{type(problem).__name__}: {problem}"
-    every: list[tuple[str, Totals, Any]] = batches.comm.all_gather_object((told, totals, mark))
-    if problem is not None:
-        raise problem
+    every = _bring_together(batches, run, problem, totals, mark)
     for rank, (failed, theirs, _) in enumerate(every):
         if failed:
             raise CollectiveMismatch(f"evaluate failed on rank {rank}: {failed}")
@@ -66,6 +65,25 @@ def evaluate(
         run.compare()
     found = {name: _result(name, [one[name] for _, one, _ in every], sums) for name in totals}
     return found[""] if [*found] == [""] else found
+
+
+def _bring_together(
+    batches: Loader, run: Run | None, problem: Exception | None, totals: Totals, mark: Any
+) -> list[tuple[str, Totals, Any]]:
+    """Return what all ranks have found; where there is a problem, raise it."""
+    told = "" if problem is None else f"{type(problem).__name__}: {problem}"
+    try:
+        if problem is not None and run is not None:
+            run.state.leave_evaluation(together=False)
+        every: list[Any] = batches.comm.all_gather_object((told, totals, mark))
+        if run is not None and any(failed for failed, _, _ in every):
+            run.state.leave_evaluation(together=True)
+    except CommunicationError:
+        if problem is None:
+            raise
+    if problem is not None:
+        raise problem
+    return every
 
 
 def _check(model: object, batches: object, measure: object) -> None:

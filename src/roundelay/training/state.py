@@ -14,6 +14,7 @@ __all__ = ["full_state_dict", "whole_tensors"]
 def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return what `state_dict()` of the same model on one device would be. Every rank calls it."""
     run = run_of("full_state_dict", model)
+    run.state.enter("rd.full_state_dict")
     run.take_edits()
     state = run.state.full_state_dict()
     run.compare()
@@ -27,6 +28,7 @@ def whole_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     good only until the next one is asked for.
     """
     run = run_of("whole_tensors", model)
+    run.state.enter("rd.whole_tensors")
     run.take_edits()
     return _and_compared(run)
 

@@ -167,6 +167,12 @@ class StrategyState(ABC):
     def meet(self) -> None:  # noqa: B027 - likewise
         """Let `setup.comm` be the ranks that are left, before all of these make calls there."""
 
+    def enter(self, call: str) -> None:  # noqa: B027 - likewise
+        """Come to a call that all ranks make, where some may be on their way through the model."""
+
+    def leave_evaluation(self, *, together: bool) -> None:  # noqa: B027 - likewise
+        """Leave `rd.evaluate` by an error; in the end all ranks do it `together`."""
+
     def open(self, tensors: Sequence[torch.Tensor]) -> None:  # noqa: B027 - likewise
         """Have these parameters whole on every rank, and the same, until `shut`."""
 

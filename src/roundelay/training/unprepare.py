@@ -26,6 +26,7 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     run.step.check_shut("unprepare")
     setup = run.setup
     optimizers: list[Any] = setup.optimizer.all
+    run.state.enter("rd.unprepare")
     states = [one.state_dict() for one in optimizers]
     run.take_edits()
     weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}

@@ -125,6 +125,7 @@ class Loader:
                 self._epoch, self._done, self.rows = epoch, done, cut.rows
                 self._mark = mark if self.last_of_step else self._mark
                 turn.parts, turn.factor, turn.more = cut.parts, cut.factor, not self.last_of_step
+                turn.place = epoch, done - self.last_of_step, cut.part
                 turn.asked.clear()
                 for run in others:
                     run.step.foreign = turn if cut.parts > 1 else None

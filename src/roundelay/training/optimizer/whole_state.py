@@ -22,6 +22,7 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
 
     The whole state is gathered on every rank; `rd.save` writes one that fits nowhere.
     """
+    run.state.enter("optimizer.state_dict")
     run.take_edits()
     run.state.meet()
     setup = run.setup

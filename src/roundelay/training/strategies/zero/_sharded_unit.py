@@ -24,6 +24,19 @@ LOST = (
     "gathered in the pass before, so that they no longer come and the job can't go on. Have "
     "backward raise on no rank: make a loss that is not finite 0 on all of them, say."
 )
+LEFT = (
+    "rd.evaluate raised an error on rank {ranks}, so that units which this rank needs no longer "
+    "come and the job can't go on. Have measure raise on no rank, or on all of them."
+)
+#: What units are gathered for; it belongs to the call, as the unit does.
+FORWARD, PINNED, BACKWARD, LOOKING = range(4)
+PURPOSES = ("", " in rd.whole", " in backward", " without gradients")
+#: What all ranks do together, beside: each has a label of its own, after those of the units.
+CALLS = (
+    "leaving a backward pass", "leaving rd.evaluate", "rd.evaluate", "rd.full_state_dict",
+    "rd.whole_tensors", "rd.save", "rd.load", "rd.unprepare", "optimizer.state_dict",
+    "optimizer.load_state_dict",
+)  # fmt: skip
 INSIDE = (
     "rd.whole was called while the model runs, when parameters come and go. Call it before or "
     "after model(x), not in a forward method or hook."
@@ -91,7 +104,7 @@ class UnitGathering:
             raise InvalidArgumentError(INSIDE)
         found = self.owners(tensors)
         for one in found:
-            self._prefetch(one, pinned=True)
+            self._prefetch(one, PINNED)
         for one in found:
             self._unshard(one)
             one.pins += 1
@@ -112,17 +125,20 @@ class UnitGathering:
 
     # ---- moving
 
-    def _prefetch(self, one: ShardedUnit | None, *, pinned: bool = False) -> None:
+    def _prefetch(self, one: ShardedUnit | None, purpose: int = FORWARD) -> None:
         """Begin to gather a unit."""
         if one is None or one.here or one.kept or one.handles is not None:
             return
         if self._inside_backward:
             self._prefetched.append(one)
+            purpose = BACKWARD
+        elif not (purpose or torch.is_grad_enabled()):
+            purpose = LOOKING
         self.in_flight += one.nbytes
         self.peak = max(self.peak, self.in_flight)
         one.handles = []
         label = 1 + self._units.index(one)  # two units may look alike
-        label += pinned * len(self._units)
+        label += purpose * len(self._units)
         for flat in one.flats:
             one.handles.append(flat.gather(self.comm, label, self.row_pool))
 
@@ -146,28 +162,50 @@ class UnitGathering:
             for handle in handles or ():
                 handle.wait()
         except CollectiveMismatch as error:
-            left = rf"rank (\d+): [^\n]*label={self.labels}\b"
+            raise self._explained(error) from None
+
+    def _explained(self, error: CollectiveMismatch) -> CollectiveMismatch:
+        """Say what labels in an error mean, or who has left."""
+        for call, why in zip(CALLS, (LOST, LEFT), strict=False):
+            left = rf"rank (\d+): [^\n]*label={self._label(call)}\b"
             if ranks := re.findall(left, str(error)):
-                raise CollectiveMismatch(LOST.format(ranks=", ".join(ranks))) from None
-            labels = sorted({int(label) for label in re.findall(r"label=(\d+)", str(error))})
-            names = [f"{label} is {self._called(label)}" for label in labels]
-            raise CollectiveMismatch(
-                f"{error}\nUnder zero3 all ranks must call the same units in the same order; of "
-                f"the labels, {', '.join(names)}. A rank whose loss raised an error goes another "
-                f"way, too. Call every unit on every rank, or use strategy='zero2'."
-            ) from None
+                return CollectiveMismatch(why.format(ranks=", ".join(ranks)))
+        labels = sorted({int(label) for label in re.findall(r"label=(\d+)", str(error))})
+        names = [f"{label} is {self._called(label)}" for label in labels]
+        return CollectiveMismatch(
+            f"{error}\nUnder zero3 all ranks must call the same units in the same order; of "
+            f"the labels, {', '.join(names)}. A rank whose loss raised an error goes another "
+            f"way, too. Call every unit on every rank, or use strategy='zero2'."
+        )
 
     @property
     def labels(self) -> int:
-        """How many labels its calls have: two for each unit, and the last for leaving backward."""
-        return 2 * len(self._units) + 1
+        """How many labels its calls have: some for each unit, and those of other calls."""
+        return len(PURPOSES) * len(self._units) + len(CALLS)
+
+    def _label(self, call: str) -> int:
+        return len(PURPOSES) * len(self._units) + 1 + CALLS.index(call)
 
     def _called(self, label: int) -> str:
         """Return what a call with this label was for."""
         if label > self.labels:
             return f"parameter {label - self.labels - 1}, of which something was computed"
-        pinned, number = divmod(label - 1, len(self._units))
-        return f"{self._units[number].name}{' in rd.whole' if pinned else ''}"
+        purpose, number = divmod(label - 1, len(self._units))
+        if purpose >= len(PURPOSES):
+            return CALLS[label - 1 - len(PURPOSES) * len(self._units)]
+        return f"{self._units[number].name}{PURPOSES[purpose]}"
+
+    def meet(self, call: str) -> None:
+        """Come to a call of all ranks; who comes to a unit instead is told of it, and of that."""
+        try:
+            self._tell(call).wait()
+        except CollectiveMismatch as error:
+            raise self._explained(error) from None
+
+    def _tell(self, call: str) -> Handle:
+        nothing = np.zeros(1, np.uint8)
+        found: Handle = self.comm.start.all_gather(nothing, label=self._label(call))
+        return found
 
     def _keep_rows(self, one: ShardedUnit) -> None:
         """Keep the rows of a unit for backward; what is written into them would be lost."""
@@ -205,9 +243,18 @@ class UnitGathering:
         self.reshard_all()
         seen, before = self._prefetched, self._prefetched_before or self._expected()
         for one in before[len(seen) :] if seen == before[: len(seen)] else ():
-            self._prefetch(one)
+            self._prefetch(one, BACKWARD)
             self._reshard(one)
-        self._leaving = self.comm.start.all_gather(np.zeros(1, np.uint8), label=self.labels)
+        self._leaving = self._tell("leaving a backward pass")
+
+    def leave_evaluation(self, *, together: bool) -> None:
+        """Leave `rd.evaluate` in the middle, where others may still need units; or end that."""
+        if self._leaving is None:
+            self._finish()
+            self._leaving = self._tell("leaving rd.evaluate")
+        if together:
+            leaving, self._leaving = self._leaving, None
+            leaving.wait()
 
     def left(self) -> None:
         """End a pass that some ranks have left, together with them."""

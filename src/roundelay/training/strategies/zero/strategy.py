@@ -207,6 +207,16 @@ class _Divided(StrategyState):
         """Bring what was loaded to this rank's piece, unrounded."""
         self.partition.load(index, values)
 
+    def enter(self, call: str) -> None:
+        """Come to a call of all ranks, in one order with the units."""
+        if self.partition.scheduler is not None:
+            self.partition.scheduler.meet(call)
+
+    def leave_evaluation(self, *, together: bool) -> None:
+        """Tell whoever still needs units; and end that together."""
+        if self.partition.scheduler is not None:
+            self.partition.scheduler.leave_evaluation(together=together)
+
     def open(self, tensors: Sequence[torch.Tensor]) -> None:
         """Gather the units of these parameters."""
         self.partition.open(tensors)
