@@ -307,3 +307,31 @@ def test_data_that_is_assigned_is_one_device(
     for found in trained(stacks, strategy, edit):
         for name, one in expected.items():
             assert torch.allclose(found[name], one, rtol=1e-12, atol=1e-13), name
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
+def test_models_of_one_form_are_told_apart(strategy: str, size: int) -> None:
+    """The last rank trains them in the other order: their gradients would be mixed."""
+
+    def be_rank(comm: Any) -> Any:
+        pairs = []
+        for start in (1.0, 2.0):
+            model = torch.nn.Linear(3, 1, bias=False).double()
+            torch.nn.init.constant_(model.weight, start)
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+            pairs.append(rd.prepare(model, sgd, strategy=strategy, comm=comm))
+        with pytest.raises(CollectiveMismatch, match=f"rank 0 of model 1.*rank {size - 1} of mod"):
+            for model, optimizer in pairs[:: 1 if comm.rank < size - 1 else -1]:
+                model(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+                optimizer.step()
+        for _, optimizer in pairs:
+            optimizer.zero_grad()
+        for model, optimizer in pairs:  # as they should
+            model(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+        return [rd.full_state_dict(model)["weight"].tolist() for model, _ in pairs]
+
+    for first, second in rd.run(be_rank, size, "threads"):
+        assert first == [[pytest.approx(0.8)] * 3]
+        assert second == [[pytest.approx(1.8)] * 3]

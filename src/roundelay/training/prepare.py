@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -65,6 +66,7 @@ def prepare(
         return chosen, setup
 
     chosen, setup = agree(comm, make)
+    setup.step.model = _prepared[comm] = _prepared.get(comm, 0) + 1
     if comm.size > 1:
         made = [one for one in model.parameters() if not is_later(one)]
         send_from_first(comm, [*made, *model.buffers()])
@@ -78,6 +80,10 @@ def prepare(
     for place, one in enumerate(setup.optimizer.all):
         take_over(one, run, place)
     return model, optimizer
+
+
+#: How many models were prepared on each communicator: all ranks have the same number for one.
+_prepared: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
 
 def known_strategies() -> dict[str, Strategy]:
