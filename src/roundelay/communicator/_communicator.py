@@ -368,6 +368,8 @@ def _part_code(op: object) -> int:
 
 def _beside(x: Any, out: Any) -> Any:
     """Return where a plain result goes beside a plain `x`; None where the long way must look."""
+    if type(x) is np.ndarray and type(out) is np.ndarray:
+        return out if x.shape == out.shape else None
     shape = plain_shape(x)
     return out if shape is not None and shape == plain_shape(out) else None
 
