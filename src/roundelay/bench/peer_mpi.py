@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from roundelay.bench.ours import Call
-from roundelay.bench.workload import Buffers, Workload
+from roundelay.bench.workload import Buffers, Call, Workload
 from roundelay.engines.mpi.mpirun import clean_environment, mpirun
 from roundelay.errors import InvalidArgumentError
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.bench.messages import Spec, Timing
-from roundelay.bench.ours import Call
-from roundelay.bench.workload import Buffers, Workload
+from roundelay.bench.workload import Buffers, Call, Workload
 from roundelay.communicator import Communicator
 from roundelay.reductions import Array
 

@@ -11,7 +11,9 @@ from roundelay.collectives import collectives
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import REDUCTIONS, Array, fold
 
-__all__ = ["Buffers", "Workload", "bus_factor", "check_reduction", "least_traffic"]
+__all__ = ["Buffers", "Call", "Workload", "bus_factor", "check_reduction", "least_traffic"]
+
+Call = Callable[[], object]  # of one collective, on buffers that it knows
 
 PERIOD = 7  # of the pattern; a prime, so that shifted blocks differ
 

@@ -1,7 +1,4 @@
-"""torchrun, except that hosts which do not find one another are told of in one line.
-
-`python -m roundelay.launch._torchrun` takes torchrun's words and does what it does.
-"""
+"""`python -m roundelay.launch._torchrun`: torchrun, with one line where hosts find no others."""
 
 from __future__ import annotations
 

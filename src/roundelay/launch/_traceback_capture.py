@@ -65,10 +65,7 @@ class ErrorStream(RankOutput):
                 super().line(line)
 
     def error_name(self) -> str:
-        """Return the name of the exception that the rank ended by; nothing if it did not.
-
-        Of a chain of exceptions it is the last one.
-        """
+        """Return the name of the exception that the rank ended by, of a chain the last; or none."""
         name, inside = "", False
         for line in self.traceback:
             if line.startswith(BEGINS):

@@ -1,7 +1,6 @@
-"""What a launcher tells a process by environment variables: its rank, its job, where to meet.
+"""What a launcher tells a process by environment variables: its rank, its job, the rendezvous.
 
-The names are torchrun's, which `roundelay run` sets too, and those of the MPIs. This is the one
-place that reads them.
+This is the one place that reads torchrun's names, which `roundelay run` sets too, and the MPIs'.
 """
 
 from __future__ import annotations
@@ -144,10 +143,7 @@ def base_directory(environ: Mapping[str, str]) -> Path:
 def rank_environments(
     environ: Mapping[str, str], size: int, *, job: str, port: int, timeout: float | None
 ) -> list[dict[str, str]]:
-    """Return what `roundelay run` sets for every rank: all that torchrun would, and a little more.
-
-    Scripts for either run under both.
-    """
+    """Return what `roundelay run` sets for every rank: all that torchrun would, and more."""
     threads = max(1, _core.available_cores() // size)
     common = {
         "OMP_NUM_THREADS": str(threads),  # unless the user has set it

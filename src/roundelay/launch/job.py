@@ -31,9 +31,7 @@ def run_job(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -
     """Run the command once for every environment, and return how it ended.
 
     Standard input goes to rank 0. When a rank fails, the others get some seconds to notice, unless
-    it had said that the job goes on without it. A
-    signal is passed on to all, and a second one kills them. Whatever happens, also to this
-    process, no rank outlives it.
+    it had said that the job goes on without it. Whatever happens, no rank outlives this process.
     """
     with _Job(len(environments)) as job:
         try:

@@ -1,7 +1,7 @@
 """AMX that a CPU announces but that traps: there PyTorch's bf16 layers die of SIGILL.
 
 Some virtual machines show the flags of AMX without being able to run it, and oneDNN, on which
-PyTorch computes, believes the flags. Nothing of ours is involved, but it is our ranks that die.
+PyTorch computes, believes the flags.
 """
 
 from __future__ import annotations

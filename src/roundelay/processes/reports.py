@@ -63,8 +63,8 @@ def report(work: Callable[[], bytes], world: _core.World, rank: int, channel: Ch
 def run_forked(size: int, body: Callable[[_core.World, int], bytes]) -> list[bytes]:
     """Run `body` on `size` new processes; return what each gave, in rank order.
 
-    The first error of a rank is raised as `RankFailed`; the others are told, and have ended when it
-    is. They also end when the thread that called this does.
+    The first error of a rank is raised as `RankFailed`, when all have ended. Ranks also end when
+    the thread that called this does.
     """
 
     def be_rank(world: _core.World, rank: int, channel: Channel) -> None:
@@ -85,9 +85,9 @@ def run_forked(size: int, body: Callable[[_core.World, int], bytes]) -> list[byt
 def collect(children: Children) -> list[bytes]:
     """Return one result of every rank, in rank order; `RankFailed` for the one that failed first.
 
-    Once a rank has failed, the others get a few seconds to notice; that they do is in the nature of
-    the world they share, unless they compute on without a call. If the job goes on without it,
-    they have all the time that they need; what a rank gives whose loss is no failure is None.
+    Once a rank has failed, the others get a few seconds to notice, which they do with their next
+    call. If the job goes on without that rank they get all the time they need, and its result is
+    None where its loss is no failure.
     """
     world = children.world
     size, deadline = len(children.channels), None

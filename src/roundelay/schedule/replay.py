@@ -1,7 +1,4 @@
-"""The meaning of a schedule, in one place: what each step writes, from what, in which order.
-
-Proofs, pictures, the reference engine and the compiler all read this; none has its own version.
-"""
+"""The meaning of a schedule, for all who read one: what each step writes, from what, in order."""
 
 from __future__ import annotations
 

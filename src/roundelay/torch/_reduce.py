@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import (
     AllreduceOptions,
@@ -14,12 +16,11 @@ from torch._C._distributed_c10d import (
 )
 from torch.autograd import profiler
 
-from roundelay.errors import CommunicationError
+from roundelay.communicator import Communicator
+from roundelay.errors import CollectiveMismatch, CommunicationError, UnsupportedReductionError
 from roundelay.torch._calls import Calls, CommCall
 from roundelay.torch._checks import one_each, times
-from roundelay.torch._ops import NAMES, PREMUL_SUM, named, scaled
-from roundelay.torch._options import listed, nested, options
-from roundelay.torch._sparse import sparse_sum
+from roundelay.torch._options import NAMES, PREMUL_SUM, listed, named, nested, options, scaled
 from roundelay.torch._tensors import Copy, beside, into, joined, memory, plain
 from roundelay.torch._work import DONE, Work
 
@@ -60,7 +61,7 @@ class Reductions(Calls):
 
     def _all_reduce(self, name: str, tensors: Tensors, opts: Any) -> Work:
         steps = [
-            sparse_sum(self.comm, tensor, named(opts.reduceOp))
+            _sparse_sum(self.comm, tensor, named(opts.reduceOp))
             if tensor.is_sparse
             else self._in_place("all_reduce", tensor, opts.reduceOp)
             for tensor in tensors
@@ -150,3 +151,31 @@ def _multiplied(tensors: Tensors, reduce_op: Any) -> Tensors:
     if named(reduce_op) is not PREMUL_SUM:
         return tensors
     return [scaled(reduce_op, tensor) for tensor in tensors]
+
+
+def _sparse_sum(comm: Communicator, tensor: Tensor, op: str) -> CommCall:
+    """All-reduce a COO tensor, in place, as gloo does: what several ranks have is added up."""
+    if op != "sum":
+        raise UnsupportedReductionError(
+            f"all_reduce of sparse tensors has sum only, not {op}. Pass tensor.to_dense()."
+        )
+    return CommCall("sparse_sum", (), run=partial(_add_sparse, comm, tensor))
+
+
+def _add_sparse(comm: Communicator, tensor: Tensor) -> None:
+    mine = tensor.detach().coalesce()
+    shape = [*mine.shape, mine.sparse_dim()]
+    # How much each rank has comes first, and whether they speak of the same tensor at all.
+    table = comm.all_gather(np.array([mine.indices().shape[1], *shape], np.int64)).tolist()
+    odd = [rank for rank, row in enumerate(table) if row[1:] != shape]
+    if odd:
+        raise CollectiveMismatch(
+            f"all_reduce of sparse tensors needs one shape: rank {comm.rank} has {shape[:-1]}, "
+            f"but ranks {odd} have others."
+        )
+    counts = [row[0] for row in table]
+    indices = comm.all_gather(mine.indices().t().contiguous(), axis=0, counts=counts)
+    values = comm.all_gather(mine.values().contiguous(), axis=0, counts=counts)
+    with torch.no_grad():
+        whole = torch.sparse_coo_tensor(indices.t(), values, mine.shape, check_invariants=False)
+        tensor.copy_(whole.coalesce())

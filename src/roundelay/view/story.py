@@ -1,8 +1,4 @@
-"""The story of a schedule: for every step a sentence that says what it does, why, and what for.
-
-All of it is read off the frames: who sends to whom, what they send (their own data, the sum just
-made, what just came in), and what everyone holds after it.
-"""
+"""The story of a schedule: for every step a sentence, read off the frames, that explains it."""
 
 from __future__ import annotations
 

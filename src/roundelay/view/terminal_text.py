@@ -39,36 +39,24 @@ class Glyphs:
     micro: str
 
 
-UNICODE = Glyphs(
-    copy="──→",
-    reduce="─+→",
-    arrow="→",
-    changed="▸",
-    done="✓",
-    failed="✗",
-    to="…",
-    more="…",
-    dot=" · ",
-    full="━",
-    empty="─",
-    levels="·▁▂▃▄▅▆▇█",
-    micro="µ",
-)
-ASCII = Glyphs(
-    copy="-->",
-    reduce="-+>",
-    arrow="->",
-    changed=">",
-    done="*",
-    failed="!",
-    to="..",
-    more="...",
-    dot=", ",
-    full="=",
-    empty="-",
-    levels=".1234567#",
-    micro="u",
-)
+#: Each sign in Unicode, and where only ASCII is wanted.
+SIGNS = {
+    "copy": ("──→", "-->"),
+    "reduce": ("─+→", "-+>"),
+    "arrow": ("→", "->"),
+    "changed": ("▸", ">"),
+    "done": ("✓", "*"),
+    "failed": ("✗", "!"),
+    "to": ("…", ".."),
+    "more": ("…", "..."),
+    "dot": (" · ", ", "),
+    "full": ("━", "="),
+    "empty": ("─", "-"),
+    "levels": ("·▁▂▃▄▅▆▇█", ".1234567#"),
+    "micro": ("µ", "u"),
+}
+UNICODE = Glyphs(**{name: signs[0] for name, signs in SIGNS.items()})
+ASCII = Glyphs(**{name: signs[1] for name, signs in SIGNS.items()})
 
 #: Our own signs, where only ASCII is wanted.
 SPELLED = str.maketrans({"→": ASCII.arrow, "…": ASCII.to, "·": ",", "µ": ASCII.micro})
