@@ -59,6 +59,7 @@ def test_so_many_hosts_share_the_ranks_evenly(run: Callable[..., Result]) -> Non
     assert run("explain", "all_gather", "--hosts", "2").stdout.startswith(
         "all_gather_hierarchical on 4 ranks of 2 hosts"
     )
+    assert " of 1 host\n" in run("explain", "all_gather", "--hosts", "1").stdout
 
 
 def test_all_reduce_with_a_ring_between_is_the_algorithm_of_that_name(
@@ -109,7 +110,9 @@ def test_prove_takes_every_collective_with_one_lane_and_with_all(
         "explain all_gather --hosts 2 -O between=tree": "there it is all_gather",
         "explain all_gather --hosts 2 -O lanes=2": "Known: between, inside",
         "explain --schedule mine.json --hosts 2": "Leave out --hosts",
-        "prove --schedule mine.json --hosts 2": "NAMES, --hosts or --schedule FILE",
+        "explain all_gather --hosts 2 -n 2000": "Up to 1024 ranks are fine",
+        "prove --schedule mine.json --hosts 2": "Leave out --hosts",
+        "prove --hosts 2,2 --sizes 4": "Leave out --sizes",
     }.items(),
 )
 def test_what_can_not_be_is_refused(run: Callable[..., Result], line: str, told: str) -> None:

@@ -141,6 +141,14 @@ def test_refuses_what_does_not_divide_the_size(name: str, option: str) -> None:
         networks.load(name)(8, **{option: 3})
 
 
+def test_hosts_may_have_different_numbers_of_ranks() -> None:
+    graph = networks.load("hosts")(6, per_host=[3, 1, 2])
+    assert graph.hosts() == {"host0": [0, 1, 2], "host1": [3], "host2": [4, 5]}
+    for wrong in ([3, 2], [3, 3, 0], [3, -1, 4], [3.0, 3], []):
+        with pytest.raises(InvalidArgumentError, match="whose sum is the size 6"):
+            networks.load("hosts")(6, per_host=wrong)
+
+
 @pytest.mark.parametrize("rank", [-1, 4, True, 0.0, "switch"])
 def test_refuses_routes_from_and_to_what_is_no_rank(rank: Any) -> None:
     graph = networks.load("switch")(4)

@@ -53,7 +53,7 @@ def hosts_from(text: str, size: int | None) -> Hosts:
         numbers = [int(number) for number in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1 or sum(numbers) > MOST_RANKS:
+    if not numbers or min(numbers) < 1 or max(sum(numbers), size or 0) > MOST_RANKS:
         raise InvalidArgumentError(
             f"--hosts takes a number of hosts, or the ranks of each as in 4,4,2, not '{text}'. Up "
             f"to {MOST_RANKS} ranks are fine."

@@ -276,7 +276,8 @@ def _picture(
     of, phases = "", []
     if over is not None:
         hosts = over.named_hosts()
-        of, phases = f" of {len(hosts)} hosts", nested_phases(over.nested, over.steps)
+        of = f" of {len(hosts)} host{'s' * (len(hosts) > 1)}"
+        phases = nested_phases(over.nested, over.steps)
     root = f", root {schedule.root}" if schedule.collective.rooted else ""
     op = f", {request.op}" if run is not None and schedule.collective.reduces else ""
     ranks = rank_count(schedule.size)

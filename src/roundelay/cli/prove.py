@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import click
+from click.core import ParameterSource
 from rich.text import Text
 
 from roundelay.algorithms import Algorithm, algorithms
@@ -89,8 +90,10 @@ def command(
     what collectives do over hosts, large ones and small ones.
     """
     if schedule is not None:
-        if names or hosts is not None:
-            raise InvalidArgumentError("prove takes NAMES, --hosts or --schedule FILE, not two.")
+        if names:
+            raise InvalidArgumentError("prove takes NAMES or --schedule FILE, not both.")
+        if hosts is not None:
+            raise InvalidArgumentError(f"--schedule {schedule} says all itself. Leave out --hosts.")
         own = load(schedule)
         results = [ProofResult(own.name, own.collective.name)]
         results[0].take(own)
@@ -148,7 +151,10 @@ def _schedules(algorithm: Algorithm, size: int) -> Iterator[Schedule]:
 def _prove_over_hosts(names: Sequence[str], hosts: str, sizes: Sequence[int]) -> list[ProofResult]:
     chosen = [choose.collective_called(name) for name in names] or list(collectives)
     results = {each.name: ProofResult(f"{each.name}_hierarchical", each.name) for each in chosen}
-    told = "," in hosts  # which says how many ranks there are
+    told = "," in hosts
+    source = click.get_current_context().get_parameter_source("sizes")
+    if told and source is not ParameterSource.DEFAULT:
+        raise InvalidArgumentError(f"--hosts {hosts} says how many ranks. Leave out --sizes.")
     work = [(each, size) for each in chosen for size in ([None] if told else sizes)]
     for collective, size in watched(work, "Proving"):
         result = results[collective.name]
