@@ -114,6 +114,10 @@ def test_parts_that_travel_while_others_are_reduced_change_nothing(
                 out = np.empty_like(x)
                 comm.all_reduce(x, op, out=out)
                 found += [out.tobytes(), comm.start.all_reduce(x.copy(), op).wait().tobytes()]
+            for root in (0, comm.size - 1):
+                total = comm.reduce(x.copy(), "sum", root)
+                found.append(b"" if total is None else total.tobytes())
+                found.append(comm.broadcast(x.copy(), root).tobytes())
         return found
 
     whole = on_hosts(hosts, work)

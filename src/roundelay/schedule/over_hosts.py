@@ -47,10 +47,11 @@ def over_hosts(
     there = _checked(collective, hosts)
     collective.check(sum(map(len, there)), root)
     plan = _HostPlan(there, lanes, root)
+    made = PHASES.get(collective.name)
     parts = lanes if collective.name in ("all_reduce", "reduce", "broadcast") else 1
     phases = [
         NestedPhase(axis, tuple(kept))
-        for axis, calls in PHASES[collective.name](plan)
+        for axis, calls in (_at_once(plan, collective) if made is None else made(plan))
         if (kept := [call for call in calls if len(call.ranks) > 1 and any(call.blocks)])
     ]
     return NestedSchedule(collective, plan.hosts, tuple(phases), root, parts)
@@ -300,21 +301,22 @@ def _barrier(plan: _HostPlan) -> list[Phase]:
     return phases if len(plan.hosts) > 1 else phases[:1]
 
 
-def _at_once(name: str) -> Callable[[_HostPlan], list[Phase]]:
-    """Return what has no parts: a scan follows the ranks, wherever they are."""
-    return lambda plan: [("everyone", [plan.call(name, range(plan.size), [(0,)])])]
+def _at_once(plan: _HostPlan, collective: Collective) -> list[Phase]:
+    """Return one phase of all ranks: of what has no parts, as a scan, which follows the ranks."""
+    blocks = [(block,) for block in range(collective.blocks(plan.size))]
+    call = NestedCall(collective, tuple(range(plan.size)), tuple(blocks), plan.root)
+    return [("everyone", [call])]
 
 
+#: Collectives that go in phases; others go at once.
 PHASES: Mapping[str, Callable[[_HostPlan], list[Phase]]] = {
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
     "barrier": _barrier,
     "broadcast": _broadcast,
-    "exscan": _at_once("exscan"),
     "gather": _gather,
     "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
-    "scan": _at_once("scan"),
     "scatter": _scatter,
 }
