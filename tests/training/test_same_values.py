@@ -200,6 +200,28 @@ def test_numbers_of_what_each_rank_made_otherwise_are_told(strategy: str) -> Non
         assert "0.weight" in told
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "ps"])
+def test_one_of_many_gradients_is_enough(strategy: str) -> None:
+    """As where all are clipped, and one is not clipped as the others' is."""
+
+    def be_rank(comm: Any) -> list[str]:
+        told = []
+        for odd in (0, 7, 39):
+            model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(20)))
+            own: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+            model(INPUT.float()).square().mean().backward()
+            for number, one in enumerate(model.parameters()):
+                one.grad.mul_(2 + comm.rank if number == odd else 2)
+            own.step()
+            with pytest.raises(CollectiveMismatch, match="did different things") as error:
+                rd.full_state_dict(model)
+            told.append(str(error.value))
+        return told
+
+    rd.run(be_rank, 2, "threads")
+
+
 # ---- servers that update
 
 

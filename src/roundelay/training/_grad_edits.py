@@ -7,10 +7,13 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-__all__ = ["GradEdits", "fingerprint"]
+from roundelay.training.shards.operands import digest
 
-MOST = 1024  # elements of a gradient that are looked at
-SOME = 16  # gradients that are looked at
+__all__ = ["GradEdits"]
+
+FEW = 4  # changed gradients that are looked at whole
+MOST = 1024  # elements that are looked at of each of more, as whoever clips changes all of them
+SOME = 16  # gradients that are told by name
 
 
 class GradEdits:
@@ -36,10 +39,13 @@ class GradEdits:
             return []
         gone = [self._names[index] for index in changed if self._tensors[index].grad is None]
         there = [index for index in changed if self._tensors[index].grad is not None]
-        looked = there[:: max(1, -(-len(there) // SOME))]
-        marks = [f"{self._names[index]} {fingerprint(self._tensors[index].grad):08x}"
-                 for index in looked]  # fmt: skip
-        told = [f"{len(there)} gradients changed: {', '.join(marks)}"] if there else []
+        found = (self._tensors[index].grad for index in there)
+        numbers = _numbers([one for one in found if one is not None])
+        marks = [f"{self._names[index]} {number:08x}"
+                 for index, number in zip(there, numbers, strict=True)]  # fmt: skip
+        named = ", ".join(marks[:: max(1, -(-len(there) // SOME))])
+        every = f", all {zlib.crc32(' '.join(marks).encode()):08x}" if len(there) > SOME else ""
+        told = [f"{len(there)} gradients changed: {named}{every}"] if there else []
         return [*told, *(f"the gradient of {name} let go" for name in gone)]
 
 
@@ -50,10 +56,11 @@ def _mark(grad: torch.Tensor | None) -> tuple[int, ...]:
     return id(grad), grad._version, grad.data_ptr()  # noqa: SLF001 - autograd's
 
 
-def fingerprint(tensor: torch.Tensor | None) -> int:
-    """Return a number that tensors share whose elements are the same, of many some."""
-    if tensor is None or tensor.layout != torch.strided or not tensor.numel():
-        return 0
-    flat = tensor.detach().reshape(-1)
-    some = flat[:: max(1, flat.numel() // MOST)].contiguous().cpu()
-    return zlib.crc32(some.view(torch.uint8).numpy().tobytes())
+def _numbers(grads: Sequence[torch.Tensor]) -> list[int]:
+    """Return a number for each; of many gradients some elements are looked at, at one stroke."""
+    if len(grads) <= FEW or any(one.layout != torch.strided for one in grads):
+        return [digest(one) for one in grads]
+    flats = [one.detach().reshape(-1) for one in grads]
+    some = [flat[:: max(1, flat.numel() // MOST)] for flat in flats]
+    rows = torch.cat(some).cpu().split_with_sizes([len(one) for one in some])
+    return [zlib.crc32(row.view(torch.uint8).numpy().tobytes()) for row in rows]

@@ -195,10 +195,9 @@ class GradHooks:
         left, self._left_over = self._left_over, []
         if not self._step.waiting or self._state.setup.comm.size == 1:
             return
-        beside = self._tensors[come].grad if come >= 0 else None
         for index, before in enumerate(left):
             grad = self._tensors[index].grad
-            if grad is None or index == come or _unchanged(grad, *before, beside):
+            if grad is None or index == come or _as_it_is(grad) == before:
                 continue
             if bool(grad.count_nonzero()):
                 name = self._state.setup.parameters[index].name
@@ -319,16 +318,6 @@ def _inside_checkpoint() -> bool:
 def _as_it_is(grad: torch.Tensor | None) -> tuple[Callable[[], Any], int]:
     """Return what tells later whether a gradient was replaced or written into."""
     return (_nothing, 0) if grad is None else (weakref.ref(grad), grad._version)  # noqa: SLF001 - torch has no other name
-
-
-def _unchanged(
-    grad: torch.Tensor, before: Callable[[], Any], version: int, beside: torch.Tensor | None
-) -> bool:
-    """Tell whether it is as it was; one that has come meanwhile may lie in the same memory."""
-    both = [one for one in (grad, beside) if one is not None and not one.is_sparse]
-    places = {one.untyped_storage().data_ptr() for one in both}
-    come = len(both) == 2 and len(places) == 1  # noqa: PLR2004 - whose writing counts for both
-    return before() is grad and grad._version == version + come  # noqa: SLF001 - likewise
 
 
 def _nothing() -> None:

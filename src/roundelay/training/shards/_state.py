@@ -60,8 +60,7 @@ class States(_Shown[torch.Tensor]):
         key = self._key(tensor)
         del self._groups.raw[key]
         if id(key) in self._groups.of_bare:
-            home = self._groups.of_bare[id(key)].home
-            home.note(f"deleting the optimizer's state of {home.name}")
+            self._groups.note(self._groups.of_bare[id(key)], "taking all out of")
 
     # What is asked for with something in its place is not made, as it is by [].
 
@@ -121,15 +120,14 @@ class State(_Shown[str]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         of = self._of
-        of.home.note(f"putting {told(value)} as {key} into the optimizer's state of {of.home.name}")
+        self._groups.note(of, f"putting {told(value)} as {key} into")
         divided = self._groups.direct and by_element(key, value, of)
         shape = self._groups.bare[id(of)].shape
         self._raw[key] = cut_out(value, of).view(shape) if divided else value
 
     def __delitem__(self, key: str) -> None:
         del self._raw[key]
-        name = self._of.home.name
-        self._of.home.note(f"taking {key} out of the optimizer's state of {name}")
+        self._groups.note(self._of, f"taking {key} out of")
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._raw))

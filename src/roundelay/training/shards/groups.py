@@ -159,6 +159,11 @@ class ShardedGroups:
                     both = {**self.raw.get(bare, {}), **as_tensors(state)}
                     self.raw[bare] = {key: both[key] for key in keys if key in both}
 
+    def note(self, shown: OptimizerParameter, what: str) -> None:
+        """Note what is done to the state of a parameter, unless the optimizer itself does it."""
+        if not vars(self.optimizer).get("inside"):
+            shown.home.note(f"{what} the optimizer's state of {shown.home.name}")
+
     def hand_out(self, shown: OptimizerParameter, key: str) -> None:
         """Look from now on what is written into something of the state that is not divided."""
         place, bare = f"{key} in the optimizer's state of {shown.home.name}", self.bare[id(shown)]

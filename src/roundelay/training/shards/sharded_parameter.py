@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,16 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.training.shards.parameter import WholeOf, asks, itself, written
 from roundelay.training.shards.shard import Shard, nothing
 
-__all__ = ["Absence", "ShardedParameter", "absence", "reshard_parameter", "unshard_parameter"]
+__all__ = [
+    "TRANSFORMED",
+    "Absence",
+    "ShardedParameter",
+    "absence",
+    "is_divided",
+    "reshard_parameter",
+    "transformed",
+    "unshard_parameter",
+]
 
 MARK = "_roundelay_away"
 DIVIDED = (
@@ -23,6 +33,27 @@ DIVIDED = (
     "write into it inside `with rd.whole(module)`, or look at all by rd.full_state_dict(model), "
     "load it by rd.load, and name the module that computes with it in rd.Zero(stage=3, units=…)."
 )
+
+
+TRANSFORMED = (
+    "torch.func transforms what a function computes, and {name} is divided between the ranks under "
+    "zero3. Transform inside `with rd.whole(model):`, where parameters are whole."
+)
+_MAKES = torch.nn.Parameter.__new__.__code__  # makes another parameter of one
+_functorch = torch._C._functorch  # noqa: SLF001 - torch has no other name
+
+
+def transformed() -> bool:
+    """Tell whether torch.func takes derivatives of what runs; vmap alone does as ever."""
+    stack = _functorch.get_interpreter_stack() or ()
+    return any(one.key() != _functorch.TransformType.Vmap for one in stack)
+
+
+def is_divided(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is divided, or what torch.func has wrapped is."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return isinstance(tensor, (Shard, ShardedParameter))
 
 
 #: What its shard looks like, and not what holds its place.
@@ -49,6 +80,14 @@ class ShardedParameter(torch.nn.Parameter):
             return func(vars(args[0])[MARK].shard, *args[1:], **(kwargs or {}))
         if (found := itself(name, args)) is not None:
             return found
+        if name and transformed():
+            what = vars(next(one for one in tree_leaves((args, kwargs)) if type(one) is cls))[MARK]
+            raise InvalidArgumentError(TRANSFORMED.format(name=what.name))
+        if name == "detach" and sys._getframe(1).f_code is _MAKES:  # noqa: SLF001 - who asks
+            what = vars(args[0])[MARK]
+            raise InvalidArgumentError(
+                f"nn.Parameter(…) needs the parameter {what.name}, which {what.why}"
+            )
         if not name:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
                 return func(*args, **(kwargs or {}))

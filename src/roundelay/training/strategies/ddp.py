@@ -240,7 +240,8 @@ class _Averaging(WholeGradients):
     def _hand_back(self, used: Array, factor: float | None) -> None:
         # A parameter that no rank used has no gradient, as on one device.
         grads = {
-            place.index: bucket.view(place) if used[place.index] else None
+            # Each counts by itself what is written into it, and is no view for torch.
+            place.index: bucket.view(place).data if used[place.index] else None
             for bucket in self._buckets
             for place in bucket.places
         }

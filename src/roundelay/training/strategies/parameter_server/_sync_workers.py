@@ -129,7 +129,7 @@ class AggregatingWorker(WholeGradients, _SyncWorker):
                 for buffer in mine:
                     buffer.mul_(factor)
         for tensor, grad, used in zip(self._tensors, self._in, told.used, strict=True):
-            tensor.grad = grad.detach().to(tensor.dtype) if used else None
+            tensor.grad = grad.data.to(tensor.dtype) if used else None
         self._lent = {index: one.grad for index, one in enumerate(self._tensors)
                       if one.grad is not None}  # fmt: skip
 

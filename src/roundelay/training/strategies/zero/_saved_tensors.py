@@ -77,7 +77,7 @@ class SavedTensors:
         Where somebody else watches already, gradient checkpointing for example, all but the tensors
         in rows is theirs.
         """
-        if not (torch.is_grad_enabled() and _autograd._saved_tensors_hooks_is_enabled()):  # noqa: SLF001
+        if not torch.is_grad_enabled():
             return False
         top: Any = _autograd._top_saved_tensors_default_hooks(True)  # noqa: FBT003, SLF001
         if top is not None and getattr(top[0], "rows", None) is self._rows:

@@ -19,23 +19,18 @@ from torch.utils._pytree import tree_leaves
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
+from roundelay.training.shards.sharded_parameter import TRANSFORMED, is_divided, transformed
 from roundelay.training.strategies.zero._saved_tensors import SavedTensors
 from roundelay.training.strategies.zero._sharded_unit import ShardedUnit, UnitGathering
 
 __all__ = ["UnitScheduler"]
 
 MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
-_autograd: Any = torch._C._autograd  # noqa: SLF001 - torch has no other name
 FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
 WRITTEN = (
     "The parameter {name} was written into in place while its module ran, as "
     "nn.Embedding(max_norm=…) does. Under zero3 that would be lost when it is divided again. Write "
     "into parameters inside `with rd.whole(module)`, between steps."
-)
-TRANSFORMED = (
-    "torch.func.grad and its like see nothing of units that come and go, so that under zero3 they "
-    "can't run through {name} while it is divided. Call them inside `with rd.whole(model):`, or "
-    "give torch.func.functional_call a tensor for every parameter."
 )
 UNTOLD = 2  # units that stay in backward though nothing will tell when they are done with
 
@@ -105,13 +100,14 @@ class UnitScheduler(UnitGathering):
         def before(own: nn.Module, args: Any, options: Any) -> None:
             if own is not module:
                 return  # but a copy of it, which has its parameters
+            plain = self._transformed(
+                module, needs
+            )  # it is whole then, and torch.func takes no hooks
             if whole:
                 self._begin_forward()
                 self._depth += 1
-            inside = self._transformed(module, needs) or all(
-                unit.here and (unit.users or unit.in_backward) for unit in needs
-            )
-            taken.append((not inside, self._saved.enter()))
+            inside = plain or all(unit.here and (unit.users or unit.in_backward) for unit in needs)
+            taken.append((not inside, not plain and self._saved.enter()))
             if not inside:
                 self._enter(needs)
                 self._at_end_of_inputs(needs, (args, options))
@@ -135,12 +131,12 @@ class UnitScheduler(UnitGathering):
         ]
 
     def _transformed(self, module: nn.Module, needs: Sequence[ShardedUnit]) -> bool:
-        """Tell whether torch.func.grad runs; its units must stay, or not be those of the module."""
-        if _autograd._saved_tensors_hooks_is_enabled():  # noqa: SLF001 - torch's
+        """Tell whether torch.func runs; its units must stay, or not be those of the module."""
+        if not transformed():
             return False
-        own = {id(self._of_parameter.get(id(tensor))) for tensor in module.parameters()}
-        for unit in needs:
-            if not unit.pins and id(unit) in own:
+        own = any(id(one) in self._of_parameter or is_divided(one) for one in module.parameters())
+        for unit in needs if own else ():
+            if not unit.pins:
                 raise InvalidArgumentError(TRANSFORMED.format(name=unit.name))
         return True
 
