@@ -30,7 +30,7 @@ def measure(comm: rd.Communicator, model: GPT, data: Text) -> str:
         if step == STEPS:
             break
         optimizer.step()
-    seen = optimizer.run.sharing.timeline()
+    seen = optimizer.run.state.timeline()
     lanes = [Lane(span.nbytes, span.full, span.began, span.ended) for span in seen.spans]
     title = (
         f"One backward pass on 2 ranks: {seen.hidden:.0%} of communication overlaps with backward"

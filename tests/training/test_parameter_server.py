@@ -825,24 +825,24 @@ def test_what_it_holds_and_exchanges_is_what_is_predicted(awkward: Any, strategy
         mine, optimizer = rd.prepare(
             mine, awkward.adam(mine.parameters()), strategy=strategy, comm=comm
         )
-        sharing = optimizer.run.state
+        state = optimizer.run.state
         tokens, targets = awkward.batches(2)[1]
         comm.barrier()
-        before = sharing.moved()
+        before = state.moved()
         comm.barrier()
         awkward.loss(mine, tokens, targets).backward()
         optimizer.step()
         comm.barrier()
-        after = sharing.moved()
+        after = state.moved()
         comm.barrier()
-        predicted, volume = sharing.predicted()
-        held = sharing.held()
+        predicted, volume = state.predicted()
+        held = state.held()
         return {
             "held": [held.parameters, held.transient],
             "predicted": [predicted.parameters, predicted.transient],
             "moved": [after[0] - before[0], after[1] - before[1]],
             "volume": [volume.sent, volume.received],
-            "told": [sharing.told_volume().sent, sharing.told_volume().received],
+            "told": [state.told_volume().sent, state.told_volume().received],
             "state": [held.optimizer, predicted.optimizer],
         }
 

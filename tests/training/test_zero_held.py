@@ -38,9 +38,9 @@ def measured(
             if step == 0:
                 own.zero_grad()
         line = rd.ledger(mine).entries[comm.rank]
-        sharing = own.run.state
-        units = sorted((one.nbytes for one in sharing.parts.units), reverse=True)
-        return line, sharing.peak, units, sharing.partition.scheduler
+        state = own.run.state
+        units = sorted((one.nbytes for one in state.partition.units), reverse=True)
+        return line, state.peak, units, state.partition.scheduler
 
     return rd.run(be_rank, size, "threads")
 
@@ -100,8 +100,8 @@ def test_zero3_gathers_the_model_s_own_and_two_units_at_a_time(stacks: Any) -> N
         for step in range(3):
             stacks.loss_on(comm, mine, step).backward()
             own.step()
-        sharing = own.run.state
-        return sharing.peak, [one.nbytes for one in sharing.parts.units]
+        state = own.run.state
+        return state.peak, [one.nbytes for one in state.partition.units]
 
     for peak, (own, *units) in rd.run(be_rank, 2, "threads"):
         assert peak <= own + sum(sorted(units)[-2:])

@@ -127,7 +127,7 @@ def test_what_comes_late_counts(
     own, late = GradBuckets.leave, []
 
     def leave(self: Any, _: Any) -> None:
-        own(self, [bucket.flat for bucket in self.buckets])
+        own(self, [bucket.flat for bucket in self.all])
 
     def add_late(self: Any, add: Any = GradBuckets.add_late) -> None:
         late.append(self.late)
@@ -148,10 +148,10 @@ def test_unused_weights_hold_no_rows(stacks: Any, size: int) -> None:
     def be_rank(comm: Any) -> list[tuple[int, bool]]:
         mine = copy.deepcopy(model)
         mine, own = rd.prepare(mine, sgd(mine), strategy="zero3", comm=comm)
-        gradients, seen = own.run.state.grads.gradients, []
+        gradients, seen = own.run.state.buckets, []
 
         def look(_: Any) -> None:
-            held = [bucket.buffer for bucket in gradients.buckets if bucket.buffer is not None]
+            held = [bucket.buffer for bucket in gradients.all if bucket.buffer is not None]
             counted = {one.data_ptr() for one in gradients.transient}
             seen.append((len(held), all(one.data_ptr() in counted for one in held)))
 

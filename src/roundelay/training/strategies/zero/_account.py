@@ -18,28 +18,27 @@ from roundelay.training._volume import (
 )
 from roundelay.training.precision import master_dtype
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
-from roundelay.training.strategies.zero._grad_buckets import MOST_GOING, TURNS
+from roundelay.training.strategies.zero._grad_buckets import MOST_GOING, TURNS, GradBuckets
 from roundelay.training.strategies.zero._partition import STAGES, Partition
-from roundelay.training.strategies.zero._sharded_grads import ShardedGrads
 from roundelay.training.strategy import Held, Volume
 
 __all__ = ["held_by_zero", "predicted_for"]
 
 
-def held_by_zero(setup: Setup, partition: Partition, sums: ShardedGrads) -> Held:
+def held_by_zero(setup: Setup, partition: Partition, buckets: GradBuckets) -> Held:
     """Count live storages, each once."""
     away = partition.scheduler is not None
     weights = [flat.part for flat in partition.flats] if away else list(setup.model.parameters())
     masters = [flat.master for flat in partition.trained if flat.has_masters]
     kept = [*held_by(setup.optimizer), *masters]
     model = storage_bytes([*weights, *setup.model.buffers()])
-    grads = storage_bytes(sums.gradients.held)
+    grads = storage_bytes(buckets.held)
     apart = setup.host is not None and setup.host.parameters
     return Held(
         parameters=model,
         gradients=grads,
         optimizer=storage_bytes(kept),
-        transient=storage_bytes([*sums.gradients.transient, *partition.transient]),
+        transient=storage_bytes([*buckets.transient, *partition.transient]),
         host=0
         if setup.host is None
         else storage_bytes(kept) + apart * (storage_bytes(weights) + grads),

@@ -84,11 +84,11 @@ class GradBuckets:
         self._tensors = [one.tensor for one in setup.parameters]
         self._device = flats[0].whole.device if flats else torch.device("cpu")
         self._host = setup.host if setup.host is not None and setup.host.parameters else None
-        self.buckets = [self._make_bucket(flat) for flat in flats]
-        self.order = list(self.buckets)
-        self._of = {index: bucket for bucket in self.buckets for index in bucket.places}
+        self.all = [self._make_bucket(flat) for flat in flats]
+        self.order = list(self.all)
+        self._of = {index: bucket for bucket in self.all for index in bucket.places}
         kept = keep or self.comm.size == 1
-        largest = sorted((bucket.nbytes for bucket in self.buckets), reverse=True)[
+        largest = sorted((bucket.nbytes for bucket in self.all), reverse=True)[
             : 0 if kept else TURNS
         ]
         #: Memory that rows are filled in by turns; more is taken for as long as it is not enough.
@@ -128,7 +128,7 @@ class GradBuckets:
         """Expect every gradient anew."""
         self._next = 0
         self._late.clear()
-        for bucket in self.buckets:
+        for bucket in self.all:
             bucket.missing = set(bucket.places)
             bucket.over = bucket.sent = False
             if self._keep and bucket.filled:
@@ -147,7 +147,7 @@ class GradBuckets:
     def leave(self, flats: Iterable[FlatParameter]) -> None:
         """Hear that backward has left a unit, so that its rows are not waited for."""
         gone = {id(flat) for flat in flats}
-        for bucket in self.buckets:
+        for bucket in self.all:
             bucket.over = bucket.over or id(bucket.flat) in gone
         self._send_ready()
 
@@ -354,13 +354,13 @@ class GradBuckets:
     def forget(self, indices: Iterable[int] | None = None) -> None:
         """Drop the sums of all parameters, or of these."""
         if indices is None:
-            for bucket in self.buckets:
+            for bucket in self.all:
                 bucket.filled, bucket.before = False, None
             self.used.clear()
             self.intake.clear()
             return
         gone = set(indices)
-        for bucket in self.buckets:
+        for bucket in self.all:
             if gone.issuperset(bucket.places):
                 bucket.filled = False
             for piece in bucket.flat.pieces:
@@ -369,14 +369,14 @@ class GradBuckets:
 
     def scale(self, factor: float) -> None:
         """Multiply the sums."""
-        for bucket in self.buckets:
+        for bucket in self.all:
             bucket.part.mul_(factor)
 
     @property
     def held(self) -> list[torch.Tensor]:
         """The memory that gradients stay in."""
         return [bucket.buffer if self._keep and bucket.buffer is not None else bucket.part
-                for bucket in self.buckets]  # fmt: skip
+                for bucket in self.all]  # fmt: skip
 
     @property
     def transient(self) -> list[torch.Tensor]:

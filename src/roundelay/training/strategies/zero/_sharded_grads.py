@@ -20,7 +20,7 @@ from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 from roundelay.training.strategies.zero._grad_buckets import GradBucket, GradBuckets
 from roundelay.training.strategies.zero._grad_shards import GradShards
 from roundelay.training.strategies.zero._partition import Partition
-from roundelay.training.strategy import Only, chosen
+from roundelay.training.strategy import Only, StrategyState, chosen
 
 __all__ = ["ShardedGrads"]
 
@@ -31,7 +31,7 @@ PARTIAL = (
 )
 
 
-class ShardedGrads:
+class ShardedGrads(StrategyState):
     """The gradients of one model in training."""
 
     def __init__(self, setup: Setup, partition: Partition, stage: int, *, check: bool) -> None:
@@ -42,7 +42,7 @@ class ShardedGrads:
         devices = {tensor.device.type for tensor in self._tensors}
         alone = setup.comm.size == 1 and devices != {"cpu"}
         check = check and setup.scaler is None and not alone
-        self.gradients = GradBuckets(setup, partition.trained, keep=stage == 1, check=check)
+        self.buckets = GradBuckets(setup, partition.trained, keep=stage == 1, check=check)
         self._shown, self._bare = partition.shown, partition.bare
         self._grad_shards = GradShards(self._tensors, self._shown, self.gradient, self._change)
         self._has: set[int] = set()  # parameters that have a gradient, on any rank
@@ -86,39 +86,21 @@ class ShardedGrads:
     # ---- while backward runs
 
     @property
-    def lifted(self) -> bool:
+    def lifted(self) -> bool:  # type: ignore[override] # an attribute of other strategies
         """Whether stand-ins made room for gradients in this pass."""
         return bool(self._lifted)
 
-    @property
-    def used(self) -> set[int]:
-        """Parameters that got a gradient on this rank."""
-        return self.gradients.used
-
-    @property
-    def broken(self) -> set[int]:
-        """Parameters that got one that is not finite, on this rank."""
-        return self.gradients.intake.broken
-
-    def begin(self, order: Sequence[FlatParameter]) -> None:
+    def begin_pass(self, order: Sequence[FlatParameter]) -> None:
         """Expect every gradient anew."""
         self._notice()
         if self.setup.step.shared and (self._factor != 1.0 or (self._edited and self._casts)):
             raise InvalidArgumentError(AGAIN)  # what is there is not what was summed up
         with _plainly():
             self._adopt()
-        rows = {id(bucket.flat): bucket for bucket in self.gradients.buckets}
-        self.gradients.order = [rows[id(flat)] for flat in order]
-        self.gradients.begin()
+        rows = {id(bucket.flat): bucket for bucket in self.buckets.all}
+        self.buckets.order = [rows[id(flat)] for flat in order]
+        self.buckets.begin()
         self._ready, self._edited, self._grads = False, False, {}
-
-    def take(self, index: int) -> None:
-        """Take a gradient."""
-        self.gradients.take(index)
-
-    def finish(self) -> None:
-        """End a backward pass."""
-        self.gradients.finish()
 
     def _notice(self, *, before_step: bool = False) -> None:
         """Forget the gradients that the user has forgotten."""
@@ -132,20 +114,20 @@ class ShardedGrads:
                 names = [self.setup.parameters[index].name for index in sorted(gone)]
                 self.setup.step.did(f"letting go of the gradients of {', '.join(names)}")
             self._grads = {index: one for index, one in self._grads.items() if index not in gone}
-            self.gradients.forget(gone)
+            self.buckets.forget(gone)
 
     def settle(self, used: Array, factor: float | None) -> None:
         """Know which parameters have a gradient on any rank, and put stand-ins into `.grad`."""
         self.setup.used = set(np.flatnonzero(used).tolist())
         self._has |= self.setup.used
         if factor is not None:
-            self.scale(factor)
+            self.scale_grads(factor)
         self.stand_in()
-        self.gradients.used.clear()
+        self.buckets.used.clear()
 
     def stand_in(self) -> None:
         """Have gradients stand in `.grad`, where they may be used, changed and taken away."""
-        self._has.update(self.gradients.used)
+        self._has.update(self.buckets.used)
         self._lifted.clear()
         with _plainly():
             for index in self._has:
@@ -176,7 +158,7 @@ class ShardedGrads:
 
     def _write(self, index: int, values: torch.Tensor) -> None:
         """Have this rank's part of a sum be that of a gradient that the user has set."""
-        for bucket in self.gradients.buckets:
+        for bucket in self.buckets.all:
             bucket.filled = bucket.filled or index in bucket.places
             for piece in bucket.flat.pieces:
                 if piece.index == index:
@@ -209,7 +191,7 @@ class ShardedGrads:
 
     def _make_ready(self) -> None:
         self._ready, grads = True, []
-        for bucket in self.gradients.buckets:
+        for bucket in self.buckets.all:
             if all(piece.index in self._grads for piece in bucket.flat.pieces):
                 continue
             cut = bucket.flat.cut(self._cast(bucket))
@@ -243,7 +225,7 @@ class ShardedGrads:
             self._make_ready()
             self.stand_in()
 
-    def hand_over(self, only: Only = None) -> None:
+    def before_step(self, only: Only = None) -> None:
         """Give an optimizer its gradients, for its step."""
         self.ready()
         host = self.setup.host
@@ -262,7 +244,7 @@ class ShardedGrads:
             return self._grads.values()
         return [one for index, one in self._grads.items() if index in only]
 
-    def scale(self, factor: float, only: Only = None) -> None:
+    def scale_grads(self, factor: float, only: Only = None) -> None:
         """Multiply gradients, now or when they get to the optimizer."""
         if self._ready or only is not None:
             self.ready()
@@ -272,16 +254,16 @@ class ShardedGrads:
         elif self._casts:
             self._factor *= factor
         else:
-            self.gradients.scale(factor)
+            self.buckets.scale(factor)
 
-    def clamp(self, value: float, only: Only = None) -> None:
+    def clamp_grads(self, value: float, only: Only = None) -> None:
         """Cut every element to at most this size."""
         self.ready()
         self._edited = True
         for grad in self._picked(only):
             grad.clamp_(-value, value)
 
-    def norm(self, norm_type: float, only: Only = None) -> float:
+    def grad_norm(self, norm_type: float, only: Only = None) -> float:
         """Return the norm of gradients, which all ranks compute together."""
         if not norm_type > 0:
             raise InvalidArgumentError(
@@ -324,10 +306,10 @@ class ShardedGrads:
         self._let_go(only)
         if only is None:
             self._factor, self._edited = 1.0, False
-            for bucket in self.gradients.buckets:
+            for bucket in self.buckets.all:
                 bucket.part.zero_()
         else:
-            self.gradients.forget(only)
+            self.buckets.forget(only)
 
     def forget(self, only: Only = None) -> None:
         """Let go of gradients."""
@@ -337,10 +319,10 @@ class ShardedGrads:
         gone = set(self._has) if only is None else set(only)
         self._has -= gone
         self._lifted -= gone
-        self.gradients.used -= gone
+        self.buckets.used -= gone
         if only is None:
             self._factor, self._edited = 1.0, False
-        self.gradients.forget(only)
+        self.buckets.forget(only)
 
     def remove(self) -> None:
         """Watch the parameters no more."""

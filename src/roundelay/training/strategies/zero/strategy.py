@@ -103,11 +103,13 @@ def _make_replicas(setup: Setup, over: int) -> None:
         setup.shards, setup.replicas = setup.comm.split(rank // over), setup.comm.split(rank % over)
 
 
-class _Divided(StrategyState):
+class _Divided(ShardedGrads):
+    """ZeRO at work on one model: its gradients, and the partition of its parameters."""
+
     sees_whole = False
 
     def __init__(self, options: Zero, setup: Setup) -> None:
-        self.options, self.setup = options, setup
+        self.options = options
         #: Stages 2 and 3 hold no whole gradients, so they bring them together in every pass.
         self.every_pass = options.stage > 1
         limit = bucket_limit(options.bucket_bytes, [one.tensor for one in setup.parameters])
@@ -115,7 +117,7 @@ class _Divided(StrategyState):
             setup, stage=options.stage, bucket_bytes=limit, units=options.units,
             keeps=not options.reshard_after_forward,
         )  # fmt: skip
-        self.grads = ShardedGrads(setup, self.partition, options.stage, check=options.check_finite)
+        super().__init__(setup, self.partition, options.stage, check=options.check_finite)
         self._passing = False  # whether a pass runs that brings gradients together
         if self.partition.scheduler is not None:
             self.compares = False  # nobody has whole parameters
@@ -127,46 +129,41 @@ class _Divided(StrategyState):
     def begin_backward(self) -> None:
         """Expect every gradient anew."""
         self._passing = True
-        self.grads.begin(self.partition.order_of_gradients())
-
-    @property
-    def lifted(self) -> bool:  # type: ignore[override] # an attribute of other strategies
-        """Whether stand-ins of earlier passes made room for gradients."""
-        return self.grads.lifted
+        self.begin_pass(self.partition.order_of_gradients())
 
     def grad_ready(self, index: int) -> None:
         """Put the gradient into its row; free the unit that waited for it."""
-        self.grads.take(index)
+        self.buckets.take(index)
         self.partition.grad_ready(index)
 
     def _left_unit(self, one: ShardedUnit) -> None:
         """Have the gradients of a unit go that backward has left."""
         if self._passing:
-            self.grads.gradients.leave(one.flats)
+            self.buckets.leave(one.flats)
 
     def micro_batch_done(self) -> None:
         """Add up this rank's part of the gradients of one micro-batch."""
         self._passing = False
-        self.grads.finish()
+        self.buckets.finish()
         if self.partition.scheduler is not None:
             self._tell([], [])
-        self.grads.stand_in()
+        self.stand_in()
 
     def backward_done(self) -> None:
         """Wait for all sums, and see that they are fit for a step."""
-        sums, self._passing = self.grads, False
-        sums.finish()
+        self._passing = False
+        self.buckets.finish()
         count = len(self.setup.parameters)
-        mine = [index in sums.broken for index in range(count)]
-        used = [index in sums.used for index in range(count)]
+        mine = [index in self.buckets.intake.broken for index in range(count)]
+        used = [index in self.buckets.used for index in range(count)]
         told = self._tell(used, mine)
         refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
-        sums.settle(told.used, told.factor())
+        self.settle(told.used, told.factor())
 
     def _tell(self, used: Sequence[bool], broken: Sequence[bool]) -> PassReport:
         """Tell the other ranks; after a pass that raised on one of them, units come again."""
-        gradients, step = self.grads.gradients, self.setup.step
-        late = None if self.partition.scheduler is None else gradients.late
+        buckets, step = self.buckets, self.setup.step
+        late = None if self.partition.scheduler is None else buckets.late
         try:
             told = tell_all(self.setup.comm, used, broken, step, late=late)
         except CollectiveMismatch:
@@ -175,13 +172,13 @@ class _Divided(StrategyState):
                     self.partition.scheduler.left()
             raise
         if told.late:
-            gradients.add_late()
+            buckets.add_late()
         return told
 
     def abandon(self, *, whole: bool) -> None:
         """Finish a pass that raised here; other ranks may wait for units, and for gradients."""
         if self.partition.scheduler is not None:
-            wait = self.grads.gradients.give_up()
+            wait = self.buckets.give_up()
             self.partition.scheduler.leave()
             wait()
         super().abandon(whole=whole)
@@ -229,10 +226,6 @@ class _Divided(StrategyState):
         """Take what was written, and let the units go."""
         self.partition.shut(tensors, keep=keep, written=written)
 
-    def before_step(self, only: Only = None) -> None:
-        """Give the optimizer this rank's part of the gradients."""
-        self.grads.hand_over(only)
-
     def broke_step(self, only: Only = None) -> None:
         """Bring what an optimizer changed to every rank."""
         self.after_step(only)
@@ -268,7 +261,7 @@ class _Divided(StrategyState):
 
     def after_step(self, only: Only = None) -> None:
         """Bring the new parameters to every rank, and rank 0's buffers."""
-        self.grads.stepped(only)
+        self.stepped(only)
         self.partition.all_gather_parameters(only, rounded=self.setup.host is not None)
         share_buffers(self.setup, once=True)
 
@@ -276,25 +269,9 @@ class _Divided(StrategyState):
         """Forget gradients, or make them zero."""
         del own  # what the optimizer steps on gets its gradients at the step
         if set_to_none:
-            self.grads.forget(only)
+            self.forget(only)
         else:
-            self.grads.zero(only)
-
-    def forget(self, only: Only = None) -> None:
-        """Let go of gradients."""
-        self.grads.forget(only)
-
-    def grad_norm(self, norm_type: float, only: Only = None) -> float:
-        """Return the norm of all ranks' parts together."""
-        return self.grads.norm(norm_type, only)
-
-    def clamp_grads(self, value: float, only: Only = None) -> None:
-        """Cut every element of this rank's part."""
-        self.grads.clamp(value, only)
-
-    def scale_grads(self, factor: float, only: Only = None) -> None:
-        """Multiply this rank's part."""
-        self.grads.scale(factor, only)
+            self.zero(only)
 
     # ---- the whole state
 
@@ -341,7 +318,7 @@ class _Divided(StrategyState):
 
     def held(self) -> Held:
         """Count what lies here now."""
-        return held_by_zero(self.setup, self.partition, self.grads)
+        return held_by_zero(self.setup, self.partition, self.buckets)
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say the formulas of the stage, and the price of its schedules."""
@@ -355,4 +332,4 @@ class _Divided(StrategyState):
     def close(self) -> None:
         """Watch the modules and parameters no more."""
         self.partition.close()
-        self.grads.remove()
+        self.remove()
