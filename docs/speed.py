@@ -8,7 +8,15 @@ import msgspec
 
 from roundelay.view.terminal_text import nbytes_text
 
-__all__ = ["all_reduce", "collectives", "many_ranks", "start_up", "two_hosts", "two_ranks"]
+__all__ = [
+    "all_reduce",
+    "call_cost",
+    "collectives",
+    "many_ranks",
+    "start_up",
+    "two_hosts",
+    "two_ranks",
+]
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 OURS = ("roundelay", "arena")
@@ -172,6 +180,46 @@ def two_hosts(results: Path = RESULTS) -> str:
     )
     lines += ["", told, ""]
     return "\n".join(lines)
+
+
+class CallsOf(msgspec.Struct, frozen=True):
+    """What calls cost on so many ranks: by call, and by the kind of array."""
+
+    ranks: int
+    engine: str
+    microseconds: dict[str, dict[str, float]]
+
+
+class CallCosts(msgspec.Struct, frozen=True):
+    """A file of such."""
+
+    command: str
+    python: str
+    numpy: str
+    torch: str
+    cores: int
+    worlds: list[CallsOf]
+
+
+def call_cost(results: Path = RESULTS) -> str:
+    """Return what a small call costs on a tensor, beside one on an array."""
+    path = results / "call_cost.json"
+    if not path.exists():
+        return _missing("call_cost")
+    measured = msgspec.json.decode(path.read_bytes(), type=CallCosts)
+    kinds = list(next(iter(measured.worlds[0].microseconds.values())))
+    lines = [f"| ranks | as | call | {' | '.join(f'{kind} (µs)' for kind in kinds)} |"]
+    lines.append(f"|---:|---|---|{'---:|' * len(kinds)}")
+    for world in measured.worlds:
+        where = f"{world.ranks} | {'threads' if world.engine == 'threads' else 'processes'}"
+        for call, took in world.microseconds.items():
+            cells = " | ".join(f"{took[kind]:.2f}" for kind in kinds)
+            lines.append(f"| {where} | `{call}` | {cells} |")
+    told = (
+        f"Measured on {measured.cores} cores, Python {measured.python}, numpy {measured.numpy}, "
+        f"torch {measured.torch}, with `{measured.command}`."
+    )
+    return "\n".join([*lines, "", told, ""])
 
 
 def _sections(results: Path, name: str) -> str:

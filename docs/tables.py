@@ -101,6 +101,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "speed": speed.two_ranks,
     "strategies": strategies_table,
     "all_reduce": speed.all_reduce,
+    "call_cost": speed.call_cost,
     "collectives": speed.collectives,
     "many_ranks": speed.many_ranks,
     "start_up": speed.start_up,
