@@ -8,7 +8,6 @@ passed over.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import stat
@@ -114,13 +113,11 @@ class Tuning:
 
     def save(self, path: Path, *, size: int) -> None:
         """Write this table for `size` ranks; what the file says of other sizes stays."""
-        with contextlib.suppress(FileNotFoundError):
-            kept = _read(path).ranks
-            return self._write(path, {**kept, size: _lines(self.table)})
-        return self._write(path, {size: _lines(self.table)})
-
-    @staticmethod
-    def _write(path: Path, tables: dict[int, dict[str, list[_ChoiceRecord]]]) -> None:
+        try:
+            tables = _read(path).ranks
+        except FileNotFoundError:
+            tables = {}
+        tables[size] = _lines(self.table)
         data = msgspec.json.encode(_File(FORMAT, VERSION, dict(sorted(tables.items()))))
         path.parent.mkdir(parents=True, exist_ok=True)
         # Ranks may be reading it this moment: they find the old file or the new one, never half.

@@ -46,9 +46,10 @@ class Ranks(click.ParamType[int]):
         return int(value)
 
 
-def _for_torchrun(*names: str, metavar: str, text: str) -> Callable[[Command], Command]:
-    """Declare an option that torchrun gets as it is."""
-    return click.option(*names, names[0].replace("-", "_").strip("_"), metavar=metavar, help=text)
+def _for_torchrun(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
+    """Declare an option that torchrun gets as it is, spelled with hyphens or underscores."""
+    field = name.replace("-", "_").strip("_")
+    return click.option(*dict.fromkeys([name, f"--{field}"]), field, metavar=metavar, help=text)
 
 
 @click.command(
@@ -73,17 +74,15 @@ def _for_torchrun(*names: str, metavar: str, text: str) -> Callable[[Command], C
     type=float,
     help="Seconds that any call may wait for another rank.  [default: 60]",
 )
-@_for_torchrun("--nnodes", metavar="N", text="Hosts: a number, or min:max. By torchrun.")
-@_for_torchrun("--node-rank", "--node_rank", metavar="N", text="Which host this is, from 0.")
-@_for_torchrun("--master-addr", "--master_addr", metavar="HOST", text="The host of rank 0.")
-@_for_torchrun("--master-port", "--master_port", metavar="PORT", text="A free port there.")
-@_for_torchrun(
-    "--rdzv-backend", "--rdzv_backend", metavar="NAME", text="The rendezvous of hosts: c10d."
-)
-@_for_torchrun("--rdzv-endpoint", "--rdzv_endpoint", metavar="HOST:PORT", text="Where they do.")
-@_for_torchrun("--rdzv-id", "--rdzv_id", metavar="NAME", text="The name of the job.")
-@_for_torchrun("--rdzv-conf", "--rdzv_conf", metavar="K=V,…", text="More about the rendezvous.")
-@_for_torchrun("--max-restarts", "--max_restarts", metavar="N", text="How often to start again.")
+@_for_torchrun("--nnodes", "N", "Hosts: a number, or min:max. By torchrun.")
+@_for_torchrun("--node-rank", "N", "Which host this is, from 0.")
+@_for_torchrun("--master-addr", "HOST", "The host of rank 0.")
+@_for_torchrun("--master-port", "PORT", "A free port there.")
+@_for_torchrun("--rdzv-backend", "NAME", "The rendezvous of hosts: c10d.")
+@_for_torchrun("--rdzv-endpoint", "HOST:PORT", "Where they do.")
+@_for_torchrun("--rdzv-id", "NAME", "The name of the job.")
+@_for_torchrun("--rdzv-conf", "K=V,…", "More about the rendezvous.")
+@_for_torchrun("--max-restarts", "N", "How often to start again.")
 @click.option("--mpi", "by_mpi", is_flag=True, help="Let mpirun start the ranks, -n in all.")
 @click.option("--hostfile", metavar="FILE", help="The hosts for mpirun.")
 @click.option("-H", "--host", metavar="HOST,…", help="The hosts for mpirun, by name.")

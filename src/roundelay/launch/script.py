@@ -24,16 +24,12 @@ __all__ = ["init"]
 
 
 class _Started:
-    """The one communicator that a process gets from its launcher, and how it shuts down."""
+    """The one communicator that a process gets from its launcher; others are told how it ends."""
 
     def __init__(self, comm: Communicator, engine: Engine, *, by_mpi: bool) -> None:
         self.comm, self._engine, self.pid = comm, engine, os.getpid()
-        self._show = sys.excepthook
         self._by_mpi = by_mpi
-
-    def install(self) -> None:
-        """Have the other ranks told how this one ends."""
-        sys.excepthook = self._tell_and_show
+        self._show, sys.excepthook = sys.excepthook, self._tell_and_show
         atexit.register(self._leave)
 
     def _tell_and_show(
@@ -97,5 +93,4 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
     )
     joined.on_spare = partial(tell_launcher, joined.rank)
     _started = _Started(Communicator(joined), joined, by_mpi=engine == "mpi" or place.by == "mpi")
-    _started.install()
     return _started.comm

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class Calls:
     def __init__(self) -> None:
         self._queue = CallQueue()
         self._coalesced: list[Work] | None = None
+        self._under_way: WeakSet[Work] = WeakSet()
 
     def _call(
         self, name: str, steps: Sequence[CommCall], tensors: Sequence[Tensor], *, waits: bool
@@ -91,8 +93,8 @@ class Calls:
             getattr(self.comm, step.verb)(*step.args, **step.options)
 
     def _remembered(self, work: Work) -> Work:
-        """Keep track of a work under way; the group knows how."""
-        raise NotImplementedError
+        self._under_way.add(work)
+        return work
 
     def _say_who(self, error: Exception) -> None:
         """Say in torch's words what an error means: the ranks of all, and whose timeout it was."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -46,7 +45,6 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         self.global_ranks = list(global_ranks or range(comm.size))
         self._store = store
         self._group_name = self._group_desc = ""
-        self._under_way: WeakSet[Work] = WeakSet()
         self._monitored = MonitoredBarrier(comm)
         self._splits = 0
         shut_down_at_exit(self)
@@ -183,10 +181,6 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self._group_desc}:split:{self._splits}")
         return group
-
-    def _remembered(self, work: Work) -> Work:
-        self._under_way.add(work)
-        return work
 
     def _wait_for_pending_works(self) -> None:
         self._finish_works()

@@ -1,34 +1,27 @@
-"""How a rank ends, told to the others: by a goodbye, or by the exception that ended it."""
+"""How a process ends, told to the other ranks: a shutdown, or the exception that ended it."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
-from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from roundelay.torch._work import let_futures_complete
 
-__all__ = ["Member", "shut_down_at_exit"]
+if TYPE_CHECKING:
+    from roundelay.torch._group import ProcessGroup
 
-
-class Member(Protocol):
-    """A group whose other ranks want to know."""
-
-    fail: Callable[[str, str], None]
-
-    def shutdown(self) -> None:
-        """Say goodbye."""
+__all__ = ["shut_down_at_exit"]
 
 
 class _End:
     """The end of this process, for all of its groups."""
 
     def __init__(self) -> None:
-        self.groups: WeakSet[Member] = WeakSet()
+        self.groups: WeakSet[ProcessGroup] = WeakSet()
         self._pid = os.getpid()
         self._show = sys.excepthook
         sys.excepthook = self._tell_and_show
@@ -56,7 +49,7 @@ class _End:
 _end: list[_End] = []  # a process ends once
 
 
-def shut_down_at_exit(group: Member) -> None:
+def shut_down_at_exit(group: ProcessGroup) -> None:
     """Have the other ranks of a group told how this process ends."""
     if not _end:
         _end.append(_End())

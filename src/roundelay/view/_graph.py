@@ -52,8 +52,8 @@ def shape_of(schedule: Schedule, hosts: Mapping[str, Sequence[int]] | None = Non
     named = {
         name: tuple(rank for rank in ranks if rank < schedule.size)
         for name, ranks in (hosts or {}).items()
+        if min(ranks, default=schedule.size) < schedule.size
     }
-    named = {name: ranks for name, ranks in named.items() if ranks}
     if len(named) > 1:
         return Shape(hosts=tuple(named.values()), names=tuple(named))
     if schedule.size <= 2:  # noqa: PLR2004 - of two, all shapes look alike

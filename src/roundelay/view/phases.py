@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from roundelay.schedule import Cell, Schedule
@@ -79,11 +80,9 @@ def _runs(frames: Sequence[Frame], hosts: Groups) -> Iterator[tuple[int, int]]:
         )
         for frame in frames[1:]
     ]
-    first = 1
-    for number, kind in enumerate(kinds, start=1):
-        if number == len(kinds) or kinds[number] != kind:
-            yield first, number
-            first = number + 1
+    for _, run in groupby(range(1, len(frames)), key=lambda number: kinds[number - 1]):
+        numbers = list(run)
+        yield numbers[0], numbers[-1]
 
 
 def _without_scatter(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 __all__ = [
     "ASCII",
@@ -107,15 +106,9 @@ def short_sum(name: str, ranks: Sequence[int], glyphs: Glyphs = UNICODE) -> str:
     >>> short_sum("a", [0, 1, 2, 5]), short_sum("b", [3]), short_sum("c", [4, 5, 0])
     ('a0…2+5', 'b3', 'c4+5+0')
     """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
     shown = [
         f"{run[0]}{glyphs.to}{run[-1]}" if len(run) > 2 else "+".join(map(str, run))  # noqa: PLR2004
-        for run in runs
+        for run in _runs(ranks)
     ]
     return name + "+".join(shown)
 
@@ -126,18 +119,21 @@ def runs_of(names: Sequence[str], indices: Iterable[int], glyphs: Glyphs = UNICO
     >>> runs_of(["r0", "r1", "r2", "r3", "r4"], [0, 1, 2, 4])
     'r0…r2 r4'
     """
-    ordered = sorted(indices)
-    breaks = [
-        0,
-        *(at for at, (a, b) in enumerate(pairwise(ordered), 1) if b != a + 1),
-        len(ordered),
-    ]
-    runs = [ordered[low:high] for low, high in pairwise(breaks)]
     return " ".join(
         names[run[0]] if len(run) == 1 else f"{names[run[0]]}{glyphs.to}{names[run[-1]]}"
-        for run in runs
-        if run
+        for run in _runs(sorted(indices))
     )
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Cut numbers where the next one is not one more."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
 
 
 def safe(text: str, glyphs: Glyphs = UNICODE) -> str:
