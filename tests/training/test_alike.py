@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -335,3 +336,63 @@ def test_models_of_one_form_are_told_apart(strategy: str, size: int) -> None:
     for first, second in rd.run(be_rank, size, "threads"):
         assert first == [[pytest.approx(0.8)] * 3]
         assert second == [[pytest.approx(1.8)] * 3]
+
+
+def test_parameters_that_move_between_groups(  # noqa: C901 - two ways to move them
+) -> None:
+    """The options of their new group count, as on one device; where servers update it is refused."""
+
+    def split(groups: Any) -> None:
+        params = groups[0]["params"]
+        groups[0]["params"], rest = params[:1], params[1:]
+        groups.append({**groups[0], "params": rest, "lr": 0.5})
+
+    def swap(groups: Any) -> None:
+        groups[0]["params"], groups[1]["params"] = groups[1]["params"], groups[0]["params"]
+
+    torch.manual_seed(0)
+    start = torch.nn.Linear(3, 2).double()
+
+    def train(act: Callable[[Any], None], comm: Any = None, strategy: Any = None) -> Any:
+        model = copy.deepcopy(start)
+        groups: list[Any] = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.3}]
+        own: Any = torch.optim.SGD(groups if act is swap else model.parameters(), lr=0.1)
+        if comm is not None:
+            model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+        for step in range(2):
+            model(torch.ones(2, 3, dtype=torch.float64)).square().sum().backward()
+            if step:
+                act(own.param_groups)
+            own.step()
+            own.zero_grad()
+        return model.state_dict() if comm is None else rd.full_state_dict(model)
+
+    def be_rank(comm: Any, act: Callable[[Any], None], strategy: Any) -> Any:
+        try:
+            return {name: one.clone() for name, one in train(act, comm, strategy).items()}
+        except InvalidArgumentError as error:
+            return str(error)
+
+    for act in (split, swap):
+        expected = train(act)
+        for strategy in STRATEGIES:
+            for found in rd.run(be_rank, 2, "threads", (act, strategy)):
+                for name, one in expected.items():
+                    torch.testing.assert_close(found[name], one, rtol=0, atol=1e-12)
+        server = rd.ParameterServer(update="server")
+        for found in rd.run(be_rank, 2, "threads", (act, server)):
+            assert "at prepare, and the server has them there" in found
+
+
+def test_what_torch_jit_has_compiled_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inner = torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
+
+    def be_rank(comm: Any) -> None:
+        for model, name in ((inner, "the model"), (torch.nn.Sequential(inner), "the module 0")):
+            own = torch.optim.SGD(model.parameters(), lr=0.1)
+            with pytest.raises(InvalidArgumentError, match=f"{name}, which torch.jit has compiled"):
+                rd.prepare(model, own, comm=comm)
+
+    rd.run(be_rank, 2, "threads")

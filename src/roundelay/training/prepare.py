@@ -115,6 +115,12 @@ def _listed(given: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:  # Any:
 def _check(model: object, optimizers: Sequence[object]) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"prepare needs a torch.nn.Module, not {type(model).__name__}.")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidArgumentError(
+                f"prepare can't look into {f'the module {name}' if name else 'the model'}, which "
+                f"torch.jit has compiled. Prepare it as it is in Python, with torch.compile."
+            )
     if not optimizers:
         raise InvalidArgumentError("prepare needs an optimizer, or several, and got none.")
     for one in optimizers:

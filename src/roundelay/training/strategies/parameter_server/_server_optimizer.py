@@ -64,7 +64,9 @@ class Options:
     def __init__(self, optimizer: JoinedOptimizers) -> None:
         self._places: list[tuple[int, str, int]] = []  # group, key, how many numbers
         self._fixed: list[tuple[int, str, Any]] = []
+        self._group_of: dict[int, int] = {}  # by id of the parameter
         for number, group in enumerate(optimizer.param_groups):
+            self._group_of.update({id(parameter): number for parameter in group["params"]})
             for key in sorted(group.keys() - {"params"}):
                 numbers = _numbers(group[key])
                 if numbers is None:
@@ -80,6 +82,15 @@ class Options:
     def read(self, optimizer: JoinedOptimizers) -> list[float]:
         """Return the numbers as they are now."""
         groups = optimizer.param_groups
+        for number, group in enumerate(groups):
+            known = {self._group_of.get(id(parameter), number) for parameter in group["params"]}
+            if known - {number}:
+                raise InvalidArgumentError(
+                    f"Group {number} of the optimizer has parameters that were in group "
+                    f"{min(known - {number})} at prepare, and the server has them there. Change "
+                    f"options of the groups, or use ParameterServer(update='worker'); or call "
+                    f"rd.unprepare, and prepare again with other groups."
+                )
         for number, key, value in self._fixed:
             if groups[number].get(key) != value:
                 raise InvalidArgumentError(
