@@ -18,7 +18,7 @@ from roundelay.schedule import Cell
 ring = algorithms.load("all_reduce_ring").schedule(size=3)
 inputs = [np.full(3, value) for value in (1, 2, 3)]
 
-for step, cells in enumerate(Reference().trace(ring, inputs)):
+for step, cells in enumerate(Reference.trace(ring, inputs)):
     ranks = [
         " ".join(str(cells[Cell(rank, chunk)]) for chunk in range(ring.chunks))
         for rank in range(ring.size)

@@ -17,21 +17,6 @@ TREES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-#: Who reaches for what is private to another package. This list only gets shorter.
-KNOWN = {
-    ("roundelay", "roundelay.training.checkpoint.keep"),
-    ("roundelay.cli", "roundelay.engines._native"),
-    ("roundelay.communicator", "roundelay.engines._device_arrays"),
-    ("roundelay.launch", "roundelay.engines._native"),
-    ("roundelay.torch", "roundelay.engines._call_queue"),
-}
-
-#: Classes whose names have more than one meaning, and how many. These numbers only get smaller.
-MEANINGS: dict[str, int] = {
-    "Failure": 2, "Held": 2, "Message": 2, "Post": 2, "Receipt": 2, "Request": 2, "Selection":
-    2, "Step": 2, "_MessageRequest": 3, "_Receipt": 2,
-}  # fmt: skip
-
 
 def imported(tree: ast.AST) -> Iterator[list[str]]:
     """Yield the parts of every name that a file imports, also for types only."""
@@ -60,7 +45,7 @@ def reaches(file: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def test_an_underscore_is_private() -> None:
     found = {reach for file, tree in TREES.items() for reach in reaches(file, tree)}
-    assert found - KNOWN == set(), "give it a public name, or don't reach for it"
+    assert found == set(), "give it a public name, or don't reach for it"
 
 
 @pytest.mark.parametrize(
@@ -89,5 +74,5 @@ def test_a_class_name_means_one_thing() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     )
-    found = {name: n for name, n in names.items() if n > MEANINGS.get(name, 1)}
+    found = {name: n for name, n in names.items() if n > 1}
     assert found == {}, "call it by a name that no other class has"

@@ -20,7 +20,7 @@ from roundelay.bench.messages import PEERS
 from roundelay.bench.tune import candidates, tuned
 from roundelay.bench.workload import Workload, bus_factor, least_traffic
 from roundelay.collectives import collectives
-from roundelay.engines.reference import Reference
+from roundelay.engines import run_schedule
 from roundelay.reductions import REDUCTIONS
 from roundelay.tuning import DEFAULT, Tuning, keeps_every_bit, tuning_path
 
@@ -185,7 +185,7 @@ def test_the_oracle_of_the_benchmark_is_the_reference_engine(collective: str, si
         schedule = algorithms.load(name).schedule(size, root)
         inputs = [each.input[: work.lengths()[0]]
                   for work, each in zip(works, buffers, strict=True)]  # fmt: skip
-        made = Reference().run(schedule, inputs, op=op)
+        made = run_schedule(schedule, inputs, op=op)
         for work, each, output in zip(works, buffers, made, strict=True):
             if isinstance(output, np.ndarray) and output.size:
                 each.output[:] = output

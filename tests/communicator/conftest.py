@@ -26,7 +26,7 @@ if not hasattr(_core, "World"):
 
 from roundelay.communicator import Communicator  # noqa: E402 - only where it can be imported
 from roundelay.communicator.selection import Selection  # noqa: E402 - likewise
-from roundelay.engines._native.engine import NativeEngine  # noqa: E402 - likewise
+from roundelay.engines.shared_memory import SharedMemory  # noqa: E402 - likewise
 
 GIVE_UP = 60.0  # seconds after which a test world counts as hanging
 
@@ -75,7 +75,7 @@ class Ranks:
 
 def _attempt(world: Any, rank: int, fn: Callable[[Any], Any], options: dict[str, Any]) -> Outcome:
     world.enter(rank)
-    comm = Communicator(NativeEngine(world, rank, Selection(world.size), **options))
+    comm = Communicator(SharedMemory(world, rank, Selection(world.size), **options))
     try:
         found = Outcome(fn(comm))
         ended = time.monotonic()

@@ -14,7 +14,7 @@ import pytest
 
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
-from roundelay.engines.reference import Reference
+from roundelay.engines import run_schedule
 from roundelay.reductions import REDUCTIONS, Located, fold
 from roundelay.schedule import Schedule
 from roundelay.tuning import DEFAULT
@@ -107,7 +107,7 @@ def make(
     name = schedule.collective.name
     numel = numel_of(name, schedule.size, count)
     inputs = [sample(rng, dtype, numel) for _ in range(schedule.size)]
-    due = Reference().run(schedule, inputs, op=op)
+    due = run_schedule(schedule, inputs, op=op)
     return Case(name, op, schedule.root, algorithm, inputs, due)
 
 

@@ -16,7 +16,7 @@ import pytest
 from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
-from roundelay.engines._native.engine import NativeEngine
+from roundelay.engines.shared_memory import SharedMemory
 
 SOON = 20.0  # seconds from the death to the error: milliseconds, but never the timeout of 60
 
@@ -105,7 +105,7 @@ def test_a_thousand_worlds_leave_nothing() -> None:
         pair = []
         for rank in range(2):
             world.enter(rank)
-            pair.append(Communicator(NativeEngine(world, rank, Selection(world.size))))
+            pair.append(Communicator(SharedMemory(world, rank, Selection(world.size))))
         handles = [comm.start.all_reduce(np.ones(9)) for comm in pair]
         assert [handle.wait()[0] for handle in handles] == [2.0, 2.0]
         sent = [comm.start.send(np.ones(20_000), 1 - comm.rank) for comm in pair]

@@ -11,7 +11,7 @@ import pytest
 import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.collectives import collectives
-from roundelay.engines.reference import Reference
+from roundelay.engines import run_schedule
 from roundelay.errors import InvalidArgumentError
 from roundelay.networks import networks
 from roundelay.schedule import Layout, Schedule, Transfer, price
@@ -181,7 +181,7 @@ ALONE: dict[str, Place] = {
     "algorithm size": Place(lambda _, n: RING.schedule(n).transfers, 3, 1, 1 << 70),
     "picture": Place(lambda _, n: SUM.picture(n), 3, 1, 1 << 70),
     "counts of an engine": one(
-        lambda _, n: Reference().run(Schedule(SUM, 1, []), [np.ones(1)], counts=[n])
+        lambda _, n: run_schedule(Schedule(SUM, 1, []), [np.ones(1)], counts=[n])
     ),
     "Layout": Place(lambda _, n: Layout.of(Schedule(SUM, 1, []), [n]).counts, most=1 << 71),
     "price nbytes": Place(lambda _, n: price(RING.schedule(2), n).nbytes, 64, 0, 1 << 63),

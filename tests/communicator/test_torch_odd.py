@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.engines._base import no_fast_path
+from roundelay.engines import no_fast_path
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

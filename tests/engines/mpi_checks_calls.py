@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from roundelay.algorithms import algorithms
-from roundelay.engines.reference import Reference
+from roundelay.engines import run_schedule
 from roundelay.reductions import REDUCTIONS, Located, Op, fold
 from roundelay.schedule import Schedule
 from roundelay.tuning import DEFAULT
@@ -88,7 +88,7 @@ def by_definition(comm: Any, schedule: Schedule, inputs: list[Any], op: str) -> 
 
     def folded(given: list[Any]) -> Any:
         if op.endswith("loc"):
-            return Reference().run(schedule, inputs, op=op)[rank]
+            return run_schedule(schedule, inputs, op=op)[rank]
         return fold(REDUCTIONS[op], given, divide_by=size if op == "avg" else None)
 
     def block(of: int, number: int) -> Any:
@@ -122,7 +122,7 @@ def compare(
     if name == "exscan" and comm.rank == 0:
         due = got if op.endswith("loc") else inputs[0]  # stays as it was
     elif by_name:
-        due = Reference().run(schedule, inputs, op=op)[comm.rank]
+        due = run_schedule(schedule, inputs, op=op)[comm.rank]
     else:
         due = by_definition(comm, schedule, inputs, op)
     if not same(got, due):

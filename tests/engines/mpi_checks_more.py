@@ -14,7 +14,7 @@ import numpy as np
 
 from roundelay.communicator import ANY, Communicator
 from roundelay.communicator.selection import Selection
-from roundelay.engines.mpi.engine import mpi_engine
+from roundelay.engines.mpi import Mpi
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -235,9 +235,14 @@ def check_threads_share_a_communicator(comm: Any) -> Iterator[str]:
         yield f"{sums}"
 
 
+def _select_default(size: int, *, cores: int | None = None) -> Selection:
+    del cores
+    return Selection(size, default_for(size))
+
+
 def check_more_than_mpi_can_count(comm: Any) -> Iterator[str]:
     """As for 2^31 elements, with an MPI that counts to 1000."""
-    end = mpi_engine(lambda size: Selection(size, default_for(size)).schedule_for, 20.0, most=1000)
+    end = Mpi.of_world(_select_default, 20.0, most=1000)
     small = Communicator(end)
     size, rank, last = comm.size, comm.rank, comm.size - 1
     x = np.arange(3500.0) + rank

@@ -16,11 +16,11 @@ import pytest
 import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.communicator.selection import Selection
-from roundelay.engines._native.engine import NativeEngine
-from roundelay.engines.gloo.engine import GlooEngine
+from roundelay.engines import run_schedule
+from roundelay.engines.gloo import Gloo
+from roundelay.engines.hierarchical import Hierarchical
 from roundelay.engines.hierarchical import _calls as hierarchical_calls
-from roundelay.engines.hierarchical.engine import HierarchicalEngine
-from roundelay.engines.reference import Reference
+from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import CollectiveMismatch
 from roundelay.processes.reports import run_forked
 from roundelay.processes.wire import decode, encode
@@ -58,7 +58,7 @@ def on_hosts(
     with tempfile.TemporaryDirectory() as folder:
 
         def body(world: Any, rank: int) -> bytes:
-            whole = NativeEngine(world, rank, Selection(world.size), timeout=timeout)
+            whole = SharedMemory(world, rank, Selection(world.size), timeout=timeout)
             inside = whole.group(next(list(there) for there in hosts if rank in there))
             assert inside is not None
             everyone = None
@@ -66,10 +66,8 @@ def on_hosts(
                 make = partial(torch.distributed.FileStore, f"{folder}/store", size)
                 store = open_store(make, "the store of this test", b"", timeout)
                 meeting = StoreRendezvous(store, rank, size, "127.0.0.1")
-                everyone = GlooEngine(
-                    meeting, lambda size: Selection(size, cores=0).schedule_for, timeout=timeout
-                )
-            comm = rd.Communicator(HierarchicalEngine(HostTopology(hosts, rank), inside, everyone))
+                everyone = Gloo(meeting, Selection, timeout=timeout)
+            comm = rd.Communicator(Hierarchical(HostTopology(hosts, rank), inside, everyone))
             result = encode(work(comm))
             comm.close()
             return result
@@ -88,9 +86,7 @@ def test_floats_are_added_as_the_schedule_says() -> None:
     rng = np.random.default_rng(0)
     for count in (40_000, 40_001):
         inputs = [rng.standard_normal(count).astype(np.float32) for _ in range(4)]
-        due = Reference().run(
-            algorithms.load("all_reduce_hierarchical").schedule(4, group=2), inputs
-        )
+        due = run_schedule(algorithms.load("all_reduce_hierarchical").schedule(4, group=2), inputs)
         found = on_hosts(HOSTS[0], _summing(inputs))
         for rank in range(4):
             np.testing.assert_array_equal(found[rank], due[rank])
@@ -129,7 +125,7 @@ def test_parts_that_travel_while_others_are_reduced_change_nothing(
 def test_an_algorithm_that_is_asked_for_runs_over_all_ranks() -> None:
     rng = np.random.default_rng(1)
     inputs = [rng.standard_normal(100) for _ in range(4)]
-    due = Reference().run(algorithms.load("all_reduce_ring").schedule(4), inputs)
+    due = run_schedule(algorithms.load("all_reduce_ring").schedule(4), inputs)
     work = lambda comm: comm.all_reduce(inputs[comm.rank].copy(), algorithm="ring")  # noqa: E731
     np.testing.assert_array_equal(on_hosts(HOSTS[0], work)[0], due[0])
 

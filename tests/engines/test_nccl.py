@@ -15,10 +15,9 @@ import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.communicator import buffers
 from roundelay.communicator.selection import Selection
-from roundelay.engines.gloo._runner import fork_at
+from roundelay.engines import run_schedule
+from roundelay.engines.gloo.groups import fork_at
 from roundelay.engines.nccl import Nccl
-from roundelay.engines.nccl.engine import NcclEngine
-from roundelay.engines.reference import Reference
 from roundelay.errors import InvalidArgumentError
 from roundelay.processes.wire import decode, encode
 from roundelay.rendezvous.by_store import StoreRendezvous
@@ -37,9 +36,9 @@ def seen_as_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_ranks(work: Any, size: int) -> list[Any]:
     def body(meeting: StoreRendezvous) -> bytes:
-        end = NcclEngine(
+        end = Nccl(
             meeting,
-            lambda size: Selection(size, cores=0).schedule_for,
+            Selection,
             timeout=60,
             library="gloo",
         )
@@ -166,22 +165,9 @@ def test_what_has_no_word_on_the_device_goes_by_the_host() -> None:
         ]  # fmt: skip
 
 
-def test_schedules_are_walked_from_device_to_device() -> None:
-    rng = np.random.default_rng(0)
-    with Nccl(library="gloo") as engine:
-        for name in ("all_reduce_ring", "all_to_all_pairwise", "reduce_scatter_recursive_halving",
-                     "scan_hillis_steele", "broadcast_binomial"):  # fmt: skip
-            schedule = algorithms.load(name).schedule(4)
-            blocks = len(list(schedule.collective.before(4, 0, 0)))
-            inputs = [rng.standard_normal(blocks * 5).astype(np.float32) for _ in range(4)]
-            due = Reference().run(schedule, inputs)
-            for found, expected in zip(engine.run(schedule, inputs), due, strict=True):
-                np.testing.assert_array_equal(found, expected)
-
-
 def test_without_gpus_the_error_names_another_engine() -> None:
     if torch.cuda.is_available():
         pytest.skip("there are GPUs here")
     ring = algorithms.load("all_reduce_ring").schedule(2)
     with pytest.raises(InvalidArgumentError, match=r"needs a GPU for each of the 2 ranks.*gloo"):
-        Nccl().run(ring, [np.ones(2)] * 2)
+        run_schedule(ring, [np.ones(2)] * 2, "nccl")

@@ -11,9 +11,9 @@ import pytest
 import roundelay as rd
 from roundelay.algorithms import algorithms
 from roundelay.collectives import Collective, collectives
+from roundelay.engines import run_schedule
+from roundelay.engines.hierarchical import Hierarchical
 from roundelay.engines.hierarchical import _calls as walked
-from roundelay.engines.hierarchical.engine import HierarchicalEngine
-from roundelay.engines.reference import Reference
 from roundelay.rendezvous.topology import HostTopology
 from roundelay.schedule import Axis, NestedCall, Schedule, over_hosts
 from roundelay.tuning import DEFAULT
@@ -53,7 +53,7 @@ def on_hosts(hosts: Hosts, work: Callable[[rd.Communicator], Any]) -> list[Any]:
             made = everyone.group(there)
             inside = made or inside
         assert inside is not None
-        engine = HierarchicalEngine(places, inside, everyone if len(hosts) > 1 else None)
+        engine = Hierarchical(places, inside, everyone if len(hosts) > 1 else None)
         return work(rd.Communicator(engine))
 
     return rd.run(body, sum(map(len, hosts)), engine="threads")
@@ -113,7 +113,7 @@ def test_the_walk_has_the_bits_of_the_schedule(
         else:  # shared memory alone
             schedule = inner("inside", NestedCall(collective, hosts[0], (), root))
         inputs = [given(collective, size, root, rank, count) for rank in range(size)]
-        due = Reference().run(schedule, inputs, op=op)
+        due = run_schedule(schedule, inputs, op=op)
         for rank in range(size):
             if due[rank] is not None:
                 mine = np.ravel(found[rank][number])

@@ -12,9 +12,8 @@ import pytest
 
 from roundelay import _core
 from roundelay.algorithms import algorithms
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines import CollectiveCall, run_schedule
 from roundelay.engines._over_messages import OverMessages
-from roundelay.engines.reference import Reference
 from roundelay.reductions import REDUCTIONS, Array, Located
 from roundelay.schedule import Schedule
 
@@ -99,7 +98,7 @@ def check(schedule: Schedule, dtype: str, op: str, count: int) -> None:
         if op.endswith("loc"):
             values = Located(values, np.full(numel, rank))
         inputs.append(values if numel or list(kind.before(size, root, rank)) else None)
-    due = Reference().run(schedule, inputs, op=op)
+    due = run_schedule(schedule, inputs, op=op)
     build = []
     for given, expected in zip(inputs, due, strict=True):
         data = None if given is None else in_memory(given).copy()

@@ -116,15 +116,15 @@ import importlib.util, os
 from pathlib import Path
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
-from roundelay.engines.hierarchical import Hierarchical, _join
+from roundelay.engines.hierarchical import Hierarchical, join
 from roundelay.rendezvous.one_host import Job
-from roundelay.rendezvous.place import Place
+from roundelay.rendezvous.place import JobPlace
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-_join.host_identity = lambda: f"host {{rank // 2}}"  # said to be elsewhere: MPI knows no better
+join.host_identity = lambda: f"host {{rank // 2}}"  # said to be elsewhere: MPI knows no better
 spec = importlib.util.spec_from_file_location("surface", {surface!r})
 surface = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(surface)
-place = Place(rank, Job("", 1, Path()), "mpi")
+place = JobPlace(rank, Job("", 1, Path()), "mpi")
 engine = Hierarchical.join(place, select=Selection, timeout=60)
 comm = Communicator(engine)
 found = surface.failures(comm)
@@ -142,4 +142,4 @@ def test_hosts_are_joined_by_mpi_where_that_started_the_ranks(tmp_path: Path) ->
     assert importlib.util.spec_from_file_location("surface", surface) is not None
     (tmp_path / "script.py").write_text(JOINED.format(surface=str(surface)))
     code, printed, errors = run("--mpi", "-n", "3", str(tmp_path / "script.py"))
-    assert (code, printed) == (0, ["HierarchicalEngine []"] * 3), errors
+    assert (code, printed) == (0, ["Hierarchical []"] * 3), errors

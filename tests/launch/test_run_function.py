@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import roundelay as rd
-from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import (
     InvalidArgumentError,
     PeerLost,
@@ -357,38 +356,6 @@ rd.run(work, ranks=3, engine="threads")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in stderr.splitlines()[-1]
-
-
-def test_the_engine_ends_its_processes_with_itself(wait_until: Any) -> None:
-    from roundelay.algorithms import algorithms  # noqa: PLC0415
-
-    schedule = algorithms.load("all_reduce_ring").schedule(3)
-    inputs = [np.ones(2)] * 3
-    engine = SharedMemory()
-    for _ in range(2):
-        engine.run(schedule, inputs)
-    assert engine._forked is not None
-    pids = list(engine._forked.children._pids)
-    assert not any(map(gone, pids))
-    engine.run(algorithms.load("all_reduce_ring").schedule(2), inputs[:2])
-    assert all(map(gone, pids))  # another schedule, other processes
-    last = list(engine._forked.children._pids)
-    del engine
-    wait_until(lambda: all(map(gone, last)))
-
-
-def test_a_worker_of_the_engine_that_dies_is_named_and_replaced() -> None:
-    from roundelay.algorithms import algorithms  # noqa: PLC0415
-
-    schedule = algorithms.load("all_reduce_ring").schedule(3)
-    inputs = [np.ones(2)] * 3
-    with SharedMemory() as engine:
-        engine.run(schedule, inputs)
-        assert engine._forked is not None
-        os.kill(engine._forked.children._pids[1], signal.SIGKILL)
-        with pytest.raises(RankFailed, match=r"rank 1 .*SIGKILL"):
-            engine.run(schedule, inputs)
-        np.testing.assert_array_equal(engine.run(schedule, inputs)[0], [3, 3])
 
 
 @pytest.mark.parametrize("code", [0, 3, None])

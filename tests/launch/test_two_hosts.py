@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import roundelay as rd
-from roundelay.engines._native.engine import NativeEngine
-from roundelay.engines.hierarchical.engine import HierarchicalEngine
+from roundelay.engines.hierarchical import Hierarchical
+from roundelay.engines.shared_memory import SharedMemory
 from roundelay.rendezvous.by_store import UNSIGNED
 from roundelay.rendezvous.hosts import host_identity
 
@@ -69,7 +69,7 @@ def test_the_whole_surface(hosts: Any, ranks: tuple[int, int]) -> None:
         comm.close()
         return type(comm._engine).__name__, found
 
-    due: tuple[str, list[str]] = (HierarchicalEngine.__name__, [])
+    due: tuple[str, list[str]] = (Hierarchical.__name__, [])
     assert results(hosts.start(ranks, work)) == [due] * sum(ranks)
 
 
@@ -81,7 +81,7 @@ def test_one_host_by_its_address_is_joined_by_the_store_and_shares_memory(hosts:
         comm.close()
         return type(comm._engine).__name__, float(total)
 
-    assert results(hosts.start((2, 0), work)) == [(NativeEngine.__name__, 2.0)] * 2
+    assert results(hosts.start((2, 0), work)) == [(SharedMemory.__name__, 2.0)] * 2
 
 
 def test_gloo_alone_joins_them_too(hosts: Any) -> None:

@@ -124,12 +124,12 @@ import numpy as np
 from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
-from roundelay.engines._native.engine import NativeEngine
+from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import RoundelayError
 
 def rank(world, number, out):
     world.enter(number)
-    comm = Communicator(NativeEngine(world, number, Selection(world.size)))
+    comm = Communicator(SharedMemory(world, number, Selection(world.size)))
     rows = [comm.all_reduce(np.arange(9.0) / 7).tolist(), comm.scan(np.ones(2)).tolist()]
     for call in (
         lambda: comm.all_reduce([1]),

@@ -340,7 +340,7 @@ def test_models_of_one_form_are_told_apart(strategy: str, size: int) -> None:
 
 def test_parameters_that_move_between_groups(  # noqa: C901 - two ways to move them
 ) -> None:
-    """The options of their new group count, as on one device; where servers update it is refused."""
+    """The options of their new group count, as on one device; servers that update refuse it."""
 
     def split(groups: Any) -> None:
         params = groups[0]["params"]

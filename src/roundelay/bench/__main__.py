@@ -20,10 +20,10 @@ from roundelay.bench.peer_mpi import MPIS, MpiPeer
 from roundelay.bench.rank import Peer, be_rank
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
-from roundelay.engines.shared_memory import SharedMemory
+from roundelay.engines import engines
 from roundelay.launch import run
 from roundelay.rendezvous.one_host import Job
-from roundelay.rendezvous.place import Place
+from roundelay.rendezvous.place import JobPlace
 
 RENDEZVOUS_S = 60.0
 
@@ -43,8 +43,9 @@ def main() -> None:
 def _under_mpirun(spec: Spec, peer: str) -> None:
     mpi = MpiPeer()
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    place = Place(mpi.rank, Job(spec.job, spec.size, folder))
-    comm = Communicator(SharedMemory.join(place, select=Selection, timeout=RENDEZVOUS_S))
+    place = JobPlace(mpi.rank, Job(spec.job, spec.size, folder))
+    kind = engines.load(spec.engine)
+    comm = Communicator(kind.join(place, select=Selection, timeout=RENDEZVOUS_S))
     file = folder / f"roundelay-bench-{spec.job}"
     try:
         _measure(comm, spec, file, {peer: mpi})

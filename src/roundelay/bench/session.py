@@ -16,6 +16,7 @@ from roundelay.bench.messages import Message, Spec, read_message
 from roundelay.bench.peer_deepspeed import check_deepspeed
 from roundelay.bench.peer_gloo import check_gloo
 from roundelay.bench.peer_mpi import MPIS, find_launcher, launcher
+from roundelay.engines import engines
 from roundelay.errors import InvalidArgumentError, RoundelayError
 
 __all__ = ["installed_peers", "measure"]
@@ -67,7 +68,9 @@ def _messages(process: subprocess.Popen[bytes]) -> Iterator[Message]:
 
 def _check(spec: Spec) -> None:
     peers = [name for name in CHECKS if name in spec.contenders]
-    if peers and spec.engine != "shared_memory":
+    engine = engines.load(spec.engine)
+    joined = engine.in_processes and (engine.can("join") or not set(MPIS) & set(peers))
+    if peers and not joined:
         raise InvalidArgumentError(
             f"{' and '.join(peers)} run in processes: measure against them with "
             f"--engine shared_memory."

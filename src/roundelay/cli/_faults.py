@@ -16,7 +16,7 @@ from roundelay.cli._leftovers import left_behind, traces
 from roundelay.communicator import Communicator
 from roundelay.communicator import __file__ as communicator_file
 from roundelay.communicator.selection import Selection
-from roundelay.engines._native.engine import NativeEngine
+from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import CommunicationError
 from roundelay.processes.channel import Channel
 from roundelay.processes.children import Children
@@ -131,7 +131,7 @@ def _work(world: _core.World, rank: int, channel: Channel, *, fault: str, timeou
     """Be a user's program on one rank."""
     # This file plays the user, so its lines are the ones to show in errors.
     _core.set_package(str(Path(communicator_file).parent) + "/")
-    comm = Communicator(NativeEngine(world, rank, Selection(world.size), timeout=timeout))
+    comm = Communicator(SharedMemory(world, rank, Selection(world.size), timeout=timeout))
     gradients = np.ones(COUNT, np.float32)
     call = 0
     try:

@@ -37,7 +37,7 @@ def run(
     inputs = _arrays(values, floats=op == "avg")
     if counts is None:
         _check_lengths(schedule, inputs)
-    frames = list(Reference().trace(schedule, inputs, op=op, counts=counts))
+    frames = list(Reference.trace(schedule, inputs, op=op, counts=counts))
     return Numbers(
         frames=[{cell: _text(array) for cell, array in frame.items()} for frame in frames],
         outputs=[_output(schedule, frames[-1], rank) for rank in range(schedule.size)],

@@ -23,6 +23,7 @@ from roundelay.cli._bench_run import run_all, tune
 from roundelay.cli._tables import empty_table, print_table
 from roundelay.cli._types import MOST_WIDTH, NBYTES, console_for, glyphs_option, json_option
 from roundelay.errors import InvalidArgumentError, UnknownNameError, rank_count
+from roundelay.launch.local import engine_called
 from roundelay.reductions import DTYPES
 from roundelay.view.chart import Axis, chart
 from roundelay.view.terminal_text import Glyphs, nbytes_text, seconds_text, three_digits
@@ -36,13 +37,7 @@ PLAIN_DTYPES = [name for name in DTYPES if name != "bfloat16"]  # which numpy la
 @click.command("bench")
 @click.argument("collective", required=False)
 @click.option("-n", "--size", type=int, default=2, show_default=True, help="How many ranks.")
-@click.option(
-    "--engine",
-    type=click.Choice(["shared_memory", "threads"]),
-    default="shared_memory",
-    show_default=True,
-    help="Ranks are processes or threads.",
-)
+@click.option("--engine", default="shared_memory", show_default=True, help="How ranks are started.")
 @click.option("-b", "first", type=NBYTES, default="8", show_default=True, help="Fewest bytes.")
 @click.option("-e", "last", type=NBYTES, default="64MiB", show_default=True, help="Most bytes.")
 @click.option("-f", "factor", type=int, default=8, show_default=True, help="From row to row.")
@@ -88,6 +83,7 @@ def command(
     """
     named = None if collective is None else choose.collective_called(collective).name
     _check(size, first, last, factor, iterations, drawing)
+    engine_called(engine, "start")
     if tuning:
         return tune(named, size, _sizes(first, last, factor), engine=engine)
     name = named or "all_reduce"

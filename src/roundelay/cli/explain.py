@@ -54,7 +54,7 @@ Examples:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ExplainOptions:
     """What was asked for, as it stood on the command line."""
 
     collective: str | None
@@ -106,7 +106,7 @@ def command(
     ascii_only: bool,
     out: tuple[Path, ...],
     program: int | None,
-    **asked: Any,  # the fields of Request, as click read them
+    **asked: Any,  # the fields of ExplainOptions, as click read them
 ) -> None:
     """Show, step by step, who sends what to whom and what each rank then holds.
 
@@ -117,7 +117,7 @@ def command(
         asked["network"] = ""
     if counts is not None and values is None:
         raise InvalidArgumentError("--counts says how --values split into blocks. Give both.")
-    request = Request(
+    request = ExplainOptions(
         values=numbers.values_from(values) if values is not None else None,
         counts=numbers.counts_from(counts) if counts is not None else None,
         **asked,
@@ -142,7 +142,7 @@ def command(
 
 
 def _present(
-    request: Request,
+    request: ExplainOptions,
     schedules: list[Schedule],
     over: OverHosts | None,
     out: tuple[Path, ...],
@@ -168,7 +168,7 @@ def _present(
             raise ProofError(name, drawn.failures)
 
 
-def _schedules(request: Request) -> list[Schedule]:
+def _schedules(request: ExplainOptions) -> list[Schedule]:
     if request.schedule is not None:
         return [_own_schedule(request)]
     if request.collective is None:
@@ -197,14 +197,14 @@ def _schedules(request: Request) -> list[Schedule]:
     ]
 
 
-def _size(request: Request, collective: Collective) -> int:
+def _size(request: ExplainOptions, collective: Collective) -> int:
     size = request.size
     if request.values is not None:
         size = numbers.size_for(collective, request.values, size)
     return DEFAULT_SIZE if size is None else size
 
 
-def _over_hosts(request: Request) -> OverHosts | None:
+def _over_hosts(request: ExplainOptions) -> OverHosts | None:
     """Return the collective over hosts, if that is wanted; its phases have their own algorithms."""
     if request.hosts is None or request.schedule is not None or request.collective is None:
         return None  # and is refused where schedules are read
@@ -221,7 +221,7 @@ def _over_hosts(request: Request) -> OverHosts | None:
     return over_hosts_called(collective, hosts, request.root or 0, request.nbytes, options)
 
 
-def _own_schedule(request: Request) -> Schedule:
+def _own_schedule(request: ExplainOptions) -> Schedule:
     """Load a user's schedule; what it says itself can't be said again."""
     given = {
         "--algorithm": request.algorithm,
@@ -247,7 +247,7 @@ def _own_schedule(request: Request) -> Schedule:
     return schedule
 
 
-def _numbers(request: Request, schedule: Schedule) -> numbers.Numbers | None:
+def _numbers(request: ExplainOptions, schedule: Schedule) -> numbers.Numbers | None:
     cells = {*schedule.held_before(), *((t.dst, t.chunk) for t in schedule.transfers)}
     frames = len(schedule.steps) + 1
     if len(cells) * frames > MOST_CELLS:
@@ -266,7 +266,7 @@ def _numbers(request: Request, schedule: Schedule) -> numbers.Numbers | None:
 
 
 def _picture(
-    request: Request, schedule: Schedule, over: OverHosts | None, run: numbers.Numbers | None
+    request: ExplainOptions, schedule: Schedule, over: OverHosts | None, run: numbers.Numbers | None
 ) -> Picture:
     if over is not None and not request.network:
         network: Network = over.network()
@@ -311,7 +311,7 @@ def _remark(drawn: Picture) -> str:
 
 
 def _ending(
-    request: Request,
+    request: ExplainOptions,
     pictures: list[Picture],
     run: numbers.Numbers | None,
     *,

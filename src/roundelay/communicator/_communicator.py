@@ -7,34 +7,24 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from roundelay.arguments import index_of
+from roundelay._typing import Shape
 from roundelay.arguments import seconds as read_seconds
-from roundelay.communicator.buffers import Bound, bind, fresh, plain_shape, unseen
+from roundelay.communicator.buffers import Bound, unseen
+from roundelay.communicator.calls import ArrayCalls
 from roundelay.communicator.custom_ops import CustomOps
-from roundelay.communicator.groups import Groups, not_over
+from roundelay.communicator.groups import GroupCalls, not_over
 from roundelay.communicator.memory import require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.start import Handle, Start
-from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, Engine
+from roundelay.engines import CollectiveCall, Engine, no_fast_path
 from roundelay.errors import InvalidArgumentError, rank_count
-from roundelay.reductions import DTYPES, OPS, Array, Op, reduction
+from roundelay.reductions import DTYPES, Array, Op
 
 __all__ = ["Communicator", "Traffic"]
-
-ALL_REDUCE, REDUCE, SCAN, EXSCAN, REDUCE_SCATTER = (
-    COLLECTIVES[name] for name in ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
-)
-BROADCAST, ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL, BARRIER = (
-    COLLECTIVES[name]
-    for name in ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier")
-)
-MOVED, MET = OPS["sum"], OPS["max"]  # what calls say that reduce nothing
-NOTHING = np.empty(0, np.uint8)
-Shape: TypeAlias = tuple[int, ...]
 
 
 class Traffic(NamedTuple):
@@ -44,13 +34,11 @@ class Traffic(NamedTuple):
     received: int
 
 
-class Communicator(Groups, ObjectCalls):
+class Communicator(ArrayCalls, GroupCalls, ObjectCalls):
     """A group of ranks that call the same collectives in the same order.
 
     Buffers are numpy arrays, CPU tensors, or anything with the buffer protocol or DLPack; results
     are of the kind that came in. Calls that go wrong raise on every rank and break the group.
-
-    Plain calls on arrays and CPU tensors take the fast path; what that refuses becomes a call.
     """
 
     #: Spent in collectives so far, but for those on the fast path; work, and waiting for others.
@@ -61,13 +49,14 @@ class Communicator(Groups, ObjectCalls):
         self._engine = engine
         self.rank, self.size = engine.rank, engine.size
         self._fast_path = engine.fast_path
+        self._quick = engine.fast_path is not no_fast_path
         self._goodbyes: list[Callable[[], None]] = []
         self._objects_sent = count()
 
     @cached_property
     def start(self) -> Start:
         """The collectives, each in the background: `comm.start.all_reduce(x)`."""
-        return Start(self)
+        return Start(self, self._build)
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}>"
@@ -80,199 +69,6 @@ class Communicator(Groups, ObjectCalls):
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._engine.timeout = read_seconds("timeout", seconds)
-
-    # ---- collectives
-
-    def all_reduce(
-        self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
-    ) -> Any:
-        """Reduce `x` over all ranks, in place, and return it; `out=` leaves `x` alone."""
-        result = x if out is None else _beside(x, out)
-        if algorithm is None and self._fast_path(ALL_REDUCE, x, result, _code(op), 0):
-            return result
-        if isinstance(op, Op):
-            return CustomOps(self).all_reduce(x, op, out)
-        return self._now(self._build.all_reduce(x, _named(op), out), algorithm)
-
-    def reduce(
-        self,
-        x: Any,
-        op: str | Op = "sum",
-        root: int = 0,
-        *,
-        out: Any = None,
-        algorithm: str | None = None,
-    ) -> Any:
-        """Reduce `x` to the root, in place there; None elsewhere, where `x` stays as it is."""
-        result = x if out is None else _beside(x, out)
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self._build.check_root("reduce", root)
-        if algorithm is None and self._fast_path(REDUCE, x, result, _code(op), root):
-            return result if self.rank == root else None
-        if isinstance(op, Op):
-            return CustomOps(self).reduce(x, op, root, out)
-        return self._now(self._build.reduce(x, _named(op), root, out), algorithm)
-
-    def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Any:
-        """Fill `x` on every rank with the root's, and return it."""
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self._build.check_root("broadcast", root)
-        if algorithm is None and self._fast_path(BROADCAST, x, x, MOVED, root):
-            return x
-        return self._now(self._build.broadcast(x, root), algorithm)
-
-    def all_gather(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        axis: int | None = None,
-        counts: Sequence[int] | None = None,
-        algorithm: str | None = None,
-    ) -> Any:
-        """Stack everybody's `x` to (size, *shape); with axis=0 concatenate, `counts` rows each."""
-        if counts is None and algorithm is None and (shape := plain_shape(x)) is not None:
-            result = _fitting(x, out, _stacked(shape, self.size, axis))
-            if self._fast_path(ALL_GATHER, x, result, MOVED, 0 if axis is None else AXIS):
-                return result
-        return self._now(self._build.all_gather(x, out, axis, counts), algorithm)
-
-    def gather(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        axis: int | None = None,
-        counts: Sequence[int] | None = None,
-        algorithm: str | None = None,
-    ) -> Any:
-        """Stack everybody's `x` at the root; None elsewhere."""
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self._build.check_root("gather", root)
-        if counts is None and algorithm is None and (shape := plain_shape(x)) is not None:
-            stacked = _stacked(shape, self.size, axis)
-            result = _fitting(x, out, stacked) if self.rank == root else None
-            if self._fast_path(GATHER, x, result, MOVED, root if axis is None else root | AXIS):
-                return result
-        call = self._build.all_gather(x, out, axis, counts, name="gather", root=root)
-        return self._now(call, algorithm)
-
-    def scatter(
-        self, x: Any, root: int = 0, *, out: Any = None, algorithm: str | None = None
-    ) -> Any:
-        """Hand row r of the root's `x`, which is (size, …), to rank r; others may pass None.
-
-        `out=` is given on every rank or on none. Without it the root first tells the others its
-        dtype and shape.
-        """
-        root = self._build.check_root("scatter", root)
-        mine = bind("scatter", x) if self.rank == root else None
-        if out is None:
-            shape, sample = self._scattered(mine, root)
-        else:
-            sample = bind("scatter", out)
-            shape = sample.array.shape
-        if algorithm is None and sample.dtype != "bfloat16":
-            result = _fitting(sample.array, out, shape)
-            given = None if mine is None else mine.array
-            fits = given is None or given.shape == (self.size, *shape)
-            if fits and self._fast_path(SCATTER, given, result, MOVED, root):
-                return result if out is not None else sample.wrap(result)
-        return self._now(self._build.scatter(x, root, shape, sample, out), algorithm)
-
-    def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
-        """Tell every rank what the root has: its dtype and shape."""
-        if mine is not None and (mine.array.ndim == 0 or mine.array.shape[0] != self.size):
-            raise InvalidArgumentError(
-                f"scatter on {rank_count(self.size)} needs x of shape ({self.size}, …) at the "
-                f"root, not {mine.array.shape}."
-            )
-        row = () if mine is None else mine.array.shape[1:]
-        # Three numbers travel with the flags themselves; more dimensions come after.
-        head = np.array([0 if mine is None else mine.code << 8 | len(row), *row, 0, 0][:3])
-        self._broadcast_for("scatter", head, root)
-        code, length = divmod(int(head[0]), 256)
-        shape = tuple(int(n) for n in head[1 : 1 + length])
-        if length > len(shape):
-            others = np.array(row[2:]) if mine is not None else np.empty(length - 2, np.int64)
-            shape += tuple(int(n) for n in self._broadcast_for("scatter", others, root))
-        return shape, unseen("scatter", DTYPES[code]) if mine is None else mine
-
-    def reduce_scatter(
-        self,
-        x: Any,
-        op: str | Op = "sum",
-        *,
-        out: Any = None,
-        axis: int | None = None,
-        counts: Sequence[int] | None = None,
-        algorithm: str | None = None,
-    ) -> Any:
-        """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
-        if counts is None and algorithm is None and (shape := plain_shape(x)) is not None:
-            result = _fitting(x, out, _share(shape, self.size, axis))
-            if self._fast_path(REDUCE_SCATTER, x, result, _code(op), 0 if axis is None else AXIS):
-                return result
-        if isinstance(op, Op):
-            return CustomOps(self).reduce_scatter(x, op, out, axis, counts)
-        return self._now(self._build.reduce_scatter(x, _named(op), out, axis, counts), algorithm)
-
-    def all_to_all(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        axis: int | None = None,
-        counts: Sequence[int] | None = None,
-        algorithm: str | None = None,
-    ) -> Any:
-        """Send row d of `x` to rank d; with axis=0 and `counts`, so many rows to each rank."""
-        if counts is None and algorithm is None and (shape := plain_shape(x)) is not None:
-            fits = out is not x and _share(shape, self.size, axis) is not None
-            result = _fitting(x, out, shape if fits else None)
-            if self._fast_path(ALL_TO_ALL, x, result, MOVED, 0 if axis is None else AXIS):
-                return result
-        matrix = None
-        if counts is not None:
-            if index_of(axis) != 0:
-                raise InvalidArgumentError("all_to_all with counts= needs axis=0.")
-            counts = self._build.check_counts("all_to_all", counts)
-            rows = bind("all_to_all", x).array.shape[:1]
-            if rows != (sum(counts),):
-                raise InvalidArgumentError(
-                    f"all_to_all: counts {list(counts)} do not add up to the {rows} rows of x."
-                )
-            matrix = self._all_gather_for("all_to_all", np.array(counts, np.int64)).tolist()
-        return self._now(self._build.all_to_all(x, out, axis, matrix), algorithm)
-
-    def scan(
-        self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
-    ) -> Any:
-        """Reduce `x` over ranks 0 to this one, in place."""
-        result = x if out is None else _beside(x, out)
-        if algorithm is None and self._fast_path(SCAN, x, result, _part_code(op), 0):
-            return result
-        if isinstance(op, Op):
-            return CustomOps(self).scan(x, op, out, inclusive=True)
-        return self._now(self._build.all_reduce(x, _named(op), out, name="scan"), algorithm)
-
-    def exscan(
-        self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
-    ) -> Any:
-        """Reduce `x` over the ranks below this one, in place; rank 0's stays as it is."""
-        result = x if out is None else _beside(x, out)
-        if algorithm is None and self._fast_path(EXSCAN, x, result, _part_code(op), 0):
-            return result
-        if isinstance(op, Op):
-            return CustomOps(self).scan(x, op, out, inclusive=False)
-        return self._now(self._build.all_reduce(x, _named(op), out, name="exscan"), algorithm)
-
-    def barrier(self, *, algorithm: str | None = None) -> None:
-        """Return when every rank has called it."""
-        if algorithm is None and self._fast_path(BARRIER, NOTHING, NOTHING, MET, 0):
-            return
-        self._now(self._build.barrier(), algorithm)
 
     def traffic(self) -> list[Traffic] | None:
         """Return what every rank has sent and received so far, as counted, not as predicted.
@@ -327,18 +123,36 @@ class Communicator(Groups, ObjectCalls):
 
     def _all_gather_for(self, part_of: str, x: Any, counts: Sequence[int] | None = None) -> Any:
         axis = None if counts is None else 0
-        return self._now(replace(self._build.all_gather(x, None, axis, counts), part_of=part_of))
+        return self._run(replace(self._build.all_gather(x, None, axis, counts), part_of=part_of))
 
     def _gather_for(self, part_of: str, x: Any, root: int, counts: Sequence[int]) -> Any:
         call = self._build.all_gather(x, None, 0, counts, name="gather", root=root)
-        return self._now(replace(call, part_of=part_of))
+        return self._run(replace(call, part_of=part_of))
 
     def _broadcast_for(self, part_of: str, x: Any, root: int) -> Any:
-        return self._now(replace(self._build.broadcast(x, root), part_of=part_of))
+        return self._run(replace(self._build.broadcast(x, root), part_of=part_of))
+
+    def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
+        """Tell every rank what the root has: its dtype and shape."""
+        if mine is not None and (mine.array.ndim == 0 or mine.array.shape[0] != self.size):
+            raise InvalidArgumentError(
+                f"scatter on {rank_count(self.size)} needs x of shape ({self.size}, …) at the "
+                f"root, not {mine.array.shape}."
+            )
+        row = () if mine is None else mine.array.shape[1:]
+        # Three numbers travel with the flags themselves; more dimensions come after.
+        head = np.array([0 if mine is None else mine.code << 8 | len(row), *row, 0, 0][:3])
+        self._broadcast_for("scatter", head, root)
+        code, length = divmod(int(head[0]), 256)
+        shape = tuple(int(n) for n in head[1 : 1 + length])
+        if length > len(shape):
+            others = np.array(row[2:]) if mine is not None else np.empty(length - 2, np.int64)
+            shape += tuple(int(n) for n in self._broadcast_for("scatter", others, root))
+        return shape, unseen("scatter", DTYPES[code]) if mine is None else mine
 
     # ---- how a call runs
 
-    def _now(self, call: CollectiveCall, algorithm: str | None = None) -> Any:  # the caller's kind
+    def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Any:
         if not self._engine.devices:
             require_host(call.collective, (call.input, call.output))
         began = perf_counter()
@@ -346,53 +160,11 @@ class Communicator(Groups, ObjectCalls):
         self.seconds += perf_counter() - began
         return call.finish()
 
-    def _later(self, call: CollectiveCall, algorithm: str | None) -> Handle:
+    def _custom_ops(self, op: Op) -> CustomOps:
+        del op
+        return CustomOps(self)
+
+    def _begin(self, call: CollectiveCall, algorithm: str | None) -> Handle:
         if not self._engine.devices:
             require_host(call.collective, (call.input, call.output))
         return Handle(self, self._engine.begin(call, algorithm), call.finish)
-
-
-def _named(op: str | Op) -> str:
-    return reduction(op).name
-
-
-def _code(op: object) -> int:
-    """Return the number of a built-in reduction; -1 for others, which take the long way."""
-    return OPS.get(op, -1) if type(op) is str else -1
-
-
-def _part_code(op: object) -> int:
-    """Return it for reductions over a part of the ranks, which have no mean."""
-    return OPS.get(op, -1) if type(op) is str and op != "avg" else -1
-
-
-def _beside(x: Any, out: Any) -> Any:
-    """Return where a plain result goes beside a plain `x`; None where the long way must look."""
-    if type(x) is np.ndarray and type(out) is np.ndarray:
-        return out if x.shape == out.shape else None
-    shape = plain_shape(x)
-    return out if shape is not None and shape == plain_shape(out) else None
-
-
-def _stacked(shape: Shape, size: int, axis: int | None) -> Shape | None:
-    """Return the shape of all ranks' blocks together; None where there is none."""
-    if axis is None:
-        return (size, *shape)
-    return (size * shape[0], *shape[1:]) if type(axis) is int and axis == 0 and shape else None
-
-
-def _share(shape: Shape, size: int, axis: int | None) -> Shape | None:
-    """Return the shape of one rank's share; None where there is none."""
-    if axis is None and shape[:1] == (size,):
-        return shape[1:]
-    divides = type(axis) is int and axis == 0 and shape and not shape[0] % size
-    return (shape[0] // size, *shape[1:]) if divides else None
-
-
-def _fitting(x: Any, out: Any, shape: Shape | None) -> Any:
-    """Return where a plain result goes; None where `out` is not plain, or does not fit."""
-    if shape is None:
-        return None
-    if out is None:
-        return fresh("the result", x, shape)
-    return out if plain_shape(out) == shape else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.communicator.memory import Memory, folded, private
-from roundelay.engines._device_arrays import DeviceArray
+from roundelay.engines import DeviceArray
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import CODES, DTYPES, Array, Located
 

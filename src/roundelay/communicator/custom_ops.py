@@ -73,7 +73,7 @@ class CustomOps:
     def _run(self, call: CollectiveCall, name: str, op: Op) -> Any:
         """Bring the data together, as the call that it is for: ranks compare whose function."""
         call.part_of, call.custom_op = name, op.identity
-        return self._comm._now(call, None)
+        return self._comm._run(call)
 
     def _plain(self, name: str, x: Any) -> Any:
         bound = bind(name, x)

@@ -14,13 +14,13 @@ from roundelay.communicator.losses import Losses
 from roundelay.engines import Engine
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NoRoomError
 
-__all__ = ["Groups", "not_over"]
+__all__ = ["GroupCalls", "not_over"]
 
 MOST = (1 << 62) - 1
 MOST_DIMENSIONS = 32  # numpy before 2.0 has no more
 
 
-class Groups(Losses):
+class GroupCalls(Losses):
     """The part of a communicator that makes others, and arrays in the arena."""
 
     rank: int

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from roundelay import _core
-from roundelay.engines._device_arrays import DeviceArray
+from roundelay.engines import DeviceArray
 from roundelay.errors import InvalidArgumentError, NoRoomError
 from roundelay.reductions import Array
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeAlias, cast
 
 import numpy as np
 
+from roundelay._typing import Buffer, BufferT, ResultT
 from roundelay.arguments import index_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.memory import contiguous, require_host
-from roundelay.engines import INNER_TAGS, Engine, MessageRequest
+from roundelay.engines import INNER_TAGS, Engine, MessageCall, MessageRequest
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 
-__all__ = ["ANY", "Message", "PointToPoint"]
-
-T = TypeVar("T")
+__all__ = ["ANY", "Message", "PointToPoint", "Wanted"]
 
 
 class _Any:
@@ -26,9 +25,11 @@ class _Any:
 
 #: Any source, or any tag.
 ANY: Final = _Any()
+#: The number of a rank or a tag, or any.
+Wanted: TypeAlias = int | _Any
 
 
-class Message:
+class Message(Generic[ResultT]):
     """A send or receive under way; after `wait`, `source` and `tag` say what came."""
 
     def __init__(self, rank: int, request: MessageRequest, bound: Bound, keep: Any) -> None:
@@ -40,14 +41,14 @@ class Message:
         """Tell whether `wait` would return at once."""
         return self.request.done()
 
-    def wait(self) -> Any:
+    def wait(self) -> ResultT:
         """Return the buffer once it is filled, or may be used again."""
         self.request.wait()
-        return self._bound.given
+        return cast(ResultT, self._bound.given)
 
 
-class _Receipt(Message):
-    def wait(self) -> Any:
+class _ReceivedMessage(Message[ResultT]):
+    def wait(self) -> ResultT:
         """Return the buffer once it is filled."""
         super().wait()
         self.source, self.tag, nbytes, dtype = self.request.status()
@@ -62,7 +63,7 @@ class _Receipt(Message):
         if packed is not self._bound.array:
             self._bound.array[...] = packed
         self._bound.touched()
-        return self._bound.given
+        return cast(ResultT, self._bound.given)
 
 
 class PointToPoint(ABC):
@@ -72,50 +73,56 @@ class PointToPoint(ABC):
     size: int
     _engine: Engine
 
-    def send(self, x: Any, dst: int, tag: int = 0) -> None:
+    def send(self, x: Buffer, dst: int, tag: int = 0) -> None:
         """Send `x`; returns when it may be used again, which may be before it has arrived."""
         self._post(x, dst, tag, sends=True, background=False).wait()
 
-    def recv(self, x: T, src: int | _Any, tag: int | _Any = 0) -> T:
+    def recv(self, x: BufferT, src: Wanted, tag: Wanted = 0) -> BufferT:
         """Fill `x` with the next message from `src` with this tag; either may be `rd.ANY`."""
-        result: T = self._post(x, src, tag, sends=False, background=False).wait()
-        return result
+        return self._post(x, src, tag, sends=False, background=False).wait()
 
     def sendrecv(
         self,
-        x: Any,
+        x: Buffer,
         dst: int,
-        into: T,
-        src: int | _Any,
+        into: BufferT,
+        src: Wanted,
         *,
         tag: int = 0,
-        recv_tag: int | _Any | None = None,
-    ) -> T:
+        recv_tag: Wanted | None = None,
+    ) -> BufferT:
         """Send `x` to `dst` and fill `into` from `src` at the same time."""
         expected = tag if recv_tag is None else recv_tag
-        send = self._ready(x, dst, tag, sends=True, background=False)
-        receive = self._ready(into, src, expected, sends=False, background=False)
+        send = self._ready(x, dst, tag, sends=True, background=False, inner=False)
+        receive = self._ready(into, src, expected, sends=False, background=False, inner=False)
         sent = send()  # both are right, so neither goes without the other
-        result: T = receive().wait()
+        result = receive().wait()
         sent.wait()
         return result
 
     def _post(
         self,
-        x: Any,
+        x: BufferT,
         other: Any,
         tag: Any,
         *,
         sends: bool,
         background: bool = True,
         inner: bool = False,
-    ) -> Any:
+    ) -> Message[BufferT]:
         """Begin a message; an inner one is part of a larger whole, and not for `rd.ANY`."""
         return self._ready(x, other, tag, sends=sends, background=background, inner=inner)()
 
     def _ready(
-        self, x: Any, other: Any, tag: Any, *, sends: bool, background: bool, inner: bool = False
-    ) -> Callable[[], Any]:
+        self,
+        x: BufferT,
+        other: Any,
+        tag: Any,
+        *,
+        sends: bool,
+        background: bool,
+        inner: bool = False,
+    ) -> Callable[[], Message[BufferT]]:
         """Return what posts a message, once all that was asked for has been found right."""
         call = "send" if sends else "recv"
         bound = bind(call, x)
@@ -128,13 +135,11 @@ class PointToPoint(ABC):
         number = None if tag is ANY and not sends else _tag(call, tag)
         if inner and number is not None:
             number += INNER_TAGS
-        kind = Message if sends else _Receipt
+        kind = Message if sends else _ReceivedMessage
 
-        def post() -> Message:
-            request = self._engine.post(
-                data.reshape(-1), bound.dtype, rank, number, sends=sends, background=background
-            )
-            return kind(self.rank, request, bound, data)
+        def post() -> Message[BufferT]:
+            call = MessageCall(data.reshape(-1), bound.dtype, rank, number, sends, background)
+            return kind(self.rank, self._engine.post(call), bound, data)
 
         return post
 

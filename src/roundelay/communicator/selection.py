@@ -6,8 +6,7 @@ from functools import lru_cache
 
 from roundelay.algorithms import algorithms
 from roundelay.arguments import shown
-from roundelay.engines import CollectiveCall, SizeClass
-from roundelay.engines import Selection as Selects
+from roundelay.engines import CollectiveCall, Selector, SizeClass
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.schedule import Schedule
 from roundelay.tuning import DEFAULT, Tuning, host_tuning, rounds_once
@@ -20,7 +19,7 @@ COLLECTIVE_OF = {algorithm.name: algorithm.collective.name for algorithm in algo
 HALVES = ("float16", "bfloat16")
 
 
-class Selection(Selects):
+class Selection(Selector):
     """The choice for one number of ranks, by the table of this host unless another is given."""
 
     algorithms = SHORT_NAMES

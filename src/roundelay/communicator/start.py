@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast
 
-from roundelay.communicator.buffers import bind
-from roundelay.engines import Request
+from roundelay._typing import BufferT, ResultT
+from roundelay.communicator.buffers import Bound
+from roundelay.communicator.call_builder import CallBuilder
+from roundelay.communicator.calls import ArrayCalls
+from roundelay.communicator.point_to_point import Message, Wanted
+from roundelay.engines import CollectiveCall, Request, no_fast_path
 from roundelay.errors import InvalidArgumentError
-from roundelay.reductions import Op, reduction
+from roundelay.reductions import Op
 
 if TYPE_CHECKING:
     from roundelay.communicator._communicator import Communicator
 
 __all__ = ["Handle", "Start"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class Handle:
+
+class Handle(Generic[ResultT]):
     """A call under way. It owns its buffers: leave them alone until `wait` has returned."""
 
-    def __init__(self, comm: Communicator, request: Request, finish: Callable[[], Any]) -> None:
+    def __init__(self, comm: Communicator, request: Request, finish: Callable[[], ResultT]) -> None:
         self._comm = comm
         self._request: Request | None = request  # None once it was waited for
         self._finish = finish
-        self._result: Any = None
+        self._result: ResultT | None = None
         self._times: tuple[float, float] | None = None
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
         return self._request is None or self._request.done()
 
-    def wait(self) -> Any:
+    def wait(self) -> ResultT:
         """Return the result of the call, or raise what went wrong."""
         if self._request is not None:
             began = perf_counter()
@@ -40,7 +47,7 @@ class Handle:
             times = getattr(self._request, "times", None)  # only some engines note them
             self._times = None if times is None else times()
             self._result, self._request = self._finish(), None
-        return self._result
+        return cast(ResultT, self._result)  # which may itself be None
 
     def times(self) -> tuple[float, float] | None:
         """Return when the call began and ended, once it was waited for; None if nobody noted.
@@ -51,125 +58,63 @@ class Handle:
         return self._times
 
 
+def in_background(
+    call: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Start, P], Handle[R]]:
+    """Return a collective as it is; on a `Start`, what it runs gives a handle of its result."""
+    return cast("Callable[Concatenate[Start, P], Handle[R]]", call)
+
+
 class Start:
     """The collectives of a communicator, each in the background and in the order of the calls."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
+    _fast_path = staticmethod(no_fast_path)
+    _quick = False
 
-    def all_reduce(
-        self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
-    ) -> Handle:
-        """Begin an all-reduce."""
-        return self._later(self._comm._build.all_reduce(x, _named(op), out), algorithm)
+    def __init__(self, comm: Communicator, build: CallBuilder) -> None:
+        self._comm, self._build = comm, build
+        self.rank, self.size = comm.rank, comm.size
 
-    def reduce(
-        self,
-        x: Any,
-        op: str = "sum",
-        root: int = 0,
-        *,
-        out: Any = None,
-        algorithm: str | None = None,
-    ) -> Handle:
-        """Begin a reduce."""
-        return self._later(self._comm._build.reduce(x, _named(op), root, out), algorithm)
+    all_reduce = in_background(ArrayCalls.all_reduce)
+    reduce = in_background(ArrayCalls.reduce)
+    broadcast = in_background(ArrayCalls.broadcast)
+    all_gather = in_background(ArrayCalls.all_gather)
+    gather = in_background(ArrayCalls.gather)
+    scatter = in_background(ArrayCalls.scatter)
+    reduce_scatter = in_background(ArrayCalls.reduce_scatter)
+    all_to_all = in_background(ArrayCalls.all_to_all)
+    scan = in_background(ArrayCalls.scan)
+    exscan = in_background(ArrayCalls.exscan)
+    barrier = in_background(ArrayCalls.barrier)
 
-    def broadcast(self, x: Any, root: int = 0, *, algorithm: str | None = None) -> Handle:
-        """Begin a broadcast."""
-        return self._later(self._comm._build.broadcast(x, root), algorithm)
-
-    def all_gather(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        axis: int | None = None,
-        counts: Sequence[int] | None = None,
-        algorithm: str | None = None,
-        label: int = 0,
-    ) -> Handle:
-        """Begin an all-gather; ranks that give different labels have made different calls."""
-        call = self._comm._build.all_gather(x, out, axis, counts)
-        call.label = label
-        return self._later(call, algorithm)
-
-    def gather(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        axis: int | None = None,
-        counts: Sequence[int] | None = None,
-        algorithm: str | None = None,
-    ) -> Handle:
-        """Begin a gather."""
-        build = self._comm._build
-        root = build.check_root("gather", root)
-        call = build.all_gather(x, out, axis, counts, name="gather", root=root)
-        return self._later(call, algorithm)
-
-    def scatter(self, x: Any, root: int = 0, *, out: Any, algorithm: str | None = None) -> Handle:
-        """Begin a scatter into `out`, which tells every rank the shape without asking the root."""
-        build = self._comm._build
-        root = build.check_root("scatter", root)
-        bound = bind("scatter", out)
-        return self._later(build.scatter(x, root, bound.array.shape, bound, out), algorithm)
-
-    def reduce_scatter(
-        self,
-        x: Any,
-        op: str = "sum",
-        *,
-        out: Any = None,
-        axis: int | None = None,
-        counts: Sequence[int] | None = None,
-        algorithm: str | None = None,
-    ) -> Handle:
-        """Begin a reduce-scatter."""
-        call = self._comm._build.reduce_scatter(x, _named(op), out, axis, counts)
-        return self._later(call, algorithm)
-
-    def all_to_all(
-        self, x: Any, *, out: Any = None, axis: int | None = None, algorithm: str | None = None
-    ) -> Handle:
-        """Begin an all-to-all."""
-        return self._later(self._comm._build.all_to_all(x, out, axis, None), algorithm)
-
-    def scan(
-        self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
-    ) -> Handle:
-        """Begin a scan."""
-        return self._later(self._comm._build.all_reduce(x, _named(op), out, name="scan"), algorithm)
-
-    def exscan(
-        self, x: Any, op: str = "sum", *, out: Any = None, algorithm: str | None = None
-    ) -> Handle:
-        """Begin an exclusive scan."""
-        call = self._comm._build.all_reduce(x, _named(op), out, name="exscan")
-        return self._later(call, algorithm)
-
-    def barrier(self, *, algorithm: str | None = None) -> Handle:
-        """Begin a barrier."""
-        return self._later(self._comm._build.barrier(), algorithm)
-
-    def send(self, x: Any, dst: int, tag: int = 0) -> Any:
-        """Begin a send."""
+    def send(self, x: BufferT, dst: int, tag: int = 0) -> Message[BufferT]:
+        """Send `x`, which is not to be changed until that is done."""
         return self._comm._post(x, dst, tag, sends=True)
 
-    def recv(self, x: Any, src: Any, tag: Any = 0) -> Any:
-        """Begin a receive."""
+    def recv(self, x: BufferT, src: Wanted, tag: Wanted = 0) -> Message[BufferT]:
+        """Fill `x` with the next message from `src` with this tag; either may be `rd.ANY`."""
         return self._comm._post(x, src, tag, sends=False)
 
-    def _later(self, call: Any, algorithm: str | None) -> Handle:
-        return self._comm._later(call, algorithm)
+    # ---- what the collectives stand on
 
+    def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Handle:
+        return self._comm._begin(call, algorithm)
 
-def _named(op: str | Op) -> str:
-    if isinstance(op, Op):
+    def _custom_ops(self, op: Op) -> NoReturn:
+        del op
         raise InvalidArgumentError(
             "A reduction of your own runs in Python, so not in the background: call it without "
             "start."
         )
-    return reduction(op).name
+
+    def _scattered(self, mine: Bound | None, root: int) -> NoReturn:
+        del mine, root
+        raise InvalidArgumentError(
+            "start.scatter needs out=: nobody waits there to be told the root's dtype and shape."
+        )
+
+    def _all_gather_for(self, part_of: str, *_: object) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{part_of} with counts= first asks all ranks for theirs, so not in the background: "
+            f"call it without start."
+        )

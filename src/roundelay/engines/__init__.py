@@ -1,39 +1,49 @@
-"""Layer 5: engines run calls on buffers; one folder each, and none knows an algorithm."""
+"""Layer 5: engines run calls on buffers; one file or folder each, and none knows an algorithm."""
 
-from roundelay.engines._base import (
+from collections.abc import Sequence
+
+from roundelay.engines._base import Engine
+from roundelay.engines._call import (
     AXIS,
     COLLECTIVES,
     ENDINGS,
     INNER_TAGS,
-    Buffer,
     CollectiveCall,
-    Engine,
+    FastPath,
+    MessageCall,
     MessageRequest,
     Request,
-    ScheduleFor,
-    Select,
-    Selection,
-    SizeClass,
+    no_fast_path,
 )
-from roundelay.engines._harness import Harness
+from roundelay.engines._device_arrays import DeviceArray
+from roundelay.engines._inputs import ScheduleBuffer
+from roundelay.engines._run_schedule import ScheduleRunner
+from roundelay.engines._selector import ScheduleFor, Select, Selector, SizeClass
+from roundelay.reductions import Op
 from roundelay.registry import Family
+from roundelay.schedule import Schedule
 
 __all__ = [
     "AXIS",
     "COLLECTIVES",
     "ENDINGS",
     "INNER_TAGS",
-    "Buffer",
     "CollectiveCall",
+    "DeviceArray",
     "Engine",
-    "Harness",
+    "FastPath",
+    "MessageCall",
     "MessageRequest",
     "Request",
+    "ScheduleBuffer",
     "ScheduleFor",
+    "ScheduleRunner",
     "Select",
-    "Selection",
+    "Selector",
     "SizeClass",
     "engines",
+    "no_fast_path",
+    "run_schedule",
 ]
 
 
@@ -41,4 +51,20 @@ def _class_name(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-engines: Family[type[Harness]] = Family(__name__, public=_class_name)
+engines: Family[type[Engine]] = Family(__name__, public=_class_name)
+
+
+def run_schedule(
+    schedule: Schedule,
+    inputs: Sequence[ScheduleBuffer | None],
+    engine: str = "reference",
+    *,
+    op: str | Op = "sum",
+    counts: Sequence[int] | None = None,
+) -> list[ScheduleBuffer | None]:
+    """Run a schedule on all its ranks; return each rank's output, flat.
+
+    The ranks end with it; `engines.load(engine).runner()` keeps them for more schedules.
+    """
+    with engines.load(engine).runner() as runner:
+        return runner.run(schedule, inputs, op=op, counts=counts)

@@ -1,4 +1,4 @@
-"""The seam: what a communicator needs of the engine beneath it.
+"""The seam: what a communicator needs of the engine beneath it, and how an engine's ranks begin.
 
 An engine that can run calls, carry messages between two ranks and make smaller groups has the whole
 communicator: the native core, MPI, torch's process groups.
@@ -9,172 +9,82 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from roundelay.collectives import collectives
-from roundelay.errors import NoRoomError
-from roundelay.reductions import Array, Located
-from roundelay.schedule import Schedule
+from roundelay.engines._call import (
+    CollectiveCall,
+    FastPath,
+    MessageCall,
+    MessageRequest,
+    Request,
+    no_fast_path,
+)
+from roundelay.engines._selector import Select
+from roundelay.errors import InvalidArgumentError, NoRoomError
+from roundelay.reductions import Array
+from roundelay.rendezvous.store import OpenStore, no_store
 
-if TYPE_CHECKING:
-    from roundelay.engines._call_signature import CallSignature
+if TYPE_CHECKING:  # which need a native core, as schedules do not
+    from roundelay.engines._run_schedule import ScheduleRunner
+    from roundelay.rendezvous.place import JobPlace
 
-__all__ = [
-    "AXIS",
-    "COLLECTIVES",
-    "ENDINGS",
-    "INNER_TAGS",
-    "Buffer",
-    "CollectiveCall",
-    "Engine",
-    "FastPath",
-    "MessageRequest",
-    "Request",
-    "ScheduleFor",
-    "Select",
-    "Selection",
-    "SizeClass",
-    "no_fast_path",
-    "tag_fits",
-]
-
-#: What runners of schedules take and give.
-Buffer = Array | Located
-
-#: From here on tags belong to parts of larger messages, which "any tag" never takes.
-INNER_TAGS = 1 << 62
-
-#: By name; the native core hands the numbers on, and knows nothing else of them.
-COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
-
-#: Beside the root, where blocks are joined along the first dimension.
-AXIS = 1 << 30
-
-#: How a rank ends its calls: by `close`, by the end of its function or script, by letting go.
-ENDINGS = ("closed", "returned", "script", "dropped")
+__all__ = ["Engine"]
 
 
-@dataclass(slots=True)
-class CollectiveCall:
-    """One collective call of one rank, ready to run."""
-
-    collective: str
-    dtype: str
-    item: int  # bytes of one element
-    count: int  # elements of one block, where all are equal
-    nbytes: int  # of the largest buffer of any rank
-    finish: Callable[[], Any]  # makes the result once the data has come
-    input: Array | None = None  # contiguous
-    output: Array | None = None
-    op: str = "sum"
-    root: int = 0
-    counts: Sequence[int] = ()  # elements of every block, where they differ
-    label: int = 0  # what the caller knows it by; ranks that differ in it made different calls
-    axis: bool = False  # whether blocks are joined along the first dimension, not stacked
-    part_of: str = ""  # what the user called, where this is but a part of it
-    custom_op: str = ""  # which reduction of the user's own is to fold what comes
-    signature: CallSignature | None = None  # of the user's call, where this is a part of it
-
-
-#: The schedule for a call, by the name of an algorithm or, for None, the best one.
-ScheduleFor = Callable[[CollectiveCall, str | None], Schedule]
-
-
-class Select(Protocol):
-    """Makes the selection for so many ranks: on this host, or with no cores known, anywhere."""
-
-    def __call__(self, size: int, *, cores: int | None = None) -> Selection:
-        """Return it."""
-
-
-class SizeClass(NamedTuple):
-    """The algorithm for messages of up to so many bytes."""
-
-    up_to: float
-    algorithm: str
-    rounds_once: bool  # else halves and means take another
-
-
-class Selection(ABC):
-    """Which algorithm runs a call, on so many ranks. Engines know none, so they are given this."""
-
-    size: int
-    algorithms: Sequence[str]  # short names, by number
-
-    @abstractmethod
-    def for_size(self, size: int) -> Selection:
-        """Return the selection for a group of so many ranks."""
-
-    @abstractmethod
-    def choose(self, call: CollectiveCall, algorithm: str | None) -> str:
-        """Return the full name of the algorithm for a call: the one asked for, or the best."""
-
-    @abstractmethod
-    def size_classes(self, collective: str) -> Sequence[SizeClass]:
-        """Return what `choose` says of plain calls, in rising order of bytes."""
-
-    @abstractmethod
-    def number(self, name: str) -> int:
-        """Return the place of an algorithm in `algorithms`."""
-
-    @abstractmethod
-    def schedule(self, name: str, root: int) -> Schedule:
-        """Return an algorithm's schedule."""
-
-    def schedule_for(self, call: CollectiveCall, algorithm: str | None) -> Schedule:
-        """Return the schedule of a call, for engines that walk schedules themselves."""
-        return self.schedule(self.choose(call, algorithm), call.root)
-
-
-#: Takes a collective by its place in the alphabetical list, what goes in, what comes out, a
-#: reduction by its place in `REDUCTIONS`, and the root. What it refuses comes again, built.
-FastPath = Callable[[int, Any, Any, int, int], bool]
-
-
-def no_fast_path(*_: object) -> bool:
-    """Refuse every call, so that all take the long way."""
-    return False
-
-
-def tag_fits(wanted: int | None, tag: int) -> bool:
-    """Tell whether a message with the tag `tag` is one that was asked for.
-
-    >>> tag_fits(None, 7), tag_fits(None, INNER_TAGS), tag_fits(INNER_TAGS, INNER_TAGS)
-    (True, False, True)
-    """
-    return wanted == tag or (wanted is None and tag < INNER_TAGS)
-
-
-class Request(Protocol):
-    """Something under way."""
-
-    def done(self) -> bool:
-        """Tell whether `wait` would return at once."""
-
-    def wait(self) -> None:
-        """Return when the call is done, or raise what went wrong."""
-
-
-class MessageRequest(Request, Protocol):
-    """A message under way."""
-
-    def status(self) -> tuple[int, int, int, str]:
-        """Say who sent what has come: the rank, the tag, the number of bytes and the dtype."""
+def _no_job_to_end() -> None:
+    """Do nothing: who fails by itself is missed by the others."""
 
 
 class Engine(ABC):
-    """What the communicator of one rank stands on."""
+    """What the communicator of one rank stands on: each file or folder has one, called after it."""
 
     rank: int
     size: int
+    in_processes = True  # else ranks share objects, and give back what they return as it is
     devices = False  # whether it takes memory that is not the host's, as `DeviceArray`
     names_ranks_of_all = False  # whether the errors of a smaller group name ranks as the whole does
     timeout: float  # seconds without progress after which a call gives up
     #: Runs a plain call at once, without building it, and tells whether it was one.
     fast_path: FastPath = staticmethod(no_fast_path)
+    #: Ends the job of a rank that has failed, where its launcher lets nobody go alone.
+    abort: Callable[[], None] = staticmethod(_no_job_to_end)
+
+    # ---- how ranks begin; an engine has what it can
+
+    @classmethod
+    def start(
+        cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
+    ) -> list[Any]:
+        """Run `body` on so many new ranks of this host; return what each gave, in rank order.
+
+        What ranks in processes give is bytes. The first error of a rank is raised when all ended.
+        """
+        del size, body, select, timeout
+        raise InvalidArgumentError(f"The engine {cls.__name__.lower()} starts no ranks.")
+
+    @classmethod
+    def join(
+        cls, place: JobPlace, store: OpenStore = no_store, *, select: Select, timeout: float
+    ) -> Engine:
+        """Return the engine of this rank, once all that a launcher started are there."""
+        del place, store, select, timeout
+        raise InvalidArgumentError(f"The engine {cls.__name__.lower()} joins no processes.")
+
+    @classmethod
+    def can(cls, what: Literal["start", "join"]) -> bool:
+        """Tell whether this engine starts ranks, or joins them."""
+        return getattr(cls, what).__func__ is not getattr(Engine, what).__func__
+
+    @classmethod
+    def runner(cls) -> ScheduleRunner:
+        """Return what runs schedules on new ranks of this host, and keeps them for the next one."""
+        from roundelay.engines._rank_pool import RankPool, by_start  # noqa: PLC0415 - see above
+
+        return RankPool(by_start(cls))
+
+    # ---- one rank
 
     @abstractmethod
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:
@@ -185,21 +95,8 @@ class Engine(ABC):
         """Run a call in the background, in the order of the calls."""
 
     @abstractmethod
-    def post(
-        self,
-        data: Array,
-        dtype: str,
-        other: int | None,
-        tag: int | None,
-        *,
-        sends: bool,
-        background: bool = True,
-    ) -> MessageRequest:
-        """Send `data`, or receive into it; None is any rank, any tag below `INNER_TAGS`.
-
-        `data` is flat; it belongs to the request until that is done. Without `background` the
-        caller waits for it next, so that it need not go on by itself.
-        """
+    def post(self, message: MessageCall) -> MessageRequest:
+        """Send a message, or receive one."""
 
     @abstractmethod
     def group(self, ranks: Sequence[int]) -> Self | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines._call import CollectiveCall
 from roundelay.errors import CollectiveMismatch, ranks_text
 from roundelay.reductions import Array
 

@@ -8,12 +8,14 @@ import numpy as np
 
 from roundelay.arguments import shown
 from roundelay.collectives import letter
-from roundelay.engines._base import Buffer
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.reductions import Array, Located, Op, Reduction, paired, reduction
 from roundelay.schedule import Layout, Schedule, prove, split
 
-__all__ = ["outgoing", "prepare"]
+__all__ = ["ScheduleBuffer", "outgoing", "prepare"]
+
+#: What runners of schedules take and give.
+ScheduleBuffer = Array | Located
 
 LOCATING = ("maxloc", "minloc")
 TAKEN = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
@@ -21,7 +23,7 @@ TAKEN = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8",
 
 def prepare(
     schedule: Schedule,
-    inputs: Sequence[Buffer | None],
+    inputs: Sequence[ScheduleBuffer | None],
     *,
     op: str | Op,
     counts: Sequence[int] | None,
@@ -52,7 +54,7 @@ def _check_meaning(schedule: Schedule, made: Reduction) -> None:
 
 
 def _incoming(
-    schedule: Schedule, inputs: Sequence[Buffer | None], made: Reduction
+    schedule: Schedule, inputs: Sequence[ScheduleBuffer | None], made: Reduction
 ) -> list[Array | None]:
     """Flatten what came in; a pair becomes one array of (value, location)."""
     name, size = schedule.collective.name, schedule.size
@@ -112,7 +114,7 @@ def _array(call: str, given: object) -> Array:
     return array
 
 
-def outgoing(array: Array) -> Buffer:
+def outgoing(array: Array) -> ScheduleBuffer:
     """Hand an array back as it came in: a pair as `Located`."""
     return array if array.dtype.names is None else Located(array["value"], array["location"])
 

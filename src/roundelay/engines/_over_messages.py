@@ -13,17 +13,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from roundelay import _core
-from roundelay.engines._base import CollectiveCall, Request
+from roundelay.engines._call import CollectiveCall, Request
 from roundelay.reductions import Array
 from roundelay.schedule import Layout, Schedule, Write, replay, split
 
-__all__ = ["Fold", "OverMessages", "Post", "RankSchedule", "native_fold"]
+__all__ = ["Fold", "OverMessages", "PostBytes", "RankSchedule", "native_fold"]
 
 #: Folds operands from left to right; told whether the result holds everybody's contribution.
 Fold = Callable[[Sequence[Array], bool], Array]
 
 
-class Post(Protocol):
+class PostBytes(Protocol):
     """Sends flat bytes to a rank, or receives as many from it, without waiting."""
 
     def __call__(self, data: Array, other: int, *, sends: bool) -> Request:
@@ -77,7 +77,7 @@ class RankSchedule:
         dtype: np.dtype[Any],
         counts: Sequence[int],
         fold: Fold,
-        post: Post,
+        post: PostBytes,
     ) -> Generator[list[Request], None, list[Array]]:
         """Yield what must be done before it goes on; return the chunks of the rank's output.
 
@@ -121,7 +121,7 @@ class RankSchedule:
         dtype: np.dtype[Any],
         counts: Sequence[int],
         fold: Fold,
-        post: Post,
+        post: PostBytes,
     ) -> list[Array]:
         """Take all steps, waiting in each; return the chunks of the rank's output, in order."""
         steps = self.steps(given, dtype, counts, fold, post)
@@ -151,7 +151,7 @@ class RankSchedule:
 class OverMessages:
     """Runs the calls of one rank over messages, one after the other."""
 
-    def __init__(self, rank: int, post: Post) -> None:
+    def __init__(self, rank: int, post: PostBytes) -> None:
         self._rank, self._post = rank, post
         self._known: dict[Schedule, RankSchedule] = {}
 

@@ -7,30 +7,52 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from roundelay.engines._base import Buffer
-from roundelay.engines._harness import Harness, Part
-from roundelay.engines._inputs import prepare
+from roundelay.engines._base import Engine
+from roundelay.engines._inputs import ScheduleBuffer, prepare
+from roundelay.engines._run_schedule import RankInput, ScheduleRunner
 from roundelay.reductions import Array, Op, Reduction, fold, reduction
 from roundelay.schedule import Cell, Schedule, prove, replay, split
 
 __all__ = ["Reference"]
 
 
-class Reference(Harness):
+class Reference(Engine):
     """Runs any schedule for all ranks in a loop; slow, readable, and what every engine must equal.
 
+    It has no ranks that communicators could stand on: `run_schedule` and `trace` are all there is.
+
     >>> from roundelay.algorithms import algorithms
+    >>> from roundelay.engines import run_schedule
     >>> ring = algorithms.load("all_reduce_ring").schedule(4)
-    >>> Reference().run(ring, [np.array([r, r]) for r in (1, 2, 3, 4)])[0]
+    >>> run_schedule(ring, [np.array([r, r]) for r in (1, 2, 3, 4)], "reference")[0]
     array([10, 10])
     """
 
+    @classmethod
+    def runner(cls) -> ScheduleRunner:
+        """Return the loop."""
+        return _Loop()
+
+    @staticmethod
+    def trace(
+        schedule: Schedule,
+        inputs: Sequence[ScheduleBuffer | None],
+        *,
+        op: str | Op = "sum",
+        counts: Sequence[int] | None = None,
+    ) -> Iterator[dict[Cell, Array]]:
+        """Yield what every cell holds before the first step and after each."""
+        chosen, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
+        return _trace(schedule, arrays, layout.counts, chosen)
+
+
+class _Loop(ScheduleRunner):
     def outputs(
-        self, schedule: Schedule, parts: Sequence[Part], op: Op | None
+        self, schedule: Schedule, brought: Sequence[RankInput], op: Op | None
     ) -> Sequence[Array | None]:
         """Take every step for all ranks; see what each then holds."""
-        arrays, counts = [part.array for part in parts], parts[0].counts
-        chosen = reduction(op or parts[0].op)
+        arrays, counts = [each.array for each in brought], brought[0].counts
+        chosen = reduction(op or brought[0].op)
         (cells,) = deque(_trace(schedule, arrays, counts, chosen), maxlen=1)
         held: dict[int, list[Array]] = {}
         for cell, _ in sorted(schedule.due_after()):
@@ -40,18 +62,6 @@ class Reference(Harness):
         return [
             np.concatenate(held[rank]) if rank in held else None for rank in range(schedule.size)
         ]
-
-    def trace(
-        self,
-        schedule: Schedule,
-        inputs: Sequence[Buffer | None],
-        *,
-        op: str | Op = "sum",
-        counts: Sequence[int] | None = None,
-    ) -> Iterator[dict[Cell, Array]]:
-        """Yield what every cell holds before the first step and after each."""
-        chosen, arrays, layout = prepare(schedule, inputs, op=op, counts=counts)
-        return _trace(schedule, arrays, layout.counts, chosen)
 
 
 def _trace(

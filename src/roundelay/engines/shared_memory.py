@@ -2,56 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
-from roundelay import _core
-from roundelay.engines._base import Engine, Select
-from roundelay.engines._forked import Answer, ForkedHarness, Serve
-from roundelay.engines._harness import Part
+from roundelay.engines import engines
+from roundelay.engines._base import Engine
 from roundelay.engines._native.engine import NativeEngine
-from roundelay.engines._native.join import native_engine
-from roundelay.engines._native.parts import call_native, fold_in_python, make_group
-from roundelay.engines.hierarchical import Hierarchical
+from roundelay.engines._selector import Select
 from roundelay.errors import InvalidArgumentError
 from roundelay.processes.reports import run_forked
-from roundelay.reductions import Array, Op
-from roundelay.rendezvous.place import Place
+from roundelay.processes.world import make_world
+from roundelay.rendezvous.one_host import Job, rendezvous
+from roundelay.rendezvous.place import JobPlace
 from roundelay.rendezvous.store import OpenStore, no_store
-from roundelay.schedule import Schedule, compile_schedule
 
 __all__ = ["SharedMemory"]
 
 OF_ONE_HOST = "The engine shared_memory joins the ranks of one host, but"
 
 
-class SharedMemory(ForkedHarness):
-    """Runs a schedule on the native core, one process per rank.
-
-    The processes live on for as long as the same schedule is run.
-
-    >>> import numpy as np
-    >>> from roundelay.algorithms import algorithms
-    >>> ring = algorithms.load("all_reduce_ring").schedule(4)
-    >>> with SharedMemory() as engine:
-    ...     engine.run(ring, [np.array([r, r]) for r in (1, 2, 3, 4)])[0]
-    array([10, 10])
-    """
+class SharedMemory(NativeEngine):
+    """A rank that is a process of this host, in memory that all its ranks share."""
 
     @classmethod
     def start(
         cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
     ) -> list[Any]:
         """Fork the ranks."""
-        selection = select(size)  # before the fork, so that all share it
+        selector = select(size)  # before the fork, so that all share it
         return run_forked(
-            size, lambda world, rank: body(NativeEngine(world, rank, selection, timeout=timeout))
+            size, lambda world, rank: body(cls(world, rank, selector, timeout=timeout))
         )
 
     @classmethod
     def join(
-        cls, place: Place, store: OpenStore = no_store, *, select: Select, timeout: float
+        cls, place: JobPlace, store: OpenStore = no_store, *, select: Select, timeout: float
     ) -> Engine:
         """Meet the ranks of this host; others there may not be."""
         if place.by == "store":
@@ -60,9 +45,10 @@ class SharedMemory(ForkedHarness):
                 f"inside every host and Gloo between them."
             )
         if place.by == "host":
-            return native_engine(place.job, place.rank, select=select, timeout=timeout)
-        joined = Hierarchical.join(place, store, select=select, timeout=timeout)
-        if not isinstance(joined, NativeEngine):
+            return cls.of_host(place.job, place.rank, select=select, timeout=timeout)
+        # MPI alone knows where its ranks are: perhaps all of them here.
+        joined = engines.load("hierarchical").join(place, store, select=select, timeout=timeout)
+        if not isinstance(joined, cls):
             joined.close()
             raise InvalidArgumentError(
                 f"{OF_ONE_HOST} mpirun started some elsewhere. Leave engine out: then it is shared "
@@ -70,20 +56,12 @@ class SharedMemory(ForkedHarness):
             )
         return joined
 
-    def serve(self, schedule: Schedule, op: Op | None, until_closed: ExitStack) -> Serve:
-        """Compile here, so that no fork need."""
-        del until_closed
-        programs = compile_schedule(schedule)
-
-        @contextmanager
-        def be_rank(world: _core.World, rank: int) -> Iterator[Answer]:
-            group = make_group(world, rank)
-
-            def answer(_: str, part: Part) -> Array | None:
-                if op is None:
-                    return call_native(group, programs, rank, part)
-                return fold_in_python(world, group, schedule, rank, part, op.reduction)
-
-            yield answer
-
-        return be_rank
+    @classmethod
+    def of_host(cls, job: Job, rank: int, *, select: Select, timeout: float) -> Self:
+        """Return the engine of a rank of this host, once all ranks of the job are there."""
+        if job.size == 1:
+            world = make_world(1)
+            world.enter(0)
+        else:
+            world = rendezvous(job, rank, timeout=timeout)
+        return cls(world, rank, select(job.size), timeout=timeout)

@@ -9,16 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from roundelay import _core
-from roundelay.engines._base import Engine, Select
-from roundelay.engines._harness import Harness, Part
+from roundelay.engines._base import Engine
 from roundelay.engines._native.engine import NativeEngine
-from roundelay.engines._native.parts import call_native, fold_in_python, make_group
+from roundelay.engines._selector import Select
 from roundelay.errors import RankFailed, ranks_text
 from roundelay.processes.death import is_consequence, passes, step_of
 from roundelay.processes.limits import telling_limits
 from roundelay.processes.world import make_world
-from roundelay.reductions import Array, Op
-from roundelay.schedule import Programs, Schedule, compile_schedule
 
 __all__ = ["Threads"]
 
@@ -26,60 +23,28 @@ Result = TypeVar("Result")
 SOON_S = 1.0  # for ranks to end by themselves after Ctrl-C
 
 
-class Threads(Harness):
-    """Runs a schedule on the native core, one thread per rank.
+class Threads(NativeEngine):
+    """A rank that is a thread of this process, and shares its memory.
 
     >>> import numpy as np
     >>> from roundelay.algorithms import algorithms
+    >>> from roundelay.engines import run_schedule
     >>> ring = algorithms.load("all_reduce_ring").schedule(4)
-    >>> Threads().run(ring, [np.array([r, r]) for r in (1, 2, 3, 4)])[0]
+    >>> run_schedule(ring, [np.array([r, r]) for r in (1, 2, 3, 4)], "threads")[0]
     array([10, 10])
     """
 
     in_processes = False
-
-    def __init__(self) -> None:
-        self._groups: dict[int, tuple[_core.World, list[_core.Group]]] = {}  # by size
-        self._programs: Programs | None = None  # of the latest schedule
 
     @classmethod
     def start(
         cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
     ) -> list[Any]:
         """Run the ranks; the first error is raised as it was, with the rank in a note."""
-        selection = select(size)
+        selector = select(size)
         return _run_all(
-            make_world(size),
-            lambda world, rank: body(NativeEngine(world, rank, selection, timeout=timeout)),
+            make_world(size), lambda world, rank: body(cls(world, rank, selector, timeout=timeout))
         )
-
-    def outputs(
-        self, schedule: Schedule, parts: Sequence[Part], op: Op | None
-    ) -> Sequence[Array | None]:
-        """Run a thread for each part."""
-        if self._programs is None or self._programs.schedule is not schedule:
-            self._programs = compile_schedule(schedule)
-        programs, size = self._programs, schedule.size
-        # A world that has seen trouble is of no more use, so it is kept only after a good run.
-        world, groups = self._groups.pop(size) if size in self._groups else _make_groups(size)
-
-        def body(world: _core.World, rank: int) -> Array | None:
-            if op is None:
-                return call_native(groups[rank], programs, rank, parts[rank])
-            return fold_in_python(world, groups[rank], schedule, rank, parts[rank], op.reduction)
-
-        outputs = _run_all(world, body)
-        self._groups[size] = world, groups
-        return outputs
-
-    def close(self) -> None:
-        """Let go of the memory that is kept for the next run."""
-        self._groups.clear()
-
-
-def _make_groups(size: int) -> tuple[_core.World, list[_core.Group]]:
-    world = make_world(size)
-    return world, [make_group(world, rank) for rank in range(size)]
 
 
 class _RankThread(threading.Thread, Generic[Result]):

@@ -19,7 +19,7 @@ from roundelay import _core
 from roundelay.errors import InvalidArgumentError
 from roundelay.launch.local import MOST_RANKS, check_timeout
 from roundelay.rendezvous.one_host import Job
-from roundelay.rendezvous.place import Place
+from roundelay.rendezvous.place import JobPlace
 
 __all__ = [
     "StoreAt",
@@ -53,7 +53,7 @@ class StoreAt:
     server: str = "rank 0"  # who serves it, in words
 
 
-def found_place(environ: Mapping[str, str]) -> Place:
+def found_place(environ: Mapping[str, str]) -> JobPlace:
     """Read which rank this process is, of how many; without a launcher it is the only one.
 
     >>> place = found_place({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
@@ -73,7 +73,7 @@ def found_place(environ: Mapping[str, str]) -> Place:
         by_mpi = _place_in_mpi(environ)
         if by_mpi is None:
             _warn_of_foreign(environ)
-        return by_mpi or Place(0, Job("alone", 1, base_directory(environ)))
+        return by_mpi or JobPlace(0, Job("alone", 1, base_directory(environ)))
     if len(present) == 1:
         missing = "WORLD_SIZE" if present == ["RANK"] else "RANK"
         raise InvalidArgumentError(
@@ -87,13 +87,14 @@ def found_place(environ: Mapping[str, str]) -> Place:
             f"RANK={rank}, but WORLD_SIZE={size}: ranks go from 0 to {size - 1}."
         )
     by: Literal["host", "store"] = "store" if size > 1 and _spread(environ, size) else "host"
-    return Place(rank, Job(_job_id(environ, size), size, base_directory(environ)), by)
+    return JobPlace(rank, Job(_job_id(environ, size), size, base_directory(environ)), by)
 
 
-def found_store(environ: Mapping[str, str], place: Place) -> StoreAt:
+def found_store(environ: Mapping[str, str], place: JobPlace) -> StoreAt:
     """Read where torch's store is: torchrun serves one, else rank 0 does.
 
-    >>> found_store({"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}, Place(1, Job("", 2, Path())))
+    >>> place = JobPlace(1, Job("", 2, Path()))
+    >>> found_store({"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}, place)
     StoreAt(host='node0', port=29500, serves=False, corner='roundelay/0', server='rank 0')
     """
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -208,7 +209,7 @@ def _spread(environ: Mapping[str, str], size: int) -> bool:
     return bool(address) and not LOOPBACK.fullmatch(address)
 
 
-def _place_in_mpi(environ: Mapping[str, str]) -> Place | None:
+def _place_in_mpi(environ: Mapping[str, str]) -> JobPlace | None:
     """Return the place that an MPI gave this process; None if none did."""
     for rank_name, size_name, local_name in OF_MPI:
         if rank_name not in environ:
@@ -217,8 +218,8 @@ def _place_in_mpi(environ: Mapping[str, str]) -> Place | None:
         if job and named and named == environ.get(local_name):
             size = _whole(environ, size_name, 1, MOST_RANKS)
             rank = _whole(environ, rank_name, 0, size - 1)
-            return Place(rank, Job(f"mpi\n{job}", size, base_directory(environ)))
-        return Place(0, Job("mpi", 1, base_directory(environ)), "mpi")
+            return JobPlace(rank, Job(f"mpi\n{job}", size, base_directory(environ)))
+        return JobPlace(0, Job("mpi", 1, base_directory(environ)), "mpi")
     return None
 
 

@@ -11,8 +11,8 @@ from roundelay.arguments import seconds as read_seconds
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
-from roundelay.engines import Engine, Harness, engines
-from roundelay.engines._native.engine import NativeEngine
+from roundelay.engines import Engine, engines
+from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
 from roundelay.processes.death import ServerFinished
 from roundelay.processes.reports import as_raised
@@ -86,7 +86,7 @@ def _rehearse() -> None:
     for _ in range(REHEARSALS):
         world = _core.World.create(1, arena=0, slot_bytes=64)
         world.enter(0)
-        Communicator(NativeEngine(world, 0, Selection(1))).close()
+        Communicator(SharedMemory(world, 0, Selection(1))).close()
 
 
 def _end(comm: Communicator, fn: Callable[..., Any]) -> None:
@@ -101,7 +101,7 @@ def _end(comm: Communicator, fn: Callable[..., Any]) -> None:
         _core.work_for(None)
 
 
-def engine_called(name: object, to: Literal["start", "join"]) -> type[Harness]:
+def engine_called(name: object, to: Literal["start", "join"]) -> type[Engine]:
     """Return an engine that starts ranks, or joins them; refuse any other by name."""
     known = [each for each in engines.names() if engines.load(each).can(to)]
     if isinstance(name, str) and name in known:

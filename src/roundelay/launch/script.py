@@ -13,7 +13,6 @@ from roundelay.arguments import FOREVER_S
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
 from roundelay.engines import Engine
-from roundelay.engines.mpi.library import load_mpi
 from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.launch.environment import found_place, found_timeout
 from roundelay.launch.local import check_timeout, engine_called
@@ -26,9 +25,8 @@ __all__ = ["init"]
 class _Started:
     """The one communicator that a process gets from its launcher; others are told how it ends."""
 
-    def __init__(self, comm: Communicator, engine: Engine, *, by_mpi: bool) -> None:
-        self.comm, self._engine, self.pid = comm, engine, os.getpid()
-        self._by_mpi = by_mpi
+    def __init__(self, engine: Engine) -> None:
+        self.comm, self._engine, self.pid = Communicator(engine), engine, os.getpid()
         self._show, sys.excepthook = sys.excepthook, self._tell_and_show
         atexit.register(self._leave)
 
@@ -41,11 +39,10 @@ class _Started:
             word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
             self._engine.fail(word, f"{kind.__name__}: {error}")
         self._show(kind, error, trace)
-        if mine and self._by_mpi:
-            # MPI lets no process go without the others, which wait for this one.
+        if mine:
             sys.stderr.flush()
             sys.stdout.flush()
-            load_mpi().COMM_WORLD.Abort(1)
+            self._engine.abort()
 
     def _leave(self) -> None:
         # Who has failed does not close; a job that goes on would wait for the others to do so.
@@ -92,5 +89,5 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
         timeout=min(limit, FOREVER_S),  # sockets and stores know no infinity
     )
     joined.on_spare = partial(tell_launcher, joined.rank)
-    _started = _Started(Communicator(joined), joined, by_mpi=engine == "mpi" or place.by == "mpi")
+    _started = _Started(joined)
     return _started.comm

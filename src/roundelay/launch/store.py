@@ -16,7 +16,7 @@ from typing import Any
 from roundelay.engines.gloo.groups import load_torch
 from roundelay.errors import RendezvousError
 from roundelay.launch.environment import LOOPBACK, StoreAt, found_store
-from roundelay.rendezvous.place import Place
+from roundelay.rendezvous.place import JobPlace
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, StoreLost, open_store
 
@@ -29,7 +29,7 @@ LOOK_S = 0.02
 FIRST_RETRY_S, MOST_RETRY_S = 0.02, 0.5
 
 
-def job_store(place: Place, environ: Mapping[str, str], timeout: float) -> Store:
+def job_store(place: JobPlace, environ: Mapping[str, str], timeout: float) -> Store:
     """Return the store of this job, once it can be reached."""
     distributed = load_torch("gloo").distributed
     secret = found_secret(environ)
@@ -146,7 +146,7 @@ def _unresolved(at: StoreAt) -> str:
     )
 
 
-def _say_done(store: Store, place: Place, pid: int, *, serves: bool) -> None:
+def _say_done(store: Store, place: JobPlace, pid: int, *, serves: bool) -> None:
     """Leave the store last if this process serves it: the others still say goodbye there."""
     if os.getpid() != pid:
         return

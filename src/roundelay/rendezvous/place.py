@@ -7,11 +7,11 @@ from typing import Literal
 
 from roundelay.rendezvous.one_host import Job
 
-__all__ = ["Place"]
+__all__ = ["JobPlace"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobPlace:
     """The place of this process among the ranks of a job, and by what they find one another.
 
     By `host`: all ranks are on this one. By `store`: torch's, because there may be several hosts.

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from roundelay.communicator import Communicator
-from roundelay.engines._call_queue import CallQueue
 from roundelay.errors import CollectiveTimeout, CommunicationError
+from roundelay.processes.call_queue import CallQueue
 from roundelay.torch._work import DONE, Done, Part, Work
 
 __all__ = ["Calls", "CommCall"]

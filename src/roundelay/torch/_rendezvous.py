@@ -21,11 +21,12 @@ from torch._C import _distributed_c10d as torch_store
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
 from roundelay.engines.hierarchical import Hierarchical
+from roundelay.engines.hierarchical.join import by_store
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.rendezvous.by_store import await_all
 from roundelay.rendezvous.hosts import host_identity
 from roundelay.rendezvous.one_host import Job
-from roundelay.rendezvous.place import Place
+from roundelay.rendezvous.place import JobPlace
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, open_store
 
@@ -78,15 +79,14 @@ def rendezvous_by_store(
 
 
 def _on_one_host(job: Job, rank: int, timeout: float) -> Connected:
-    engine = SharedMemory.join(Place(rank, job), select=Selection, timeout=timeout)
+    engine = SharedMemory.join(JobPlace(rank, job), select=Selection, timeout=timeout)
     return Connected(Communicator(engine), engine.fail)
 
 
 def _on_several_hosts(store: Store, rank: int, size: int, timeout: float) -> Connected:
     """Join hosts: shared memory inside each, Gloo between; who fails is missed there."""
-    engine = Hierarchical.join_by_store(
-        store.within("hosts"), rank, size, select=Selection, timeout=timeout
-    )
+    meeting = by_store(store.within("hosts"), rank, size, Selection, timeout)
+    engine = Hierarchical.joined(meeting, select=Selection, timeout=timeout)
     return Connected(Communicator(engine), lambda _word, _text: engine.close())
 
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from roundelay.collectives import collectives
-from roundelay.engines._base import AXIS, CollectiveCall
+from roundelay.engines._call import AXIS, CollectiveCall
 
 __all__ = ["Word", "read_word", "word_of"]
 

@@ -6,18 +6,21 @@ import zlib
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+
 from roundelay import _core
+from roundelay.reductions import Array
 from roundelay.schedule import Apply, Operand, Programs, Schedule, Wait
 
-__all__ = ["encoded", "idle", "native_program"]
+__all__ = ["encoded", "idle", "view"]
 
 SPACES = {name: number for number, name in enumerate(_core.SPACES)}
 WAIT, APPLY, POST = (_core.INSTRUCTIONS.index(name) for name in ("wait", "apply", "post"))
 
 
-def native_program(programs: Programs, rank: int) -> _core.Program:
-    """Return the program of `rank` as the native core has it."""
-    return _core.Program(encoded(programs, [rank])[0])
+def view(array: Array) -> _core.View:
+    """Return the native view of contiguous memory; pairs and bfloat16 are bytes to it."""
+    return _core.View(array.reshape(-1).view(np.uint8) if array.dtype.kind == "V" else array)
 
 
 def encoded(programs: Programs, ranks: Sequence[int]) -> list[bytes]:

@@ -13,18 +13,18 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.engines._base import (
+from roundelay.engines._base import Engine
+from roundelay.engines._call import (
     AXIS,
     COLLECTIVES,
     ENDINGS,
     INNER_TAGS,
     CollectiveCall,
-    Engine,
-    Selection,
+    MessageCall,
     no_fast_path,
 )
+from roundelay.engines._native.encode import view
 from roundelay.engines._native.lazily import Lazily
-from roundelay.engines._native.parts import view
 from roundelay.engines._native.pool import Pool
 from roundelay.engines._native.programs import ProgramCache
 from roundelay.engines._native.requests import NativeCallRequest, NativeMessageRequest
@@ -38,6 +38,7 @@ from roundelay.engines._native.trouble import (
     warn_slow,
 )
 from roundelay.engines._native.world_report import left_over
+from roundelay.engines._selector import Selector
 from roundelay.errors import (
     CommunicationError,
     InvalidArgumentError,
@@ -76,7 +77,7 @@ class NativeEngine(Engine):
         self,
         world: _core.World,
         rank: int,
-        selection: Selection,
+        selector: Selector,
         *,
         timeout: float = 60.0,
         _ranks: Sequence[int] | None = None,
@@ -105,7 +106,7 @@ class NativeEngine(Engine):
         )
         self._serial = _serial  # a number that no other group ever has
         self._above = None if _parent is None else _parent._root
-        self.selection = selection
+        self.selector = selector
         self._timeout = timeout
         self.native.set_timeout(timeout)
         self.fast_path = self.native.fast_path  # no Python between the caller and the native core
@@ -135,7 +136,7 @@ class NativeEngine(Engine):
     @Lazily
     def _programs(self) -> ProgramCache:
         shelf = _core.Shelf(self.world, self.ranks[self.rank])
-        return ProgramCache(self.rank, self.selection, shelf)
+        return ProgramCache(self.rank, self.selector, shelf)
 
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:
         """Walk the program of the call on this thread."""
@@ -173,34 +174,26 @@ class NativeEngine(Engine):
         except OSError as error:
             raise limit_hit(f"start.{call.collective}", error) or error from None
 
-    def post(
-        self,
-        data: Array,
-        dtype: str,
-        other: int | None,
-        tag: int | None,
-        *,
-        sends: bool,
-        background: bool = True,
-    ) -> NativeMessageRequest:
+    def post(self, message: MessageCall) -> NativeMessageRequest:
         """Put the message into the shared memory; in the background a native thread goes on."""
-        native = self._open()
-        if sends and other is not None:
+        native, data, other = self._open(), message.data, message.other
+        if message.sends and other is not None:
             if self.losses and (told := self.lost().get(other)):
                 raise PeerLost(told)
             self._sent[other] += data.nbytes
         rank = -1 if other is None else self.ranks[other]
-        number = _core.ANY_TAG if tag is None else tag
+        tag = _core.ANY_TAG if message.tag is None else message.tag
+        code = CODES[message.dtype]
         try:
             request = self._messages.post(
-                sends, rank, self._serial, number, view(data), CODES[dtype], background, native
+                message.sends, rank, self._serial, tag, view(data), code, message.background, native
             )
         except _core.OutOfMemory:
             raise NoRoomError(data.nbytes) from None
         except _core.Broken:
             raise explain(self) from None
         except OSError as error:
-            raise limit_hit("send" if sends else "recv", error) or error from None
+            raise limit_hit("send" if message.sends else "recv", error) or error from None
         return NativeMessageRequest(self, request)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
@@ -222,9 +215,9 @@ class NativeEngine(Engine):
             place = self._room(_core.Group.bytes_for(len(ranks)), len(ranks))
             told[:] = place, self.world.next_serial() if place else _core.available_memory()
             for other in ranks[1:]:
-                self.post(told, "uint64", other, REGROUP, sends=True).wait()
+                self.post(MessageCall(told, "uint64", other, REGROUP, sends=True)).wait()
         else:
-            self.post(told, "uint64", ranks[0], REGROUP, sends=False).wait()
+            self.post(MessageCall(told, "uint64", ranks[0], REGROUP, sends=False)).wait()
         return self._grouped(ranks, *map(int, told))
 
     def _grouped(self, ranks: Sequence[int], place: int, serial: int) -> Self:
@@ -235,7 +228,7 @@ class NativeEngine(Engine):
         made = type(self)(
             self.world,
             list(ranks).index(self.rank),
-            self.selection.for_size(len(ranks)),
+            self.selector.for_size(len(ranks)),
             timeout=self.timeout,
             _ranks=[self.ranks[rank] for rank in ranks],
             _block=_core.Block(self.world, place, nbytes),

@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 from roundelay import _core
-from roundelay.engines._base import COLLECTIVES, CollectiveCall, Selection
+from roundelay.engines._call import COLLECTIVES, CollectiveCall
 from roundelay.engines._native.call_words import word_of
-from roundelay.engines._native.encode import encoded, idle
-from roundelay.engines._native.parts import view
+from roundelay.engines._native.encode import encoded, idle, view
+from roundelay.engines._selector import Selector
 from roundelay.reductions import CODES, OPS
 from roundelay.schedule import Reach, Schedule, compile_schedule
 
@@ -57,8 +57,8 @@ NativeClass = tuple[int, _core.Program | None, _core.Program | None, int, bool]
 class ProgramCache:
     """Gives the native core what it needs to run a call."""
 
-    def __init__(self, rank: int, selection: Selection, shelf: _core.Shelf) -> None:
-        self.rank, self.size, self._selection = rank, selection.size, selection
+    def __init__(self, rank: int, selector: Selector, shelf: _core.Shelf) -> None:
+        self.rank, self.size, self._selector = rank, selector.size, selector
         self._shelf = shelf
         self._known: dict[tuple[str, int, Reach], _core.Program] = {}
 
@@ -69,7 +69,7 @@ class ProgramCache:
 
     def arguments(self, call: CollectiveCall, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
-        name = self._selection.choose(call, algorithm)
+        name = self._selector.choose(call, algorithm)
         reaches = AGREE_FROM <= call.nbytes <= self._reach_up_to(call.collective)
         return (
             self.program(name, call.root),
@@ -77,7 +77,7 @@ class ProgramCache:
             None if call.input is None else view(call.input),
             None if call.output is None else view(call.output),
             COLLECTIVES[call.collective],
-            self._selection.number(name),
+            self._selector.number(name),
             word_of(call),
             CODES[call.dtype],
             OPS[call.op],
@@ -97,7 +97,7 @@ class ProgramCache:
 
     def _compiled(self, name: str, root: int, reach: Reach) -> bytes:
         if self.size <= ALONE_RANKS:
-            return kept(self._selection.schedule(name, root), reach)[self.rank]
+            return kept(self._selector.schedule(name, root), reach)[self.rank]
         text = f"{name} {self.size} {root} {reach}"
         key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | 1
         deadline = time.monotonic() + PATIENCE_S
@@ -111,7 +111,7 @@ class ProgramCache:
             return found
         try:
             with _no_collections():
-                parts = compiled(self._selection.schedule(name, root), reach)
+                parts = compiled(self._selector.schedule(name, root), reach)
             with contextlib.suppress(_core.OutOfMemory):  # the others make it too, then
                 self._shelf.put(key, parts)
         finally:
@@ -130,9 +130,9 @@ class ProgramCache:
         """Return the programs of plain calls by size; those that were asked for need no Python."""
         found: list[NativeClass] = []
         reach, limit = self._reach(collective), self._reach_up_to(collective)
-        for up_to, name, once in self._selection.size_classes(collective):
+        for up_to, name, once in self._selector.size_classes(collective):
             program = self._known.get((name, root, PRIVATE))
-            most, number = int(min(up_to, EVER)), self._selection.number(name)
+            most, number = int(min(up_to, EVER)), self._selector.number(name)
             found.append((min(most, AGREE_FROM - 1), program, None, number, once))
             if most >= AGREE_FROM:
                 in_arena = self._known.get((name, root, reach)) if reach else None

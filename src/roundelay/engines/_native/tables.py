@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roundelay.engines._base import ENDINGS, INNER_TAGS
+from roundelay.engines._call import ENDINGS, INNER_TAGS
 from roundelay.errors import NoEngineError
 from roundelay.reductions import DTYPES, REDUCTIONS
 

@@ -147,7 +147,7 @@ def warn_slow(engine: NativeEngine, rank: int, seconds: float) -> None:
 
 
 def _report(engine: NativeEngine) -> WorldReport:
-    return WorldReport(engine.world, engine.selection.algorithms)
+    return WorldReport(engine.world, engine.selector.algorithms)
 
 
 def _calls(engine: NativeEngine, at: int, call: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.engines._base import ENDINGS, INNER_TAGS
+from roundelay.engines._call import ENDINGS, INNER_TAGS
 from roundelay.engines._native.call_words import read_word
 from roundelay.errors import ranks_text
 from roundelay.reductions import DTYPES, OPS

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines._call import CollectiveCall
 from roundelay.engines._call_signature import CallSignature, encode, mismatch
 from roundelay.engines._over_messages import native_fold
 from roundelay.reductions import Array

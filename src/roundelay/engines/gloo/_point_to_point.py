@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines.gloo._requests import EVER, Arrived, Receipt, Sent
+from roundelay.engines._call import MessageCall
+from roundelay.engines.gloo._requests import EVER, Arrived, GlooReceipt, GlooSend
 from roundelay.engines.gloo.groups import as_tensor, seconds
 from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.reductions import DTYPES, Array
@@ -49,7 +50,7 @@ class GlooPointToPoint:
         self._torch, self._group, self.rank, self._size = torch, group, rank, size
         self._explain, self._has_left = explain, has_left
         self._news = threading.Condition()
-        self._wanted: list[Receipt] = []  # in the order in which they were asked for
+        self._wanted: list[GlooReceipt] = []  # in the order in which they were asked for
         self._unasked: list[Arrived] = []  # in the order in which they came
         self._listeners: dict[int, threading.Thread] = {}
         self._senders: list[threading.Thread] = []
@@ -61,13 +62,22 @@ class GlooPointToPoint:
         self._posting = threading.Lock()  # headers go out in the order of their numbers
         self._waiting = 0  # threads of this rank that wait for mail to move
 
+    def post(self, message: MessageCall, limit: float) -> GlooReceipt | GlooSend:
+        """Send a message, or ask for one."""
+        data, other, tag = message.data.view(np.uint8), message.other, message.tag
+        if not message.sends or other is None or tag is None:
+            return self.receive(data, other, tag)
+        return self.send(
+            data, message.dtype, other, tag, limit=limit, background=message.background
+        )
+
     def send(
         self, data: Array, dtype: str, dst: int, tag: int, *, limit: float, background: bool
-    ) -> Sent:
+    ) -> GlooSend:
         """Send bytes: a copy of them, unless the caller leaves them alone in the meantime."""
         if dst == self.rank:
             self._take(Arrived(dst, tag, data.nbytes, dtype, data.copy()))
-            return Sent(dst, [], [])
+            return GlooSend(dst, [], [])
         small = data.nbytes <= SMALL
         copied = 0 if small or background else data.nbytes
         self._wait_for_room(dst, copied, limit)
@@ -76,11 +86,11 @@ class GlooPointToPoint:
         )
         if small:
             self._small[dst].append((works, tensors))
-            return Sent(dst, [], [])
-        sent = Sent(dst, works, tensors, lambda: self._note_copied(-copied))
+            return GlooSend(dst, [], [])
+        sent = GlooSend(dst, works, tensors, lambda: self._note_copied(-copied))
         with self._posting:
-            self._senders = [*(one for one in self._senders if one.is_alive()), sent.go()]
-        return sent if background else Sent(dst, [], [])
+            self._senders = [*(thread for thread in self._senders if thread.is_alive()), sent.go()]
+        return sent if background else GlooSend(dst, [], [])
 
     def _posted(self, kept: Array, dtype: str, dst: int, tag: int) -> tuple[list[Any], list[Any]]:
         with self._posting:
@@ -114,9 +124,9 @@ class GlooPointToPoint:
                 self._copied += more
                 self._news.notify_all()
 
-    def receive(self, data: Array, src: int | None, tag: int | None) -> Receipt:
+    def receive(self, data: Array, src: int | None, tag: int | None) -> GlooReceipt:
         """Ask for the next message that fits."""
-        receipt = Receipt(self, data, src, tag)
+        receipt = GlooReceipt(self, data, src, tag)
         with self._news:
             found = next((each for each in self._unasked if receipt.fits(each)), None)
             if found is None:
@@ -227,7 +237,7 @@ class GlooPointToPoint:
         if receipt is not None:
             self._fill(receipt, arrived)
 
-    def _fill(self, receipt: Receipt, arrived: Arrived) -> None:
+    def _fill(self, receipt: GlooReceipt, arrived: Arrived) -> None:
         """Bring the content to who asked for it; its sender has begun, so it will come."""
         error = None
         fits = arrived.nbytes == receipt.data.nbytes
@@ -263,7 +273,7 @@ class GlooPointToPoint:
                     receipt.finish(None, error)
             self._news.notify_all()
 
-    def wait_for(self, receipt: Receipt, limit: float) -> None:
+    def wait_for(self, receipt: GlooReceipt, limit: float) -> None:
         """Wait until a receipt is settled, or raise."""
         with self._news:
             settled = self._news.wait_for(receipt.done, min(SOON_S, limit))

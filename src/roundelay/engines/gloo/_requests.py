@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
-from roundelay.engines._base import tag_fits
+from roundelay.engines._call import Status, tag_fits
 from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.reductions import Array
 
-__all__ = ["EVER", "Arrived", "Receipt", "Sent"]
+__all__ = ["EVER", "Arrived", "GlooMessageRequest", "GlooReceipt", "GlooSend", "SlotRequest"]
 
 EVER = timedelta(days=3650)
 
@@ -27,14 +28,14 @@ class Arrived:
         self.fetching = threading.Lock()
 
 
-class _Waits(Protocol):
-    def wait_for(self, receipt: Receipt, limit: float) -> None: ...
+class Waits(Protocol):
+    def wait_for(self, receipt: GlooReceipt, limit: float) -> None: ...
 
 
-class Receipt:
+class GlooReceipt:
     """A message that somebody waits for."""
 
-    def __init__(self, messages: _Waits, data: Array, src: int | None, tag: int | None) -> None:
+    def __init__(self, messages: Waits, data: Array, src: int | None, tag: int | None) -> None:
         self._messages, self.data, self.src, self._tag = messages, data, src, tag
         self._arrived: Arrived | None = None
         self._settled = False
@@ -58,14 +59,14 @@ class Receipt:
         """Return when the message is there."""
         self._messages.wait_for(self, limit)
 
-    def status(self) -> tuple[int, int, int, str]:
+    def status(self) -> Status:
         """Say who sent what has come."""
         if self._arrived is None:
             return -1, -1, 0, "uint8"
         return self._arrived.src, self._arrived.tag, self._arrived.nbytes, self._arrived.dtype
 
 
-class Sent:
+class GlooSend:
     """A message on its way out, and the memory that it needs; without works it is out."""
 
     def __init__(
@@ -107,6 +108,39 @@ class Sent:
         if self._error is not None:
             raise self._error
 
-    def status(self) -> tuple[int, int, int, str]:
+    def status(self) -> Status:
         """Say nothing: this was sent, not received."""
         return -1, -1, 0, "uint8"
+
+
+class GlooMessageRequest:
+    """A message of the user's; while it is waited for, the others are watched."""
+
+    def __init__(
+        self,
+        message: GlooReceipt | GlooSend,
+        limit: Callable[[], float],
+        watched: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._message, self._limit, self._watched = message, limit, watched
+        self.done, self.status = message.done, message.status
+
+    def wait(self) -> None:
+        """Return when it is done, or raise what went wrong."""
+        with self._watched():
+            self._message.wait(self._limit())
+
+
+class SlotRequest:
+    """A message of a walked schedule, and the memory that it needs."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        self._work, self._tensor = work, tensor
+
+    def done(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """Return when it is done."""
+        self._work.wait()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines._call import CollectiveCall
 from roundelay.engines.gloo.groups import as_tensor
 from roundelay.reductions import Array
 

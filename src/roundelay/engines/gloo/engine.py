@@ -5,26 +5,26 @@ from __future__ import annotations
 import atexit
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-import numpy as np
-
-from roundelay.engines._base import CollectiveCall, Engine, MessageRequest
-from roundelay.engines._call_queue import CallQueue, QueuedCall
+from roundelay.engines._base import Engine
+from roundelay.engines._call import CollectiveCall, MessageCall, MessageRequest
 from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
 from roundelay.engines._over_messages import OverMessages
+from roundelay.engines._selector import Select
 from roundelay.engines.gloo._agreement import GlooAgreement
 from roundelay.engines.gloo._point_to_point import GlooPointToPoint
+from roundelay.engines.gloo._requests import GlooMessageRequest, SlotRequest
 from roundelay.engines.gloo.calls import GlooCalls
 from roundelay.engines.gloo.groups import (
-    Held,
-    Schedules,
+    HeldGroup,
     Trouble,
     as_tensor,
+    fork_at,
     load_torch,
     seconds,
     signed_store,
@@ -35,16 +35,18 @@ from roundelay.errors import (
     InvalidArgumentError,
     RendezvousError,
 )
+from roundelay.processes.call_queue import CallQueue, QueuedCall
 from roundelay.reductions import Array
-from roundelay.rendezvous.by_store import StoreRendezvous
-from roundelay.rendezvous.store import StoreLost, first_line
+from roundelay.rendezvous.by_store import StoreRendezvous, rendezvous_at
+from roundelay.rendezvous.place import JobPlace
+from roundelay.rendezvous.store import OpenStore, StoreLost, first_line, no_store
 
-__all__ = ["GlooEngine", "connected", "cut_lines"]
+__all__ = ["Gloo", "connected", "cut_lines"]
 
 WALK, NOBODY = 1, 3  # slots of the process group: of walked schedules, and one that is never used
 
 
-class GlooEngine(Engine):
+class Gloo(Engine):
     """A rank among processes of one or many hosts that Gloo connects.
 
     What Gloo has for a reduction and dtype, with our meaning, it does itself; the rest is walked
@@ -53,19 +55,17 @@ class GlooEngine(Engine):
 
     names_ranks_of_all = True
 
-    def __init__(
-        self, rendezvous: StoreRendezvous, schedules: Schedules, *, timeout: float
-    ) -> None:
+    def __init__(self, rendezvous: StoreRendezvous, select: Select, *, timeout: float) -> None:
         self._torch = load_torch("gloo")
         self.rank, self.size = rendezvous.rank, rendezvous.size
-        self._rendezvous, self._schedules = rendezvous, schedules
-        self._find = schedules(rendezvous.size)
+        self._rendezvous, self._select = rendezvous, select
+        self._selector = select(rendezvous.size, cores=0)
         self._timeout = timeout
         self._made = 0  # groups so far, which all ranks count alike
-        self._groups: weakref.WeakSet[GlooEngine] = weakref.WeakSet()
+        self._groups: weakref.WeakSet[Gloo] = weakref.WeakSet()
         self._trouble = Trouble(rendezvous)
         self._queue = CallQueue()
-        self._group: Held | None = connected(self._torch, rendezvous, timeout)
+        self._group: HeldGroup | None = connected(self._torch, rendezvous, timeout)
         self._messages = GlooPointToPoint(
             self._torch, self._group, self.rank, self.size, self._explain, self._trouble.has_left
         )
@@ -73,6 +73,38 @@ class GlooEngine(Engine):
         self._own = GlooCalls(self._torch, self.rank, self.size)
         self._walk = OverMessages(self.rank, self.slot)
         _unclosed.add(self)
+
+    @classmethod
+    def start(
+        cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
+    ) -> list[Any]:
+        """Fork the ranks, and have the library connect them."""
+
+        def be_rank(at: StoreRendezvous) -> bytes:
+            engine = cls(at, select, timeout=timeout)
+            try:
+                result: bytes = body(engine)
+            except BaseException as error:
+                engine.fail("failed", f"{type(error).__name__}: {error}")
+                raise
+            return result
+
+        return fork_at(size, be_rank)
+
+    @classmethod
+    def join(
+        cls, place: JobPlace, store: OpenStore = no_store, *, select: Select, timeout: float
+    ) -> Engine:
+        """Connect the ranks by the store of their job."""
+        name = cls.__name__.lower()
+        if place.by == "mpi":
+            raise InvalidArgumentError(
+                f"mpirun started these ranks, but the engine {name} needs torch's store. Start "
+                f"with `roundelay run` or torchrun, or use engine='mpi'."
+            )
+        several = place.by == "store"
+        at = rendezvous_at(store(), place.rank, place.job.size, several_hosts=several)
+        return cls(at.within(name), select, timeout=timeout)
 
     @property
     def timeout(self) -> float:
@@ -105,45 +137,30 @@ class GlooEngine(Engine):
 
     def _do(self, call: CollectiveCall, algorithm: str | None) -> None:
         group = self._open()
-        with self._trouble.watched(self._timeout):
+        with self._watched():
             done = self._agreement.settle(group, call, algorithm)
             if done or (algorithm is None and self._own.run(group, call)):
                 return
-            self._walk.run(call, self._find(call, algorithm))
+            self._walk.run(call, self._selector.schedule_for(call, algorithm))
 
     def waiting(self) -> AbstractContextManager[None]:
         """See meanwhile whether the others give signs of life."""
         return self._trouble.waiting()
 
-    def slot(self, data: Array, other: int, *, sends: bool) -> _Work:
+    def slot(self, data: Array, other: int, *, sends: bool) -> SlotRequest:
         """Send or receive bytes in the order of a schedule, apart from users' messages."""
         tensor = as_tensor(self._torch, data)
         group = self._open()
         post = group.send if sends else group.recv
-        return _Work(post([tensor], other, WALK), tensor)
+        return SlotRequest(post([tensor], other, WALK), tensor)
 
-    def post(
-        self,
-        data: Array,
-        dtype: str,
-        other: int | None,
-        tag: int | None,
-        *,
-        sends: bool,
-        background: bool = True,
-    ) -> MessageRequest:
+    def post(self, message: MessageCall) -> MessageRequest:
         """Announce the message, or ask for one; threads take what comes."""
         self._open()
-        octets = data.view(np.uint8)
-        with self._trouble.watched(self._timeout):
-            if sends and other is not None and tag is not None:
-                return _MessageRequest(
-                    self,
-                    self._messages.send(
-                        octets, dtype, other, tag, limit=self._timeout, background=background
-                    ),
-                )
-            return _MessageRequest(self, self._messages.receive(octets, other, tag))
+        with self._watched():
+            return GlooMessageRequest(
+                self._messages.post(message, self._timeout), lambda: self._timeout, self._watched
+            )
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Connect these ranks once more, among themselves."""
@@ -157,7 +174,7 @@ class GlooEngine(Engine):
 
     def _at(self, rendezvous: StoreRendezvous) -> Self:
         """Return an engine of the same kind at another rendezvous."""
-        return type(self)(rendezvous, self._schedules, timeout=self._timeout)
+        return type(self)(rendezvous, self._select, timeout=self._timeout)
 
     def fail(self, word: str, text: str) -> None:
         """Tell the others by what this rank ends."""
@@ -176,7 +193,7 @@ class GlooEngine(Engine):
             self._queue.run(lambda: self._agree_on(signature))
 
     def _agree_on(self, signature: CallSignature) -> None:
-        with self._trouble.watched(self._timeout):
+        with self._watched():
             self._agreement.agree(self._open(), signature)
 
     def close(self) -> None:
@@ -206,22 +223,25 @@ class GlooEngine(Engine):
             with contextlib.suppress(StoreLost):
                 self._rendezvous.store.in_hurry().rest(self.rank)
 
-    def _cut(self, group: Held) -> None:
+    def _cut(self, group: HeldGroup) -> None:
         """Cut the lines to all others."""
         cut_lines(self._torch, group, self.rank, self.size)
 
-    def _open(self) -> Held:
+    def _open(self) -> HeldGroup:
         if self._group is None:
             self._trouble.check()
             raise InvalidArgumentError("This communicator is closed.")
         return self._group
+
+    def _watched(self) -> AbstractContextManager[None]:
+        return self._trouble.watched(self._timeout)
 
     def _explain(self, error: BaseException) -> CommunicationError:
         return self._trouble.explain(error, self._timeout)
 
 
 #: A thread that still waits in C++ when the interpreter ends would take the process down with it.
-_unclosed: weakref.WeakSet[GlooEngine] = weakref.WeakSet()
+_unclosed: weakref.WeakSet[Gloo] = weakref.WeakSet()
 
 
 @atexit.register
@@ -230,7 +250,7 @@ def _close_the_rest() -> None:
         engine._hang_up()  # noqa: SLF001 - our own
 
 
-def cut_lines(torch: Any, group: Held, rank: int, size: int) -> None:
+def cut_lines(torch: Any, group: HeldGroup, rank: int, size: int) -> None:
     """End all that waits for something in a group of Gloo's, on this rank and on the others."""
     # A receive that comes too late makes Gloo close every line; from who is gone, none does.
     for other in range(1, size):
@@ -239,56 +259,20 @@ def cut_lines(torch: Any, group: Held, rank: int, size: int) -> None:
             late.wait(timedelta(milliseconds=1))
 
 
-def connected(torch: Any, rendezvous: StoreRendezvous, timeout: float) -> Held:
+def connected(torch: Any, rendezvous: StoreRendezvous, timeout: float) -> HeldGroup:
     """Return the process group once all ranks are in it."""
     kind = torch.distributed.ProcessGroupGloo
     store = signed_store(torch.distributed, rendezvous.store, timeout)
     try:
         if rendezvous.address is None:  # or by GLOO_SOCKET_IFNAME
-            return Held(kind(store, rendezvous.rank, rendezvous.size, seconds(timeout)), store)
+            return HeldGroup(kind(store, rendezvous.rank, rendezvous.size, seconds(timeout)), store)
         options = kind._Options()  # noqa: SLF001 - torch has no other name for them
         options._devices = [kind.create_device(hostname=rendezvous.address)]  # noqa: SLF001
         options._timeout = seconds(timeout)  # noqa: SLF001
-        return Held(kind(store, rendezvous.rank, rendezvous.size, options), store)
+        return HeldGroup(kind(store, rendezvous.rank, rendezvous.size, options), store)
     except (RuntimeError, TimeoutError) as error:
         raise RendezvousError(
             f"rank {rendezvous.rank} of {rendezvous.size} could not connect to the others by Gloo "
             f"within {timeout:g} s: {first_line(error)}. See whether all of them started; if a "
             f"host has several networks, name the one to use by GLOO_SOCKET_IFNAME."
         ) from None
-
-
-class _Work:
-    """A message of a walked schedule, and the memory that it needs."""
-
-    def __init__(self, work: Any, tensor: Any) -> None:
-        self._work, self._tensor = work, tensor
-
-    def done(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def wait(self) -> None:
-        self._work.wait()
-
-
-class _Waited(Protocol):
-    def done(self) -> bool: ...
-    def wait(self, limit: float) -> None: ...
-    def status(self) -> tuple[int, int, int, str]: ...
-
-
-class _MessageRequest:
-    """A message of the user's."""
-
-    def __init__(self, engine: GlooEngine, request: _Waited) -> None:
-        self._engine, self._request = engine, request
-
-    def done(self) -> bool:
-        return self._request.done()
-
-    def wait(self) -> None:
-        with self._engine._trouble.watched(self._engine._timeout):  # noqa: SLF001 - its own end
-            self._request.wait(self._engine._timeout)  # noqa: SLF001
-
-    def status(self) -> tuple[int, int, int, str]:
-        return self._request.status()

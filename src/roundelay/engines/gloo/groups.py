@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from roundelay.arguments import FOREVER_S
-from roundelay.engines._base import ScheduleFor
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -21,27 +23,27 @@ from roundelay.errors import (
     MissingPackageError,
     PeerLost,
 )
+from roundelay.processes.reports import run_forked
 from roundelay.reductions import Array
 from roundelay.rendezvous.by_store import StoreRendezvous
-from roundelay.rendezvous.store import HURRY_S, SILENT_S, Store, StoreLost
+from roundelay.rendezvous.store import HURRY_S, SILENT_S, Store, StoreLost, open_store
 
 __all__ = [
-    "Held",
-    "Schedules",
+    "HeldGroup",
     "Trouble",
     "as_tensor",
+    "fork_at",
     "load_torch",
     "seconds",
     "signed_store",
 ]
 
-#: Gives what finds schedules for groups of so many ranks.
-Schedules = Callable[[int], ScheduleFor]
-
 LATE = re.compile(r"timed? ?out", re.IGNORECASE)
 PLACE = re.compile(r"^\[[^\]]*:\d+\] ?")
 ADVICE = re.compile(r" This is typically caused by.*")
 TOLD = (CollectiveMismatch, CollectiveTimeout)  # as what they are; all else means a lost rank
+HERE = "127.0.0.1"
+HERE_S = 60.0  # for forks of one process to find one another
 SOON_S = 0.25  # for the first to say why: Gloo cuts the lines before that rank gets to
 
 
@@ -58,6 +60,19 @@ def load_torch(engine: str) -> Any:  # optional, so without types
             f"Install one that has it: pip install 'roundelay[torch]'"
         )
     return torch
+
+
+def fork_at(size: int, body: Callable[[StoreRendezvous], bytes]) -> list[bytes]:
+    """Run `body` on `size` new processes of this host, which find one another in a folder."""
+    torch = load_torch("gloo")
+    with tempfile.TemporaryDirectory(prefix="roundelay-gloo-") as folder:
+        make = partial(torch.distributed.FileStore, str(Path(folder) / "store"), size)
+
+        def be_rank(_: object, rank: int) -> bytes:
+            store = open_store(make, f"the store in {folder}", b"", HERE_S)
+            return body(StoreRendezvous(store, rank, size, HERE))
+
+        return run_forked(size, be_rank)
 
 
 def seconds(limit: float) -> timedelta:
@@ -91,7 +106,7 @@ def as_tensor(torch: Any, array: Array) -> Any:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-class Held:
+class HeldGroup:
     """A process group of torch's, until it is let go, whoever still has this: an error's traceback.
 
     The threads of a group end with its last reference. One that gave back a tensor only while the

@@ -15,7 +15,8 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.engines._base import CollectiveCall, Engine
+from roundelay.engines._base import Engine
+from roundelay.engines._call import CollectiveCall
 from roundelay.engines.hierarchical._cells import HostCells, same
 from roundelay.reductions import Array
 from roundelay.rendezvous.topology import HostTopology

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines._call import CollectiveCall
 from roundelay.reductions import Array
 from roundelay.schedule import NestedSchedule, split
 

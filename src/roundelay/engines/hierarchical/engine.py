@@ -8,20 +8,25 @@ from typing import Self
 
 import numpy as np
 
-from roundelay.engines._base import CollectiveCall, Engine, MessageRequest, Request
-from roundelay.engines._call_queue import CallQueue
+from roundelay.engines._base import Engine
+from roundelay.engines._call import CollectiveCall, MessageCall, MessageRequest, Request
 from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
+from roundelay.engines._selector import Select
 from roundelay.engines.hierarchical._calls import HierarchicalCalls
+from roundelay.engines.hierarchical.join import Meeting, by_mpi, by_store, meet_inside
 from roundelay.errors import CollectiveMismatch, CollectiveTimeout, CommunicationError
+from roundelay.processes.call_queue import CallQueue
 from roundelay.reductions import Array
+from roundelay.rendezvous.place import JobPlace
+from roundelay.rendezvous.store import OpenStore, no_store
 from roundelay.rendezvous.topology import HostTopology
 
-__all__ = ["HierarchicalEngine"]
+__all__ = ["Hierarchical"]
 
 EXPLAIN_S = 3.0  # for a rank to find out, after its timeout, what was wrong between hosts
 
 
-class HierarchicalEngine(Engine):
+class Hierarchical(Engine):
     """A rank of one of several hosts, which need not have equally many.
 
     `inside` joins the ranks of this host, `everyone` all ranks; without it there is one host only,
@@ -42,6 +47,26 @@ class HierarchicalEngine(Engine):
             self._lane = everyone.group(places.lane)
             self._calls = HierarchicalCalls(places, inside, self._lane, everyone)
         self.timeout = (everyone or inside).timeout
+        self.abort = (everyone or inside).abort
+
+    @classmethod
+    def join(
+        cls, place: JobPlace, store: OpenStore = no_store, *, select: Select, timeout: float
+    ) -> Engine:
+        """Return the engine of this rank, with MPI between hosts if it started the ranks.
+
+        Where all ranks are on one host, that is shared memory and nothing else.
+        """
+        if place.by == "mpi":
+            return cls.joined(by_mpi(select, timeout), select=select, timeout=timeout)
+        by = by_store(store(), place.rank, place.job.size, select, timeout)
+        return cls.joined(by, select=select, timeout=timeout)
+
+    @classmethod
+    def joined(cls, by: Meeting, *, select: Select, timeout: float) -> Engine:
+        """Return the engine of this rank among those of a meeting."""
+        places, inside = meet_inside(by, select, timeout)
+        return inside if len(places.hosts) == 1 else cls(places, inside, by.everyone())
 
     @property
     def timeout(self) -> float:
@@ -128,19 +153,9 @@ class HierarchicalEngine(Engine):
         )
         return type(error)(f"{error}\n({note})")
 
-    def post(
-        self,
-        data: Array,
-        dtype: str,
-        other: int | None,
-        tag: int | None,
-        *,
-        sends: bool,
-        background: bool = True,
-    ) -> MessageRequest:
+    def post(self, message: MessageCall) -> MessageRequest:
         """Hand the message to the library that joins all ranks."""
-        engine = self._inside if self._everyone is None else self._everyone
-        return engine.post(data, dtype, other, tag, sends=sends, background=background)
+        return (self._everyone or self._inside).post(message)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Make the same groups inside the hosts and between them."""
@@ -175,17 +190,9 @@ class HierarchicalEngine(Engine):
         if together and self._calls is not None and self._told is None:
             nothing = np.empty(0, np.uint8)
             met = CollectiveCall(
-                "barrier",
-                "uint8",
-                1,
-                0,
-                0,
-                lambda: None,
-                nothing,
-                nothing,
-                op="max",
+                "barrier", "uint8", 1, 0, 0, lambda: None, nothing, nothing, op="max",
                 part_of="close",
-            )
+            )  # fmt: skip
             signature = end_signature(self._places.here)
             try:
                 self._queue.run(self._work(self._calls, met, None, signature))

@@ -1,5 +1,5 @@
 """Ranks as processes of MPI, whoever started them."""
 
-from roundelay.engines.mpi._runner import Mpi
+from roundelay.engines.mpi.engine import Mpi
 
 __all__ = ["Mpi"]

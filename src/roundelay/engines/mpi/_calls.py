@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines._call import CollectiveCall
 from roundelay.engines.mpi._progress import Requests, Steps
 from roundelay.reductions import Array
 

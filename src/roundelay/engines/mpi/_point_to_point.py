@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._base import tag_fits
+from roundelay.engines._call import MessageCall, Status, tag_fits
 from roundelay.engines.mpi._progress import Requests
 from roundelay.reductions import CODES, DTYPES, Array
 
-__all__ = ["HEAD_TAG", "WALK_TAG", "Message", "MpiPointToPoint", "Receipt", "pieces"]
+__all__ = ["HEAD_TAG", "WALK_TAG", "MpiMessage", "MpiPointToPoint", "MpiReceipt", "pieces"]
 
 HEAD_TAG, WALK_TAG = 0, 1
 FIRST_DATA_TAG = 2
@@ -27,7 +27,7 @@ INLINE = 4096  # bytes that go with the head
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class MessageHead:
     """What has been announced by a rank."""
 
     source: int
@@ -38,15 +38,15 @@ class Head:
     inline: bytes
 
 
-class Message:
+class MpiMessage:
     """A message under way: sent, or expected; `status` says between whom, and what."""
 
     def __init__(self) -> None:
         self.over = False
-        self.status: tuple[int, int, int, str] | None = None
+        self.status: Status | None = None
         self._requests: Requests | None = None
 
-    def begun(self, requests: Requests, status: tuple[int, int, int, str]) -> None:
+    def begun(self, requests: Requests, status: Status) -> None:
         """Say what MPI is asked to do."""
         self._requests, self.status = requests, status
 
@@ -56,14 +56,14 @@ class Message:
         return self.over
 
 
-class Receipt(Message):
+class MpiReceipt(MpiMessage):
     """A message that is expected."""
 
     def __init__(self, data: Array, dtype: str, source: int | None, tag: int | None) -> None:
         super().__init__()
         self.data, self.dtype, self.source, self.tag = data, dtype, source, tag
 
-    def wants(self, head: Head) -> bool:
+    def wants(self, head: MessageHead) -> bool:
         """Tell whether this is what was waited for."""
         return self.source in (None, head.source) and tag_fits(self.tag, head.tag)
 
@@ -77,13 +77,20 @@ class MpiPointToPoint:
         self._mpi, self._comm, self._most, self._on_error = mpi, comm, most, on_error
         self._numbers = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)) - FIRST_DATA_TAG
         self._sent = 0
-        self._going: list[Message] = []
-        self._posted: list[Receipt] = []  # nothing has come for them yet
-        self._coming: list[Receipt] = []
-        self._unclaimed: list[Head] = []  # nobody has asked for them yet
-        self._abandoned: list[Message] = []  # MPI may still need their memory
+        self._going: list[MpiMessage] = []
+        self._posted: list[MpiReceipt] = []  # nothing has come for them yet
+        self._coming: list[MpiReceipt] = []
+        self._unclaimed: list[MessageHead] = []  # nobody has asked for them yet
+        self._abandoned: list[MpiMessage] = []  # MPI may still need their memory
 
-    def send(self, data: Array, dtype: str, dst: int, tag: int) -> Message:
+    def post(self, message: MessageCall) -> MpiMessage:
+        """Send a message, a copy if the caller will not wait, or expect one."""
+        data, dtype, other, tag = message.data, message.dtype, message.other, message.tag
+        if not message.sends:
+            return self.receive(MpiReceipt(data, dtype, other, tag))
+        return self.send(data if message.background else data.copy(), dtype, other or 0, tag or 0)
+
+    def send(self, data: Array, dtype: str, dst: int, tag: int) -> MpiMessage:
         """Begin to send; the data must stay as it is until that is over."""
         raw = data.view(np.uint8)
         number = FIRST_DATA_TAG + self._sent % self._numbers
@@ -95,12 +102,12 @@ class MpiPointToPoint:
             self._sent += 1
             parts += [(piece, number) for piece in pieces(raw, self._most)]
         begun = [self._comm.Isend([part, self._mpi.BYTE], dst, mark) for part, mark in parts]
-        message = Message()
+        message = MpiMessage()
         message.begun(Requests(begun, parts), (dst, tag, raw.nbytes, dtype))
         self._going.append(message)
         return message
 
-    def receive(self, receipt: Receipt) -> Receipt:
+    def receive(self, receipt: MpiReceipt) -> MpiReceipt:
         """Take the first unclaimed message that fits, or wait for one."""
         for at, head in enumerate(self._unclaimed):
             if receipt.wants(head):
@@ -122,8 +129,8 @@ class MpiPointToPoint:
         before = self._under_way()
         try:
             self._match()
-            self._going = [one for one in self._going if not one.look()]
-            self._coming = [one for one in self._coming if not one.look()]
+            self._going = [message for message in self._going if not message.look()]
+            self._coming = [receipt for receipt in self._coming if not receipt.look()]
         except self._mpi.Exception as error:
             self._on_error(error, "a message")
             return True
@@ -137,7 +144,7 @@ class MpiPointToPoint:
             head = self._next_head()
             if head is None:
                 return
-            wanting = next((one for one in self._posted if one.wants(head)), None)
+            wanting = next((receipt for receipt in self._posted if receipt.wants(head)), None)
             if wanting is None:
                 self._unclaimed.append(head)
             else:
@@ -152,7 +159,7 @@ class MpiPointToPoint:
         """Tell whether MPI still needs data that was sent."""
         return bool(self._going)
 
-    def _next_head(self) -> Head | None:
+    def _next_head(self) -> MessageHead | None:
         status = self._mpi.Status()
         message = self._comm.Improbe(self._mpi.ANY_SOURCE, HEAD_TAG, status)
         if message is None:
@@ -160,9 +167,11 @@ class MpiPointToPoint:
         raw = bytearray(status.Get_count(self._mpi.BYTE))
         message.Recv([raw, self._mpi.BYTE])
         tag, nbytes, number, code = HEAD.unpack_from(raw)
-        return Head(status.Get_source(), tag, nbytes, number, DTYPES[code], bytes(raw[HEAD.size :]))
+        return MessageHead(
+            status.Get_source(), tag, nbytes, number, DTYPES[code], bytes(raw[HEAD.size :])
+        )
 
-    def _take(self, receipt: Receipt, head: Head) -> None:
+    def _take(self, receipt: MpiReceipt, head: MessageHead) -> None:
         """Receive what was announced, into the user's memory if it is what that is for."""
         raw = receipt.data.view(np.uint8)
         if head.nbytes != raw.nbytes or head.dtype != receipt.dtype:

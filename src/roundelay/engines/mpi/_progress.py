@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
-from roundelay.engines._base import Request
+from roundelay.engines._call import Request
 
-__all__ = ["PolledCall", "PolledQueue", "Progress", "Requests", "Steps"]
+__all__ = ["MpiProgress", "PolledCall", "PolledQueue", "Requests", "Steps"]
 
 #: Looks that only give way to others, before waiting sleeps; with more ranks than cores, too.
 QUICK_LOOKS = 50
@@ -76,7 +76,7 @@ class Pause:
         self._seconds = min(2 * self._seconds, LONGEST_S)
 
 
-class Progress:
+class MpiProgress:
     """All that is under way in a process; waits on it, and a thread for what nobody waits on."""
 
     def __init__(self, *, threaded: bool) -> None:
@@ -87,11 +87,11 @@ class Progress:
         self._thread: threading.Thread | None = None
         self._ends = False
 
-    def add(self, one: Moving, *, background: bool) -> None:
+    def add(self, moving: Moving, *, background: bool) -> None:
         """See to something from now on, until it is idle."""
         with self.lock:
-            if one not in self._moving:
-                self._moving.append(one)
+            if moving not in self._moving:
+                self._moving.append(moving)
             if not background or not self._threaded:
                 return
             if self._thread is None and not self._ends:
@@ -107,8 +107,8 @@ class Progress:
         if not self.lock.acquire(blocking=False):
             return False
         try:
-            moved = [one.poll() for one in self._moving]
-            self._moving = [one for one in self._moving if not one.idle()]
+            moved = [moving.poll() for moving in self._moving]
+            self._moving = [moving for moving in self._moving if not moving.idle()]
             return any(moved)
         finally:
             self.lock.release()

@@ -5,62 +5,35 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
-import numpy as np
-
-from roundelay.engines._base import CollectiveCall, Engine, Request, ScheduleFor
+from roundelay.engines._base import Engine
+from roundelay.engines._call import CollectiveCall, MessageCall, Request, Status
 from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
-from roundelay.engines._over_messages import Fold, OverMessages, RankSchedule
+from roundelay.engines._over_messages import OverMessages
+from roundelay.engines._rank_pool import RankPool
+from roundelay.engines._run_schedule import ScheduleRunner
+from roundelay.engines._selector import Select
 from roundelay.engines.mpi._agreement import MpiAgreement
 from roundelay.engines.mpi._calls import OwnCalls
-from roundelay.engines.mpi._point_to_point import (
-    WALK_TAG,
-    Message,
-    MpiPointToPoint,
-    Receipt,
-    pieces,
-)
-from roundelay.engines.mpi._progress import PolledCall, PolledQueue, Progress, Requests, Steps
+from roundelay.engines.mpi._point_to_point import WALK_TAG, MpiMessage, MpiPointToPoint, pieces
+from roundelay.engines.mpi._progress import MpiProgress, PolledCall, PolledQueue, Requests, Steps
+from roundelay.engines.mpi._ranks import MpirunRanks
 from roundelay.engines.mpi.library import in_our_words, load_mpi
 from roundelay.errors import CollectiveTimeout, CommunicationError, InvalidArgumentError
 from roundelay.reductions import Array
+from roundelay.rendezvous.place import JobPlace
+from roundelay.rendezvous.store import OpenStore, no_store
 
-__all__ = ["MpiEngine", "mpi_engine"]
+__all__ = ["Mpi"]
 
 LARGE_COUNTS_SINCE = 4  # the version of the MPI standard
 MOST = (1 << 31) - 1  # elements that one call can count, before that
 LINGER_S = 5.0  # for messages that are still going out when a rank says goodbye
 
 
-def mpi_engine(
-    schedules: Callable[[int], ScheduleFor], timeout: float, *, most: int | None = None
-) -> MpiEngine:
-    """Return this process's engine among all that mpirun started, apart from users' MPI calls.
-
-    `schedules` gives, for a number of ranks, what finds the schedules of calls.
-    """
-    mpi = load_mpi()
-    counted = most or (MOST if mpi.Get_version()[0] < LARGE_COUNTS_SINCE else 1 << 62)
-    # Without all threads' calls allowed, nothing can go on while the program computes.
-    progress = Progress(threaded=mpi.Query_thread() == mpi.THREAD_MULTIPLE)
-    world = mpi.COMM_WORLD
-    comm, request = world.Idup()
-    limit = time.monotonic() + timeout
-    arrived = Requests([request])
-
-    def give_up() -> None:
-        if time.monotonic() > limit:
-            raise CollectiveTimeout(
-                f"Rank {world.Get_rank()} of {world.Get_size()} waited {timeout:g} s for the "
-                f"others to join it; MPI does not tell who is missing."
-            )
-
-    progress.wait(arrived.done, give_up)
-    return MpiEngine(mpi, comm, progress, schedules, timeout, counted)
-
-
-class MpiEngine(Engine):
+class Mpi(Engine):
     """A rank among those of one MPI communicator, which must be used for nothing else.
 
     Calls in the background go on by themselves, in a thread, where MPI was started with
@@ -75,16 +48,16 @@ class MpiEngine(Engine):
         self,
         mpi: Any,  # without types, see load_mpi
         comm: Any,
-        progress: Progress,
-        schedules: Callable[[int], ScheduleFor],
+        progress: MpiProgress,
+        select: Select,
         timeout: float,
         most: int,
     ) -> None:
         comm.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py raises what is returned
         self.rank, self.size, self.timeout = comm.Get_rank(), comm.Get_size(), timeout
         self._mpi, self._comm, self._progress, self._most = mpi, comm, progress, most
-        self._schedules = schedules
-        self._schedule_for = schedules(self.size)
+        self._select = select
+        self._selector = select(self.size, cores=0)
         self._agreement = MpiAgreement(mpi, comm)
         self._own = OwnCalls(mpi, comm, most)
         self._over = OverMessages(self.rank, self._post_step)
@@ -92,56 +65,67 @@ class MpiEngine(Engine):
         self._messages = MpiPointToPoint(mpi, comm, most, self._on_error)
         self._error: CommunicationError | None = None  # what broke this engine for good
         self._open = True
+        self.abort = partial(mpi.COMM_WORLD.Abort, 1)
+
+    @classmethod
+    def join(
+        cls, place: JobPlace, store: OpenStore = no_store, *, select: Select, timeout: float
+    ) -> Engine:
+        """Join all ranks that mpirun started."""
+        del place, store
+        return cls.of_world(select, timeout)
+
+    @classmethod
+    def of_world(cls, select: Select, timeout: float, *, most: int | None = None) -> Self:
+        """Return this process's engine among all that mpirun started, apart from users' calls."""
+        mpi = load_mpi()
+        counted = most or (MOST if mpi.Get_version()[0] < LARGE_COUNTS_SINCE else 1 << 62)
+        # Without all threads' calls allowed, nothing can go on while the program computes.
+        progress = MpiProgress(threaded=mpi.Query_thread() == mpi.THREAD_MULTIPLE)
+        world = mpi.COMM_WORLD
+        comm, request = world.Idup()
+        limit = time.monotonic() + timeout
+        arrived = Requests([request])
+
+        def give_up() -> None:
+            if time.monotonic() > limit:
+                raise CollectiveTimeout(
+                    f"Rank {world.Get_rank()} of {world.Get_size()} waited {timeout:g} s for the "
+                    f"others to join it; MPI does not tell who is missing."
+                )
+
+        progress.wait(arrived.done, give_up)
+        return cls(mpi, comm, progress, select, timeout, counted)
+
+    @classmethod
+    def runner(cls) -> ScheduleRunner:
+        """Return what has mpirun start ranks: they are no forks, so that `start` has none."""
+        return RankPool(MpirunRanks)
 
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:
         """Begin the call without waiting, and keep asking for it."""
         self._begin_call(call, algorithm, background=False).wait()
 
-    def begin(self, call: CollectiveCall, algorithm: str | None) -> _CallRequest:
+    def begin(self, call: CollectiveCall, algorithm: str | None) -> MpiCallRequest:
         """Let the call stand in line; a thread sees to it."""
         return self._begin_call(call, algorithm, background=True)
 
-    def walk(
-        self, route: RankSchedule, given: Array | None, dtype: np.dtype[Any], counts: Sequence[int],
-        fold: Fold,
-    ) -> list[Array]:  # fmt: skip
-        """Walk a schedule that is no call's, and return the chunks of this rank's output."""
-        made: list[Array] = []
-
-        def steps() -> Steps:
-            made.extend((yield from route.steps(given, dtype, counts, fold, self._post_step)))
-
-        self._begin(steps(), route.schedule.name, background=False).wait()
-        return made
-
-    def post(
-        self,
-        data: Array,
-        dtype: str,
-        other: int | None,
-        tag: int | None,
-        *,
-        sends: bool,
-        background: bool = True,
-    ) -> _MessageRequest:
+    def post(self, message: MessageCall) -> MpiMessageRequest:
         """Hand the message to MPI; one that is sent at once is copied, so that nobody waits."""
         self._check()
-        name = "any rank" if other is None else f"rank {other}"
-        what = f"{'send to' if sends else 'recv from'} {name}"
+        name = "any rank" if message.other is None else f"rank {message.other}"
+        what = f"{'send to' if message.sends else 'recv from'} {name}"
         with self._progress.lock:
             try:
-                if sends:
-                    kept = data if background else data.copy()
-                    message = self._messages.send(kept, dtype, other or 0, tag or 0)
-                else:
-                    message = self._messages.receive(Receipt(data, dtype, other, tag))
+                posted = self._messages.post(message)
                 self._messages.poll()  # short ones are over at once, and need nobody's care
             except self._mpi.Exception as error:
                 self._on_error(error, what)
                 self._check()
             if not self._messages.idle():
-                self._progress.add(self._messages, background=background or sends)
-        return _MessageRequest(self, message, what, handed_over=sends and not background)
+                self._progress.add(self._messages, background=message.background or message.sends)
+        handed_over = message.sends and not message.background
+        return MpiMessageRequest(self, posted, what, handed_over=handed_over)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Wait until all have come, and have MPI split the communicator."""
@@ -151,15 +135,13 @@ class MpiEngine(Engine):
         inside = self.rank in ranks
         color = ranks[0] if inside else self._mpi.UNDEFINED
         try:
-            made = self._comm.Split(color, list(ranks).index(self.rank) if inside else 0)
+            split = self._comm.Split(color, list(ranks).index(self.rank) if inside else 0)
         except self._mpi.Exception as error:
             self._on_error(error, "group")
             self._check()
         if not inside:
             return None
-        return type(self)(
-            self._mpi, made, self._progress, self._schedules, self.timeout, self._most
-        )
+        return type(self)(self._mpi, split, self._progress, self._select, self.timeout, self._most)
 
     def end_calls(self, how: str, *, together: bool) -> None:
         """Compare the end as a last call; all before it were compared when they were made."""
@@ -185,9 +167,9 @@ class MpiEngine(Engine):
 
     def _begin_call(
         self, call: CollectiveCall, algorithm: str | None, *, background: bool
-    ) -> _CallRequest:
+    ) -> MpiCallRequest:
         own = self._own.steps(call) if algorithm is None else None
-        steps = own or self._over.steps(call, self._schedule_for(call, algorithm))
+        steps = own or self._over.steps(call, self._selector.schedule_for(call, algorithm))
         signature = call.signature or signature_of(call, algorithm, (self.rank,))
         return self._begin(self._agreed(signature, steps), signature.what, background=background)
 
@@ -200,13 +182,13 @@ class MpiEngine(Engine):
         parts = pieces(data, self._most)
         return Requests((begin([part, self._mpi.BYTE], other, WALK_TAG) for part in parts), data)
 
-    def _begin(self, steps: Steps, what: str, *, background: bool) -> _CallRequest:
+    def _begin(self, steps: Steps, what: str, *, background: bool) -> MpiCallRequest:
         self._check()
         queued = PolledCall(steps, what)
         with self._progress.lock:
             self._queue.add(queued)
         self._progress.add(self._queue, background=background)
-        return _CallRequest(self, queued)
+        return MpiCallRequest(self, queued)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -250,8 +232,8 @@ class MpiEngine(Engine):
         return self._queue.moved_at
 
 
-class _CallRequest:
-    def __init__(self, engine: MpiEngine, queued: PolledCall) -> None:
+class MpiCallRequest:
+    def __init__(self, engine: Mpi, queued: PolledCall) -> None:
         self._engine, self._queued = engine, queued
 
     def done(self) -> bool:
@@ -263,10 +245,8 @@ class _CallRequest:
         self._engine.wait(lambda: self._queued.over, self._queued.what, self._engine.moved_at)
 
 
-class _MessageRequest:
-    def __init__(
-        self, engine: MpiEngine, message: Message, what: str, *, handed_over: bool
-    ) -> None:
+class MpiMessageRequest:
+    def __init__(self, engine: Mpi, message: MpiMessage, what: str, *, handed_over: bool) -> None:
         self._engine, self._message, self._what = engine, message, what
         self._handed_over = handed_over  # a copy goes out; the sender need not care any more
 
@@ -278,7 +258,7 @@ class _MessageRequest:
     def wait(self) -> None:
         self._engine.wait(self._over, self._what, lambda: 0.0)
 
-    def status(self) -> tuple[int, int, int, str]:
+    def status(self) -> Status:
         status = self._message.status
         return (self._engine.rank, 0, 0, "uint8") if status is None else status
 

@@ -1,5 +1,5 @@
 """Ranks as processes with a GPU each, which NCCL connects."""
 
-from roundelay.engines.nccl._runner import Nccl
+from roundelay.engines.nccl.engine import Nccl
 
 __all__ = ["Nccl"]

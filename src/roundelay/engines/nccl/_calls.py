@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from roundelay.engines._base import CollectiveCall
+from roundelay.engines._call import CollectiveCall
 from roundelay.engines.gloo.calls import ADDED, BITS, OF_BOOLS, WORDS
 
 __all__ = ["NcclCalls"]

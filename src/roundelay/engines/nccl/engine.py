@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
-from roundelay.engines._base import CollectiveCall, MessageRequest, Request
-from roundelay.engines._call_queue import QueuedCall
+from roundelay.engines._base import Engine
+from roundelay.engines._call import CollectiveCall, MessageCall, MessageRequest, Status
 from roundelay.engines._device_arrays import DeviceArray, on_device
-from roundelay.engines.gloo.engine import GlooEngine, connected, cut_lines
-from roundelay.engines.gloo.groups import Held, Schedules, seconds
+from roundelay.engines._selector import Select
+from roundelay.engines.gloo.engine import Gloo, connected, cut_lines
+from roundelay.engines.gloo.groups import HeldGroup, load_torch, seconds
 from roundelay.engines.nccl._calls import NcclCalls
-from roundelay.engines.nccl._steps import Step
 from roundelay.errors import InvalidArgumentError, RendezvousError
+from roundelay.processes.call_queue import QueuedCall
 from roundelay.reductions import Array
 from roundelay.rendezvous.by_store import StoreRendezvous
 
-__all__ = ["NcclEngine"]
+__all__ = ["Nccl"]
 
 
-class NcclEngine(GlooEngine):
+class Nccl(Gloo):
     """A rank with a GPU, among processes of one or many hosts.
 
     What NCCL has for a reduction and dtype, with our meaning, it does on the GPUs. The rest, and
@@ -35,18 +37,17 @@ class NcclEngine(GlooEngine):
 
     devices = True
     _gpus: Any  # a process group of torch
-    _step: Step | None  # of the schedule that is walked
 
     def __init__(
         self,
         rendezvous: StoreRendezvous,
-        schedules: Schedules,
+        select: Select,
         *,
         timeout: float,
         library: str = "nccl",
     ) -> None:
-        self._library, self._gpus, self._step = library, None, None
-        super().__init__(rendezvous, schedules, timeout=timeout)
+        self._library, self._gpus = library, None
+        super().__init__(rendezvous, select, timeout=timeout)
         at = rendezvous.within("devices")
         try:
             self._gpus = _connected(self._torch, at, timeout, library)
@@ -56,6 +57,25 @@ class NcclEngine(GlooEngine):
         # Also when nobody closes a group that was split off: NCCL warns of those.
         self._leave = weakref.finalize(self, _leave, self._gpus, library)
         self._on_gpus = NcclCalls(self._torch, self.rank, self.size)
+
+    @classmethod
+    def start(
+        cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
+    ) -> list[Any]:
+        """Fork the ranks, one for each GPU; NCCL takes no more."""
+        torch = load_torch("nccl")
+        count = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
+        if size > count:
+            raise InvalidArgumentError(
+                f"The engine nccl needs a GPU for each of the {size} ranks, but this host has "
+                f"{count} that torch can use. Use engine gloo, or fewer ranks."
+            )
+
+        def on_its_gpu(engine: Engine) -> Any:
+            torch.cuda.set_device(engine.rank)
+            return body(engine)
+
+        return super().start(size, on_its_gpu, select=select, timeout=timeout)
 
     def begin(self, call: CollectiveCall, algorithm: str | None) -> QueuedCall:
         """Run the call on a thread, after what the caller has given the GPU to do so far."""
@@ -95,34 +115,18 @@ class NcclEngine(GlooEngine):
         if output is not None and made is not None:
             output[...] = made.reshape(output.shape)
 
-    def post(
-        self,
-        data: Array,
-        dtype: str,
-        other: int | None,
-        tag: int | None,
-        *,
-        sends: bool,
-        background: bool = True,
-    ) -> MessageRequest:
+    def post(self, message: MessageCall) -> MessageRequest:
         """Send a copy, or receive one and bring it to the device when it is waited for."""
-        if not on_device(data):
-            return super().post(data, dtype, other, tag, sends=sends, background=background)
-        host = np.ascontiguousarray(np.asarray(data))
-        request = super().post(host, dtype, other, tag, sends=sends, background=background)
-        return request if sends else _Receipt(request, host, data)
-
-    def device_slot(self, data: Array, other: int, *, sends: bool) -> Request:
-        """Send or receive bytes in the order of a schedule, from device to device."""
-        self._open()
-        if self._step is None or self._step.gone:
-            self._step = Step(self._torch, self._gpus, self._library, seconds(self._timeout))
-        return self._step.post(data, other, sends=sends)
+        if not on_device(message.data):
+            return super().post(message)
+        host = np.ascontiguousarray(np.asarray(message.data))
+        request = super().post(replace(message, data=host))
+        return request if message.sends else _FromHost(request, host, message.data)
 
     def _at(self, rendezvous: StoreRendezvous) -> Self:
-        return type(self)(rendezvous, self._schedules, timeout=self._timeout, library=self._library)
+        return type(self)(rendezvous, self._select, timeout=self._timeout, library=self._library)
 
-    def _cut(self, group: Held) -> None:
+    def _cut(self, group: HeldGroup) -> None:
         gpus = self._gpus
         with contextlib.suppress(RuntimeError):
             if gpus is not None and self._library != "nccl":
@@ -171,7 +175,7 @@ def _connected(torch: Any, rendezvous: StoreRendezvous, timeout: float, library:
         ) from error
 
 
-class _Receipt:
+class _FromHost:
     """A message for a device, which comes by the host's memory."""
 
     def __init__(self, request: MessageRequest, host: Array, device: Any) -> None:
@@ -185,5 +189,5 @@ class _Receipt:
         if isinstance(self._device, DeviceArray):
             self._device[...] = self._host
 
-    def status(self) -> tuple[int, int, int, str]:
+    def status(self) -> Status:
         return self._request.status()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from roundelay._typing import Buffer
 from roundelay.communicator import Communicator
 from roundelay.errors import PeerLost
 from roundelay.training.strategies.parameter_server._messages import (
@@ -62,7 +63,8 @@ class Answers:
         send = self._channels.answers.start.send
         reply.write(self._word)
         self.count(workers, sent=self._word.nbytes + sum(one.nbytes for one in data))
-        parts = [(tag, self._word), *((DATA + at, one) for at, one in enumerate(data))]
+        parts: list[tuple[int, Buffer]] = [(tag, self._word)]
+        parts += [(DATA + at, one) for at, one in enumerate(data)]
         letters = []
         for number, part in parts:
             for worker in workers:

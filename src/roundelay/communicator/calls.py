@@ -1,0 +1,331 @@
+"""Every collective as callers see it: at once, or in the background.
+
+The same functions are the methods of a communicator and of its `start`: these differ in how a call
+runs once it is built. Plain calls on arrays and CPU tensors take the fast path; what that refuses
+becomes a call.
+"""
+
+# What a call gives is made at run time, of the kind that came in.
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, overload
+
+import numpy as np
+
+from roundelay._typing import ArrayT, Buffer, BufferT, Shape
+from roundelay.arguments import index_of
+from roundelay.communicator.buffers import Bound, bind, fresh, plain_shape
+from roundelay.communicator.call_builder import CallBuilder
+from roundelay.communicator.custom_ops import CustomOps
+from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, FastPath
+from roundelay.errors import InvalidArgumentError
+from roundelay.reductions import OPS, Located, Op, reduction
+
+__all__ = ["ArrayCalls"]
+
+ALL_REDUCE, REDUCE, SCAN, EXSCAN, REDUCE_SCATTER = (
+    COLLECTIVES[name] for name in ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
+)
+BROADCAST, ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL, BARRIER = (
+    COLLECTIVES[name]
+    for name in ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier")
+)
+MOVED, MET = OPS["sum"], OPS["max"]  # what calls say that reduce nothing
+NOTHING = np.empty(0, np.uint8)
+#: Reductions that give values and where they were.
+Locating: TypeAlias = Literal["maxloc", "minloc"]
+
+
+class ArrayCalls(ABC):
+    """The collectives of one rank."""
+
+    rank: int
+    size: int
+    _fast_path: FastPath
+    _quick: bool  # whether the fast path takes anything
+    _build: CallBuilder
+
+    @abstractmethod
+    def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Any:
+        """Run a call, or begin it; return what the caller gets, of whichever kind."""
+
+    @abstractmethod
+    def _custom_ops(self, op: Op) -> CustomOps:
+        """Return what folds by a reduction of the user's own."""
+
+    @abstractmethod
+    def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
+        """Tell every rank what the root has: its dtype and shape."""
+
+    @abstractmethod
+    def _all_gather_for(self, part_of: str, x: Any, counts: Sequence[int] | None = None) -> Any:
+        """Gather what a call must know first."""
+
+    @overload
+    def all_reduce(self, x: Buffer, op: Locating, *, algorithm: str | None = None) -> Located: ...
+    @overload
+    def all_reduce(
+        self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
+        algorithm: str | None = None,
+    ) -> BufferT: ...  # fmt: skip
+    def all_reduce(
+        self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
+    ) -> Any:
+        """Reduce `x` over all ranks, in place, and return it; `out=` leaves `x` alone."""
+        result = x if out is None else _beside(x, out)
+        if algorithm is None and self._fast_path(ALL_REDUCE, x, result, _code(op), 0):
+            return result
+        if isinstance(op, Op):
+            return self._custom_ops(op).all_reduce(x, op, out)
+        return self._run(self._build.all_reduce(x, _named(op), out), algorithm)
+
+    @overload
+    def reduce(
+        self, x: Buffer, op: Locating, root: int = 0, *, algorithm: str | None = None
+    ) -> Located | None: ...
+    @overload
+    def reduce(
+        self, x: BufferT, op: str | Op = "sum", root: int = 0, *, out: BufferT | None = None,
+        algorithm: str | None = None,
+    ) -> BufferT | None: ...  # fmt: skip
+    def reduce(
+        self,
+        x: Any,
+        op: str | Op = "sum",
+        root: int = 0,
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+    ) -> Any:
+        """Reduce `x` to the root, in place there; None elsewhere, where `x` stays as it is."""
+        result = x if out is None else _beside(x, out)
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self._build.check_root("reduce", root)
+        if algorithm is None and self._fast_path(REDUCE, x, result, _code(op), root):
+            return result if self.rank == root else None
+        if isinstance(op, Op):
+            return self._custom_ops(op).reduce(x, op, root, out)
+        return self._run(self._build.reduce(x, _named(op), root, out), algorithm)
+
+    def broadcast(self, x: BufferT, root: int = 0, *, algorithm: str | None = None) -> BufferT:
+        """Fill `x` on every rank with the root's, and return it."""
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self._build.check_root("broadcast", root)
+        if algorithm is None and self._fast_path(BROADCAST, x, x, MOVED, root):
+            return x
+        return self._run(self._build.broadcast(x, root), algorithm)
+
+    def all_gather(
+        self,
+        x: ArrayT,
+        *,
+        out: ArrayT | None = None,
+        axis: int | None = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+        label: int = 0,
+    ) -> ArrayT:
+        """Stack everybody's `x` to (size, *shape); with axis=0 concatenate, `counts` rows each.
+
+        Ranks that give different labels have made different calls.
+        """
+        plain = counts is None and algorithm is None and not label
+        if plain and self._quick and (shape := plain_shape(x)) is not None:
+            result = _fitting(x, out, _stacked(shape, self.size, axis))
+            if self._fast_path(ALL_GATHER, x, result, MOVED, 0 if axis is None else AXIS):
+                return result
+        call = self._build.all_gather(x, out, axis, counts)
+        call.label = label
+        return self._run(call, algorithm)
+
+    def gather(
+        self,
+        x: ArrayT,
+        root: int = 0,
+        *,
+        out: ArrayT | None = None,
+        axis: int | None = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+    ) -> ArrayT | None:
+        """Stack everybody's `x` at the root; None elsewhere."""
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self._build.check_root("gather", root)
+        plain = counts is None and algorithm is None and self._quick
+        if plain and (shape := plain_shape(x)) is not None:
+            stacked = _stacked(shape, self.size, axis)
+            result = _fitting(x, out, stacked) if self.rank == root else None
+            if self._fast_path(GATHER, x, result, MOVED, root if axis is None else root | AXIS):
+                return result
+        call = self._build.all_gather(x, out, axis, counts, name="gather", root=root)
+        return self._run(call, algorithm)
+
+    def scatter(
+        self,
+        x: ArrayT | None,
+        root: int = 0,
+        *,
+        out: ArrayT | None = None,
+        algorithm: str | None = None,
+    ) -> ArrayT:
+        """Hand row r of the root's `x`, which is (size, …), to rank r; others may pass None.
+
+        `out=` is given on every rank or on none. Without it the root first tells the others its
+        dtype and shape.
+        """
+        root = self._build.check_root("scatter", root)
+        mine = bind("scatter", x) if self.rank == root else None
+        shape: Shape
+        if out is None:
+            shape, sample = self._scattered(mine, root)
+        else:
+            sample = bind("scatter", out)
+            shape = sample.array.shape
+        if algorithm is None and sample.dtype != "bfloat16" and self._quick:
+            result = _fitting(sample.array, out, shape)
+            given = None if mine is None else mine.array
+            fits = given is None or given.shape == (self.size, *shape)
+            if fits and self._fast_path(SCATTER, given, result, MOVED, root):
+                return result if out is not None else sample.wrap(result)
+        return self._run(self._build.scatter(x, root, shape, sample, out), algorithm)
+
+    def reduce_scatter(
+        self,
+        x: ArrayT,
+        op: str | Op = "sum",
+        *,
+        out: ArrayT | None = None,
+        axis: int | None = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+    ) -> ArrayT:
+        """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
+        plain = counts is None and algorithm is None and self._quick
+        if plain and (shape := plain_shape(x)) is not None:
+            result = _fitting(x, out, _share(shape, self.size, axis))
+            if self._fast_path(REDUCE_SCATTER, x, result, _code(op), 0 if axis is None else AXIS):
+                return result
+        if isinstance(op, Op):
+            return self._custom_ops(op).reduce_scatter(x, op, out, axis, counts)
+        return self._run(self._build.reduce_scatter(x, _named(op), out, axis, counts), algorithm)
+
+    def all_to_all(
+        self,
+        x: ArrayT,
+        *,
+        out: ArrayT | None = None,
+        axis: int | None = None,
+        counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+    ) -> ArrayT:
+        """Send row d of `x` to rank d; with axis=0 and `counts`, so many rows to each rank."""
+        plain = counts is None and algorithm is None and self._quick
+        if plain and (shape := plain_shape(x)) is not None:
+            fits = out is not x and _share(shape, self.size, axis) is not None
+            result = _fitting(x, out, shape if fits else None)
+            if self._fast_path(ALL_TO_ALL, x, result, MOVED, 0 if axis is None else AXIS):
+                return result
+        matrix = None
+        if counts is not None:
+            if index_of(axis) != 0:
+                raise InvalidArgumentError("all_to_all with counts= needs axis=0.")
+            counts = self._build.check_counts("all_to_all", counts)
+            rows = bind("all_to_all", x).array.shape[:1]
+            if rows != (sum(counts),):
+                raise InvalidArgumentError(
+                    f"all_to_all: counts {list(counts)} do not add up to the {rows} rows of x."
+                )
+            matrix = self._all_gather_for("all_to_all", np.array(counts, np.int64)).tolist()
+        return self._run(self._build.all_to_all(x, out, axis, matrix), algorithm)
+
+    @overload
+    def scan(self, x: Buffer, op: Locating, *, algorithm: str | None = None) -> Located: ...
+    @overload
+    def scan(
+        self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
+        algorithm: str | None = None,
+    ) -> BufferT: ...  # fmt: skip
+    def scan(
+        self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
+    ) -> Any:
+        """Reduce `x` over ranks 0 to this one, in place."""
+        result = x if out is None else _beside(x, out)
+        if algorithm is None and self._fast_path(SCAN, x, result, _part_code(op), 0):
+            return result
+        if isinstance(op, Op):
+            return self._custom_ops(op).scan(x, op, out, inclusive=True)
+        return self._run(self._build.all_reduce(x, _named(op), out, name="scan"), algorithm)
+
+    @overload
+    def exscan(self, x: Buffer, op: Locating, *, algorithm: str | None = None) -> Located: ...
+    @overload
+    def exscan(
+        self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
+        algorithm: str | None = None,
+    ) -> BufferT: ...  # fmt: skip
+    def exscan(
+        self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
+    ) -> Any:
+        """Reduce `x` over the ranks below this one, in place; rank 0's stays as it is."""
+        result = x if out is None else _beside(x, out)
+        if algorithm is None and self._fast_path(EXSCAN, x, result, _part_code(op), 0):
+            return result
+        if isinstance(op, Op):
+            return self._custom_ops(op).scan(x, op, out, inclusive=False)
+        return self._run(self._build.all_reduce(x, _named(op), out, name="exscan"), algorithm)
+
+    def barrier(self, *, algorithm: str | None = None) -> None:
+        """Return when every rank has called it."""
+        if algorithm is None and self._fast_path(BARRIER, NOTHING, NOTHING, MET, 0):
+            return None
+        return self._run(self._build.barrier(), algorithm)
+
+
+def _named(op: str | Op) -> str:
+    return reduction(op).name
+
+
+def _code(op: object) -> int:
+    """Return the number of a built-in reduction; -1 for others, which take the long way."""
+    return OPS.get(op, -1) if type(op) is str else -1
+
+
+def _part_code(op: object) -> int:
+    """Return it for reductions over a part of the ranks, which have no mean."""
+    return OPS.get(op, -1) if type(op) is str and op != "avg" else -1
+
+
+def _beside(x: Any, out: Any) -> Any:
+    """Return where a plain result goes beside a plain `x`; None where the long way must look."""
+    if type(x) is np.ndarray and type(out) is np.ndarray:
+        return out if x.shape == out.shape else None
+    shape = plain_shape(x)
+    return out if shape is not None and shape == plain_shape(out) else None
+
+
+def _stacked(shape: Shape, size: int, axis: int | None) -> Shape | None:
+    """Return the shape of all ranks' blocks together; None where there is none."""
+    if axis is None:
+        return (size, *shape)
+    return (size * shape[0], *shape[1:]) if type(axis) is int and axis == 0 and shape else None
+
+
+def _share(shape: Shape, size: int, axis: int | None) -> Shape | None:
+    """Return the shape of one rank's share; None where there is none."""
+    if axis is None and shape[:1] == (size,):
+        return shape[1:]
+    divides = type(axis) is int and axis == 0 and shape and not shape[0] % size
+    return (shape[0] // size, *shape[1:]) if divides else None
+
+
+def _fitting(x: Any, out: Any, shape: Shape | None) -> Any:
+    """Return where a plain result goes; None where `out` is not plain, or does not fit."""
+    if shape is None:
+        return None
+    if out is None:
+        return fresh("the result", x, shape)
+    return out if plain_shape(out) == shape else None

@@ -1,0 +1,118 @@
+"""What goes over the seam: calls and messages of one rank, and what is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from roundelay.collectives import collectives
+from roundelay.reductions import Array
+
+if TYPE_CHECKING:
+    from roundelay.engines._call_signature import CallSignature
+
+__all__ = [
+    "AXIS",
+    "COLLECTIVES",
+    "ENDINGS",
+    "INNER_TAGS",
+    "CollectiveCall",
+    "FastPath",
+    "MessageCall",
+    "MessageRequest",
+    "Request",
+    "Status",
+    "no_fast_path",
+    "tag_fits",
+]
+
+#: From here on tags belong to parts of larger messages, which "any tag" never takes.
+INNER_TAGS = 1 << 62
+
+#: By name; the native core hands the numbers on, and knows nothing else of them.
+COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
+
+#: Beside the root, where blocks are joined along the first dimension.
+AXIS = 1 << 30
+
+#: How a rank ends its calls: by `close`, by the end of its function or script, by letting go.
+ENDINGS = ("closed", "returned", "script", "dropped")
+
+
+@dataclass(slots=True)
+class CollectiveCall:
+    """One collective call of one rank, ready to run."""
+
+    collective: str
+    dtype: str
+    item: int  # bytes of one element
+    count: int  # elements of one block, where all are equal
+    nbytes: int  # of the largest buffer of any rank
+    finish: Callable[[], Any]  # makes the result once the data has come
+    input: Array | None = None  # contiguous
+    output: Array | None = None
+    op: str = "sum"
+    root: int = 0
+    counts: Sequence[int] = ()  # elements of every block, where they differ
+    label: int = 0  # what the caller knows it by; ranks that differ in it made different calls
+    axis: bool = False  # whether blocks are joined along the first dimension, not stacked
+    part_of: str = ""  # what the user called, where this is but a part of it
+    custom_op: str = ""  # which reduction of the user's own is to fold what comes
+    signature: CallSignature | None = None  # of the user's call, where this is a part of it
+
+
+@dataclass(slots=True)
+class MessageCall:
+    """One message that a rank sends, or waits for.
+
+    The memory belongs to the engine until the request is done. Without `background` the caller
+    waits for it next, so that it need not go on by itself.
+    """
+
+    data: Array  # flat
+    dtype: str
+    other: int | None  # the rank at the other end; None is any
+    tag: int | None  # None is any below `INNER_TAGS`
+    sends: bool
+    background: bool = True
+
+
+#: Takes a collective by its place in the alphabetical list, what goes in, what comes out, a
+#: reduction by its place in `REDUCTIONS`, and the root. What it refuses comes again, built.
+FastPath = Callable[[int, Any, Any, int, int], bool]
+
+
+def no_fast_path(*_: object) -> bool:
+    """Refuse every call, so that all take the long way."""
+    return False
+
+
+def tag_fits(wanted: int | None, tag: int) -> bool:
+    """Tell whether a message with the tag `tag` is one that was asked for.
+
+    >>> tag_fits(None, 7), tag_fits(None, INNER_TAGS), tag_fits(INNER_TAGS, INNER_TAGS)
+    (True, False, True)
+    """
+    return wanted == tag or (wanted is None and tag < INNER_TAGS)
+
+
+class Request(Protocol):
+    """Something under way."""
+
+    def done(self) -> bool:
+        """Tell whether `wait` would return at once."""
+
+    def wait(self) -> None:
+        """Return when the call is done, or raise what went wrong."""
+
+
+#: Who sent what has come: the rank, the tag, the number of bytes and the dtype.
+Status = tuple[int, int, int, str]
+
+
+class MessageRequest(Request, Protocol):
+    """A message under way."""
+
+    def status(self) -> Status:
+        """Say who sent what has come."""

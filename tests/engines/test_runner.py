@@ -1,0 +1,121 @@
+"""Runners of schedules keep their ranks, replace those that die, and leave nobody behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import roundelay as rd
+from roundelay.algorithms import algorithms
+from roundelay.engines import engines, run_schedule
+from roundelay.engines.mpi.mpirun import find_mpirun
+from roundelay.errors import InvalidArgumentError, ProofError, RankFailed, UnknownNameError
+from roundelay.schedule import Schedule
+
+FORKED = ("shared_memory", "gloo")
+try:
+    find_mpirun()
+    STARTED: tuple[str, ...] = ("threads", *FORKED, "mpi")
+except InvalidArgumentError:
+    STARTED = ("threads", *FORKED)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def processes(size: int) -> list[int]:
+    """Return the ranks below this process, once there are so many."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [
+            int(pid)
+            for task in Path("/proc/self/task").iterdir()
+            for pid in (task / "children").read_text().split()
+        ]
+        return len(found) == size
+
+    wait_until(look)
+    return list(found)
+
+
+@pytest.mark.parametrize("engine", FORKED)
+def test_a_runner_keeps_its_ranks_and_ends_them_with_itself(engine: str) -> None:
+    ring, two_shot = (
+        algorithms.load(f"all_reduce_{name}").schedule(3) for name in ("ring", "two_shot")
+    )
+    inputs = [np.ones(2)] * 3
+    runner = engines.load(engine).runner()
+    runner.run(ring, inputs)
+    pids = processes(3)
+    for schedule in (ring, two_shot, ring):
+        np.testing.assert_array_equal(runner.run(schedule, inputs)[0], [3, 3])
+    assert processes(3) == pids
+    del runner
+    gc.collect()
+    wait_until(lambda: all(map(gone, pids)))
+
+
+@pytest.mark.parametrize("engine", FORKED)
+def test_a_rank_of_a_runner_that_dies_is_named_and_replaced(engine: str) -> None:
+    schedule = algorithms.load("all_reduce_ring").schedule(3)
+    inputs = [np.ones(2)] * 3
+    with engines.load(engine).runner() as runner:
+        runner.run(schedule, inputs)
+        os.kill(processes(3)[1], signal.SIGKILL)
+        with pytest.raises(RankFailed, match=r"rank \d .*SIGKILL"):
+            runner.run(schedule, inputs)
+        np.testing.assert_array_equal(runner.run(schedule, inputs)[0], [3, 3])
+
+
+@pytest.mark.parametrize("engine", STARTED)
+def test_a_reduction_of_your_own_runs_in_the_program_and_its_error_is_raised_as_it_is(
+    engine: str,
+) -> None:
+    seen = []
+
+    def multiply(left: Any, right: Any) -> Any:
+        seen.append(os.getpid())
+        return left * right
+
+    schedule = algorithms.load("all_reduce_ring").schedule(2)
+    inputs = [np.array([1.0, 2.0]), np.array([10.0, 20.0])]
+    with engines.load(engine).runner() as runner:
+        for _ in range(2):
+            product = runner.run(schedule, inputs, op=rd.Op(multiply))[0]
+            np.testing.assert_array_equal(product, [10, 40])
+            with pytest.raises(ZeroDivisionError):
+                runner.run(schedule, inputs, op=rd.Op(lambda left, _: left * (1 // 0)))
+    assert set(seen) == {os.getpid()}
+
+
+@pytest.mark.parametrize("engine", STARTED)
+def test_a_schedule_that_does_not_keep_its_contract_is_refused(engine: str) -> None:
+    ring = algorithms.load("all_reduce_ring").schedule(2)
+    broken = Schedule(ring.collective, 2, ring.transfers[:-1], parts=ring.parts)
+    with engines.load(engine).runner() as runner, pytest.raises(ProofError):
+        runner.run(broken, [np.ones(2)] * 2)
+
+
+def test_engines_that_start_no_ranks_say_so() -> None:
+    ring = algorithms.load("all_reduce_ring").schedule(2)
+    with pytest.raises(InvalidArgumentError, match="hierarchical starts no ranks"):
+        run_schedule(ring, [np.ones(2)] * 2, "hierarchical")
+    with pytest.raises(UnknownNameError, match="Did you mean 'threads'"):
+        run_schedule(ring, [np.ones(2)] * 2, "thread")
