@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cached_property
 from itertools import count
 from time import perf_counter
@@ -11,18 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from roundelay._typing import Shape
 from roundelay.arguments import seconds as read_seconds
-from roundelay.communicator.buffers import Bound, unseen
-from roundelay.communicator.calls import ArrayCalls
 from roundelay.communicator.custom_ops import CustomOps
 from roundelay.communicator.groups import GroupCalls, not_over
 from roundelay.communicator.memory import require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.start import Handle, Start
 from roundelay.engines import CollectiveCall, Engine, no_fast_path
-from roundelay.errors import InvalidArgumentError, rank_count
-from roundelay.reductions import DTYPES, Array, Op
+from roundelay.reductions import Array, Op
 
 __all__ = ["Communicator", "Traffic"]
 
@@ -34,7 +29,7 @@ class Traffic(NamedTuple):
     received: int
 
 
-class Communicator(ArrayCalls, GroupCalls, ObjectCalls):
+class Communicator(GroupCalls, ObjectCalls):
     """A group of ranks that call the same collectives in the same order.
 
     Buffers are numpy arrays, CPU tensors, or anything with the buffer protocol or DLPack; results
@@ -118,37 +113,6 @@ class Communicator(ArrayCalls, GroupCalls, ObjectCalls):
                     self._fast_path = (
                         self._engine.fast_path
                     )  # which now refuses; the long way can say why
-
-    # ---- parts of other calls, which are compared and told as those
-
-    def _all_gather_for(self, part_of: str, x: Any, counts: Sequence[int] | None = None) -> Any:
-        axis = None if counts is None else 0
-        return self._run(replace(self._build.all_gather(x, None, axis, counts), part_of=part_of))
-
-    def _gather_for(self, part_of: str, x: Any, root: int, counts: Sequence[int]) -> Any:
-        call = self._build.all_gather(x, None, 0, counts, name="gather", root=root)
-        return self._run(replace(call, part_of=part_of))
-
-    def _broadcast_for(self, part_of: str, x: Any, root: int) -> Any:
-        return self._run(replace(self._build.broadcast(x, root), part_of=part_of))
-
-    def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
-        """Tell every rank what the root has: its dtype and shape."""
-        if mine is not None and (mine.array.ndim == 0 or mine.array.shape[0] != self.size):
-            raise InvalidArgumentError(
-                f"scatter on {rank_count(self.size)} needs x of shape ({self.size}, …) at the "
-                f"root, not {mine.array.shape}."
-            )
-        row = () if mine is None else mine.array.shape[1:]
-        # Three numbers travel with the flags themselves; more dimensions come after.
-        head = np.array([0 if mine is None else mine.code << 8 | len(row), *row, 0, 0][:3])
-        self._broadcast_for("scatter", head, root)
-        code, length = divmod(int(head[0]), 256)
-        shape = tuple(int(n) for n in head[1 : 1 + length])
-        if length > len(shape):
-            others = np.array(row[2:]) if mine is not None else np.empty(length - 2, np.int64)
-            shape += tuple(int(n) for n in self._broadcast_for("scatter", others, root))
-        return shape, unseen("scatter", DTYPES[code]) if mine is None else mine
 
     # ---- how a call runs
 

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
 from roundelay._typing import ArrayT, Buffer, BufferT, Shape
 from roundelay.arguments import index_of
-from roundelay.communicator.buffers import Bound, bind, fresh, plain_shape
+from roundelay.communicator.buffers import Bound, bind, fresh, plain_shape, unseen
 from roundelay.communicator.call_builder import CallBuilder
 from roundelay.communicator.custom_ops import CustomOps
 from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, FastPath
-from roundelay.errors import InvalidArgumentError
-from roundelay.reductions import OPS, Located, Op, reduction
+from roundelay.errors import InvalidArgumentError, rank_count
+from roundelay.reductions import DTYPES, OPS, Located, Op, reduction
 
 __all__ = ["ArrayCalls"]
 
@@ -47,7 +49,10 @@ class ArrayCalls(ABC):
     size: int
     _fast_path: FastPath
     _quick: bool  # whether the fast path takes anything
-    _build: CallBuilder
+
+    @cached_property
+    def _build(self) -> CallBuilder:
+        return CallBuilder(self.rank, self.size)
 
     @abstractmethod
     def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Any:
@@ -56,14 +61,6 @@ class ArrayCalls(ABC):
     @abstractmethod
     def _custom_ops(self, op: Op) -> CustomOps:
         """Return what folds by a reduction of the user's own."""
-
-    @abstractmethod
-    def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
-        """Tell every rank what the root has: its dtype and shape."""
-
-    @abstractmethod
-    def _all_gather_for(self, part_of: str, x: Any, counts: Sequence[int] | None = None) -> Any:
-        """Gather what a call must know first."""
 
     @overload
     def all_reduce(self, x: Buffer, op: Locating, *, algorithm: str | None = None) -> Located: ...
@@ -283,6 +280,37 @@ class ArrayCalls(ABC):
         if algorithm is None and self._fast_path(BARRIER, NOTHING, NOTHING, MET, 0):
             return None
         return self._run(self._build.barrier(), algorithm)
+
+    def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
+        """Tell every rank what the root has: its dtype and shape."""
+        if mine is not None and (mine.array.ndim == 0 or mine.array.shape[0] != self.size):
+            raise InvalidArgumentError(
+                f"scatter on {rank_count(self.size)} needs x of shape ({self.size}, …) at the "
+                f"root, not {mine.array.shape}."
+            )
+        row = () if mine is None else mine.array.shape[1:]
+        # Three numbers travel with the flags themselves; more dimensions come after.
+        head = np.array([0 if mine is None else mine.code << 8 | len(row), *row, 0, 0][:3])
+        self._broadcast_for("scatter", head, root)
+        code, length = divmod(int(head[0]), 256)
+        shape = tuple(int(n) for n in head[1 : 1 + length])
+        if length > len(shape):
+            others = np.array(row[2:]) if mine is not None else np.empty(length - 2, np.int64)
+            shape += tuple(int(n) for n in self._broadcast_for("scatter", others, root))
+        return shape, unseen("scatter", DTYPES[code]) if mine is None else mine
+
+    # ---- parts of other calls, which are compared and told as those
+
+    def _all_gather_for(self, part_of: str, x: Any, counts: Sequence[int] | None = None) -> Any:
+        axis = None if counts is None else 0
+        return self._run(replace(self._build.all_gather(x, None, axis, counts), part_of=part_of))
+
+    def _gather_for(self, part_of: str, x: Any, root: int, counts: Sequence[int]) -> Any:
+        call = self._build.all_gather(x, None, 0, counts, name="gather", root=root)
+        return self._run(replace(call, part_of=part_of))
+
+    def _broadcast_for(self, part_of: str, x: Any, root: int) -> Any:
+        return self._run(replace(self._build.broadcast(x, root), part_of=part_of))
 
 
 def _named(op: str | Op) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from roundelay.arguments import index_of, indices_of, shown, whole
+from roundelay.communicator.calls import ArrayCalls
 from roundelay.communicator.losses import Losses
 from roundelay.engines import Engine
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NoRoomError
@@ -20,20 +21,13 @@ MOST = (1 << 62) - 1
 MOST_DIMENSIONS = 32  # numpy before 2.0 has no more
 
 
-class GroupCalls(Losses):
+class GroupCalls(ArrayCalls, Losses):
     """The part of a communicator that makes others, and arrays in the arena."""
 
-    rank: int
-    size: int
-    _engine: Engine
     _parent: Self | None = None  # the one it was made from
 
     @abstractmethod
     def __init__(self, engine: Engine) -> None:
-        """See the communicator."""
-
-    @abstractmethod
-    def _all_gather_for(self, call: str, x: Any) -> Any:
         """See the communicator."""
 
     def split(self, color: int | None, key: int | None = None) -> Self | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from roundelay.arguments import shown
-from roundelay.communicator.call_builder import CallBuilder
+from roundelay.communicator.calls import ArrayCalls
 from roundelay.communicator.point_to_point import PointToPoint
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 from roundelay.processes.wire import decode, encode
@@ -21,14 +19,10 @@ __all__ = ["ObjectCalls"]
 OBJECT = 0x726F756E64656C61  # says that an object follows
 
 
-class ObjectCalls(PointToPoint):
+class ObjectCalls(ArrayCalls, PointToPoint):
     """The part of a communicator that carries Python objects."""
 
     _objects_sent: Iterator[int]  # numbers of objects, each of which is used once
-
-    @cached_property
-    def _build(self) -> CallBuilder:
-        return CallBuilder(self.rank, self.size)
 
     def broadcast_object(self, thing: Any, root: int = 0, *, allow_pickle: bool = False) -> Any:
         """Return the root's object on every rank."""
@@ -107,23 +101,6 @@ class ObjectCalls(PointToPoint):
         data = np.empty(length, np.uint8)
         self._post(data, came.source, number, sends=False, background=False, inner=True).wait()
         return decode(data.tobytes(), allow_pickle=allow_pickle)
-
-    # What the object calls stand on.
-    @abstractmethod
-    def _broadcast_for(self, call: str, x: Any, root: int) -> Any:
-        """See the communicator."""
-
-    @abstractmethod
-    def _all_gather_for(self, call: str, x: Any, counts: Sequence[int] | None = None) -> Any:
-        """See the communicator."""
-
-    @abstractmethod
-    def _gather_for(self, call: str, x: Any, root: int, counts: Sequence[int]) -> Any:
-        """See the communicator."""
-
-    @abstractmethod
-    def scatter(self, x: Any, root: int = 0) -> Any:
-        """See the communicator."""
 
 
 def _bytes(thing: Any, *, allow_pickle: bool) -> Array:

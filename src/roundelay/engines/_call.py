@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from roundelay.collectives import collectives
 from roundelay.reductions import Array
 
@@ -23,6 +25,7 @@ __all__ = [
     "MessageRequest",
     "Request",
     "Status",
+    "divide",
     "no_fast_path",
     "tag_fits",
 ]
@@ -95,6 +98,18 @@ def tag_fits(wanted: int | None, tag: int) -> bool:
     (True, False, True)
     """
     return wanted == tag or (wanted is None and tag < INNER_TAGS)
+
+
+def divide(array: Array, by: int) -> None:
+    """Make a sum of floats or complex numbers the mean; a complex one as the two reals it is.
+
+    >>> total = np.array([3.0 + 1.5j])
+    >>> divide(total, 3)
+    >>> total
+    array([1.+0.5j])
+    """
+    real = array.reshape(-1).view(array.real.dtype)
+    np.divide(real, real.dtype.type(by), out=real)
 
 
 class Request(Protocol):

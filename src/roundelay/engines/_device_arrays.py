@@ -100,5 +100,5 @@ def _seen(array: Array, kind: Any) -> Any:
     """Return an array of the host's as a tensor of torch's dtype `kind`."""
     torch = sys.modules["torch"]
     known = array.view(np.int16) if kind is torch.bfloat16 else array
-    made = torch.from_numpy(known if known.flags.writeable else known.copy())
-    return made.view(kind) if kind is torch.bfloat16 else made
+    tensor = torch.from_numpy(known if known.flags.writeable else known.copy())
+    return tensor.view(kind) if kind is torch.bfloat16 else tensor

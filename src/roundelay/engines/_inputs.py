@@ -29,32 +29,32 @@ def prepare(
     counts: Sequence[int] | None,
 ) -> tuple[Reduction, list[Array | None], Layout]:
     """Return the reduction, each rank's input as one flat array, and how long every block is."""
-    made = reduction(op)
-    _check_meaning(schedule, made)
-    arrays = _incoming(schedule, inputs, made)
+    chosen = reduction(op)
+    _check_meaning(schedule, chosen)
+    arrays = _incoming(schedule, inputs, chosen)
     layout = Layout.of(schedule, counts if counts is not None else _counts(schedule, arrays))
     _check_lengths(schedule, arrays, layout)
-    return made, arrays, layout
+    return chosen, arrays, layout
 
 
-def _check_meaning(schedule: Schedule, made: Reduction) -> None:
+def _check_meaning(schedule: Schedule, chosen: Reduction) -> None:
     """Refuse what has no answer: a mean of a part, an order that the schedule does not keep."""
     name = schedule.collective.name
-    if made.name == "avg" and name in ("scan", "exscan"):
+    if chosen.name == "avg" and name in ("scan", "exscan"):
         raise UnsupportedReductionError(
             f"{name} has no avg: every rank's result has another number of contributions. "
             f"Use sum, and divide by the rank's own count."
         )
-    if not made.commutative and schedule.collective.reduces and prove(schedule).order == "any":
+    if not chosen.commutative and schedule.collective.reduces and prove(schedule).order == "any":
         raise UnsupportedReductionError(
             f"{schedule.name} on {rank_count(schedule.size)} adds in a fixed order that is not "
-            f"rank order, but {made.name} is not commutative. Choose an algorithm that `roundelay "
-            f"list` shows as rank_order or contiguous."
+            f"rank order, but {chosen.name} is not commutative. Choose an algorithm that "
+            f"`roundelay list` shows as rank_order or contiguous."
         )
 
 
 def _incoming(
-    schedule: Schedule, inputs: Sequence[ScheduleBuffer | None], made: Reduction
+    schedule: Schedule, inputs: Sequence[ScheduleBuffer | None], chosen: Reduction
 ) -> list[Array | None]:
     """Flatten what came in; a pair becomes one array of (value, location)."""
     name, size = schedule.collective.name, schedule.size
@@ -71,20 +71,20 @@ def _incoming(
             )
         if given is None or not needed:
             arrays.append(None)
-        elif made.name in LOCATING:
+        elif chosen.name in LOCATING:
             pair = given if isinstance(given, Located) else Located(given, np.array(rank))
             arrays.append(paired(name, _array(name, pair.values), pair.locations).ravel())
         elif isinstance(given, Located):
             raise UnsupportedReductionError(
-                f"{made.name} takes arrays; Located is for maxloc and minloc."
+                f"{chosen.name} takes arrays; Located is for maxloc and minloc."
             )
         else:
             arrays.append(_array(name, given).ravel())
-    _check_dtypes(schedule, arrays, made)
+    _check_dtypes(schedule, arrays, chosen)
     return arrays
 
 
-def _check_dtypes(schedule: Schedule, arrays: Sequence[Array | None], made: Reduction) -> None:
+def _check_dtypes(schedule: Schedule, arrays: Sequence[Array | None], chosen: Reduction) -> None:
     """Refuse dtypes that differ, and one that the reduction does not take."""
     dtypes = {str(array.dtype): rank for rank, array in enumerate(arrays) if array is not None}
     if len(dtypes) > 1:
@@ -95,7 +95,7 @@ def _check_dtypes(schedule: Schedule, arrays: Sequence[Array | None], made: Redu
     if schedule.collective.reduces:
         for array in arrays:
             if array is not None:
-                made.check(array.dtype)
+                chosen.check(array.dtype)
 
 
 def _array(call: str, given: object) -> Array:

@@ -115,37 +115,18 @@ class RankSchedule:
             cells.update(write)
         return [cells[chunk] for chunk in self.due]
 
-    def walk(
-        self,
-        given: Array | None,
-        dtype: np.dtype[Any],
-        counts: Sequence[int],
-        fold: Fold,
-        post: PostBytes,
-    ) -> list[Array]:
-        """Take all steps, waiting in each; return the chunks of the rank's output, in order."""
-        steps = self.steps(given, dtype, counts, fold, post)
-        while True:
-            try:
-                requests = next(steps)
-            except StopIteration as end:
-                output: list[Array] = end.value
-                return output
-            for request in requests:
-                request.wait()
-
     def _cut(self, data: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
         """Cut what the rank brings into its chunks."""
-        schedule, found, start = self.schedule, [], 0
+        schedule, chunks, start = self.schedule, list[tuple[int, Array]](), 0
         for block in schedule.collective.before(schedule.size, schedule.root, self.rank):
             whole = data[start : start + counts[block]]
             start += counts[block]
             runs = split(len(whole), schedule.parts)
-            found += [
+            chunks += [
                 (chunk, whole[run])
                 for chunk, run in zip(schedule.chunks_of(block), runs, strict=True)
             ]
-        return found
+        return chunks
 
 
 class OverMessages:
@@ -155,21 +136,21 @@ class OverMessages:
         self._rank, self._post = rank, post
         self._known: dict[Schedule, RankSchedule] = {}
 
-    def run(self, call: CollectiveCall, schedule: Schedule) -> None:
+    def run(self, call: CollectiveCall, schedule: Schedule, fold: Fold | None = None) -> None:
         """Walk the schedule with the call's input, and write its output."""
-        for requests in self.steps(call, schedule):
+        for requests in self.steps(call, schedule, fold):
             for request in requests:
                 request.wait()
 
     def steps(
-        self, call: CollectiveCall, schedule: Schedule
+        self, call: CollectiveCall, schedule: Schedule, fold: Fold | None = None
     ) -> Generator[list[Request], None, None]:
         """Yield what must be done before it goes on, for engines that do other things meanwhile."""
         ranked = self._known.get(schedule)
         if ranked is None:
             ranked = self._known[schedule] = RankSchedule.of(schedule, self._rank)
         blocks = schedule.collective.blocks(schedule.size)
-        fold = native_fold(call.op, call.dtype, schedule.size)
+        fold = fold or native_fold(call.op, call.dtype, schedule.size)
         if schedule.collective.idempotent:
             # Nothing is brought, but somebody must be heard of: one byte for each block.
             nothing = np.zeros(blocks, np.uint8)

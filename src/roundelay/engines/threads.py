@@ -117,7 +117,7 @@ def _run_all(world: _core.World, body: Callable[[_core.World, int], Result]) -> 
         for thread in threads:
             thread.wait()
         raise
-    failures[:] = [one for one in failures if not passes(world, one[1])]
+    failures[:] = [failure for failure in failures if not passes(world, failure[1])]
     if failures:
         _, rank, first = min(failures, key=lambda failure: failure[0])
         step = step_of(world, rank)

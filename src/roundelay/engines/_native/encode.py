@@ -93,13 +93,13 @@ def _add_code(
 
 
 def _operand(
-    schedule: Schedule, buffers: dict[str, list[list[int]]], one: Operand
+    schedule: Schedule, buffers: dict[str, list[list[int]]], operand: Operand
 ) -> tuple[int, ...]:
-    if one.space == "slot":
-        return SPACES["slot"], one.rank, one.at, 0, 0, 0
-    block, part = divmod(one.at, schedule.parts)
-    position = buffers[one.space][one.rank].index(block)
-    return SPACES[one.space], one.rank, 0, position, block, part
+    if operand.space == "slot":
+        return SPACES["slot"], operand.rank, operand.at, 0, 0, 0
+    block, part = divmod(operand.at, schedule.parts)
+    position = buffers[operand.space][operand.rank].index(block)
+    return SPACES[operand.space], operand.rank, 0, position, block, part
 
 
 def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:

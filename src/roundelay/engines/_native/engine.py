@@ -225,7 +225,7 @@ class NativeEngine(Engine):
         nbytes = _core.Group.bytes_for(len(ranks))
         if place == 0:
             raise NoRoomError(nbytes, serial, f"a group of {rank_count(len(ranks))}")
-        made = type(self)(
+        group = type(self)(
             self.world,
             list(ranks).index(self.rank),
             self.selector.for_size(len(ranks)),
@@ -235,8 +235,8 @@ class NativeEngine(Engine):
             _parent=self,
             _serial=serial,
         )
-        self._made = (*(each for each in self._made if each() is not None), weakref.ref(made))
-        return made
+        self._made = (*(each for each in self._made if each() is not None), weakref.ref(group))
+        return group
 
     def memory(self, nbytes: int) -> Array:
         """Return bytes in the shared arena, where collectives need no copy."""
@@ -364,12 +364,12 @@ class NativeEngine(Engine):
     def _drain(self, native: _core.Group, how: str) -> None:
         """Wait until nothing is under way, here and in groups made from this one."""
         for each in self._made:
-            if (made := each()) is None:
+            if (group := each()) is None:
                 continue
             try:
-                made.end_calls(how, together=False)
+                group.end_calls(how, together=False)
             finally:
-                made.close()
+                group.close()
         whole = self._root is self
         native.drain(whole)
         number = None if whole else self._serial

@@ -32,5 +32,5 @@ class Lazily(Generic[T]):
 
     def __get__(self, instance: object, owner: type | None = None) -> T:
         """Make the attribute, unless another thread was quicker."""
-        made: T = vars(instance).setdefault(self._name, self._make(instance))
-        return made
+        attribute: T = vars(instance).setdefault(self._name, self._make(instance))
+        return attribute

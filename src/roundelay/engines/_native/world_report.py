@@ -37,22 +37,22 @@ class WorldReport:
         where = f" at {site}" if site else ""
         if collective == _core.ENDING:
             return f"{ENDED[ENDINGS[root]]}{where}"
-        made = collectives.load(collectives.names()[collective])
-        word = read_word(root, rooted=made.rooted)
-        details = f" {DTYPES[dtype]}[{count}]" if made.name != "barrier" else ""
-        if made.reduces and made.name != "barrier":
+        contract = collectives.load(collectives.names()[collective])
+        word = read_word(root, rooted=contract.rooted)
+        details = f" {DTYPES[dtype]}[{count}]" if contract.name != "barrier" else ""
+        if contract.reduces and contract.name != "barrier":
             details += f" op={list(OPS)[op]}"
-        if made.rooted:
+        if contract.rooted:
             details += f" root={word.root}"
         if word.axis:
             details += " axis=0"
         if word.rest:  # only reductions have one of the user's own, and no label
-            own = word.call in OWN and not made.reduces
+            own = word.call in OWN and not contract.reduces
             details += f" op=rd.Op {word.rest:x}" if own else f" label={word.rest}"
         short = self._algorithms[algorithm]
-        if word.call not in ("", made.name):
-            return f"{word.call} #{number}, by {made.name}{details} ({short}){where}"
-        return f"{made.name} #{number}{details} ({short}){where}"
+        if word.call not in ("", contract.name):
+            return f"{word.call} #{number}, by {contract.name}{details} ({short}){where}"
+        return f"{contract.name} #{number}{details} ({short}){where}"
 
     def last(self, record: CallRecord) -> str:
         """Tell of the last call of a rank."""

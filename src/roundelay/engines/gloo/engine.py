@@ -168,9 +168,9 @@ class Gloo(Engine):
         self._made += 1
         if self.rank not in ranks:
             return None
-        made = self._at(self._rendezvous.within(f"group/{self._made}/{ranks[0]}", ranks))
-        self._groups.add(made)
-        return made
+        group = self._at(self._rendezvous.within(f"group/{self._made}/{ranks[0]}", ranks))
+        self._groups.add(group)
+        return group
 
     def _at(self, rendezvous: StoreRendezvous) -> Self:
         """Return an engine of the same kind at another rendezvous."""

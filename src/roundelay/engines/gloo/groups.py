@@ -212,7 +212,7 @@ class Trouble:
             text = self._store.look("trouble/text")
             if text is not None:
                 kind, _, said = text.decode().partition(" ")
-                return next((one for one in TOLD if one.__name__ == kind), PeerLost)(said)
+                return next((error for error in TOLD if error.__name__ == kind), PeerLost)(said)
             patience = HURRY_S if self._store.has("trouble/first") else soon
             if time.monotonic() >= began + patience:
                 return None

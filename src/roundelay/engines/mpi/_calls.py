@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from roundelay.engines._call import CollectiveCall
+from roundelay.engines._call import CollectiveCall, divide
 from roundelay.engines.mpi._progress import Requests, Steps
 from roundelay.reductions import Array
 
@@ -47,8 +47,9 @@ ABLE = {
 #: What only moves is bits: by the bytes of an element.
 BITS = {1: "UINT8_T", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T", 16: "C_DOUBLE_COMPLEX"}
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+MaybeArray = Array | None  # what a rank brings or gets, if anything
 #: Begins a call on what goes in and what comes out, and gives MPI's requests.
-Begin = Callable[[Array | None, Array | None], Iterable[Any]]
+Begin = Callable[[MaybeArray, MaybeArray], Iterable[Any]]
 ELEMENTWISE = ("all_reduce", "reduce", "broadcast", "scan", "exscan")
 
 
@@ -91,17 +92,10 @@ class OwnCalls:
         # mpi4py does not keep all memory of a call alive.
         yield [Requests(begin(given, output), given, output)]
         if call.op == "avg" and call.output is not None and call.collective in REDUCING:
-            # A complex number is divided as the two reals it is: one rounding each.
-            real = call.output.reshape(-1).view(call.output.real.dtype)
-            np.divide(real, real.dtype.type(self._size), out=real)
+            divide(call.output, self._size)
 
     def _elementwise(
-        self,
-        call: CollectiveCall,
-        datatype: Any,
-        op: Any,
-        given: Array | None,
-        output: Array | None,
+        self, call: CollectiveCall, datatype: Any, op: Any, given: MaybeArray, output: MaybeArray
     ) -> Iterator[Any]:
         """Begin what treats every element alike, in pieces that MPI can count."""
         calls = {
@@ -123,12 +117,7 @@ class OwnCalls:
                 yield calls[call.collective](place, out, op)
 
     def _blockwise(
-        self,
-        call: CollectiveCall,
-        datatype: Any,
-        op: Any,
-        given: Array | None,
-        output: Array | None,
+        self, call: CollectiveCall, datatype: Any, op: Any, given: MaybeArray, output: MaybeArray
     ) -> list[Any]:
         """Begin what hands whole blocks around."""
         comm, here = self._comm, self._rank == call.root
@@ -136,7 +125,7 @@ class OwnCalls:
             return []
         x, out = [given, datatype], [output, datatype]
         if call.counts:
-            return [self._uneven(call, given, output, datatype, op)]
+            return [self._uneven(call, datatype, op, given, output)]
         if call.collective == "scatter":
             return [comm.Iscatter(x if here else None, out, call.root)]
         if call.collective == "gather":
@@ -147,12 +136,7 @@ class OwnCalls:
         return [begin(x, out)]
 
     def _uneven(
-        self,
-        call: CollectiveCall,
-        given: Array | None,
-        output: Array | None,
-        datatype: Any,
-        op: Any,
+        self, call: CollectiveCall, datatype: Any, op: Any, given: MaybeArray, output: MaybeArray
     ) -> Any:
         comm, rank, size, counts = self._comm, self._rank, self._size, list(call.counts)
         x = [given, datatype]

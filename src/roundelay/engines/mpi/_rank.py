@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from roundelay.engines._rank_pool import TIMEOUT_S, ToldSchedules, serve
+from roundelay.engines._serving import TIMEOUT_S, ToldSchedules, serve
 from roundelay.engines.mpi.engine import Mpi
 
 

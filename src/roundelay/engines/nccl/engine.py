@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -59,6 +59,11 @@ class Nccl(Gloo):
         self._on_gpus = NcclCalls(self._torch, self.rank, self.size)
 
     @classmethod
+    def can(cls, what: Literal["start", "join"]) -> bool:
+        """Tell that launchers start these ranks: each must have its own GPU."""
+        return what == "join"
+
+    @classmethod
     def start(
         cls, size: int, body: Callable[[Engine], Any], *, select: Select, timeout: float
     ) -> list[Any]:
@@ -108,12 +113,12 @@ class Nccl(Gloo):
             super()._do(call, algorithm)
             return
         brought = None if given is None else np.asarray(given).reshape(-1)
-        made = None if output is None else np.empty(output.size, output.dtype)
-        if made is not None and call.collective == "exscan":
-            made[:] = np.asarray(output).reshape(-1)  # which stays as it is on rank 0
-        super()._do(replace(call, input=brought, output=made), algorithm)
-        if output is not None and made is not None:
-            output[...] = made.reshape(output.shape)
+        on_host = None if output is None else np.empty(output.size, output.dtype)
+        if on_host is not None and call.collective == "exscan":
+            on_host[:] = np.asarray(output).reshape(-1)  # which stays as it is on rank 0
+        super()._do(replace(call, input=brought, output=on_host), algorithm)
+        if output is not None and on_host is not None:
+            output[...] = on_host.reshape(output.shape)
 
     def post(self, message: MessageCall) -> MessageRequest:
         """Send a copy, or receive one and bring it to the device when it is waited for."""
