@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import cached_property
 from itertools import count
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class Communicator(GroupCalls, ObjectCalls):
     #: Spent in collectives so far, but for those on the fast path; work, and waiting for others.
     seconds = 0.0
     _asking: Array | int = 0  # bytes that asking for traffic cost, by rank
+    _label = 0  # of its calls, where others make calls among the same ranks
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -82,6 +84,17 @@ class Communicator(GroupCalls, ObjectCalls):
             for rank in range(self.size)
         ]  # fmt: skip
 
+    def labelled(self, label: int) -> Self:
+        """Return this communicator with a label on each of its calls.
+
+        Ranks whose calls have different labels are told so, though all else of these is alike.
+        """
+        twin = copy.copy(self)
+        vars(twin).pop("start", None)
+        twin._label, twin._parent, twin._goodbyes = label, self, []
+        twin._fast_path, twin._quick = no_fast_path, False
+        return twin
+
     def before_close(self, action: Callable[[], None]) -> None:
         """Have `action` called when this communicator, or one it was made from, closes."""
         level: Communicator | None = self
@@ -119,6 +132,7 @@ class Communicator(GroupCalls, ObjectCalls):
     def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Any:
         if not self._engine.devices:
             require_host(call.collective, (call.input, call.output))
+        call.label = call.label or self._label
         began = perf_counter()
         self._engine.run(call, algorithm)
         self.seconds += perf_counter() - began
@@ -131,4 +145,5 @@ class Communicator(GroupCalls, ObjectCalls):
     def _begin(self, call: CollectiveCall, algorithm: str | None) -> Handle:
         if not self._engine.devices:
             require_host(call.collective, (call.input, call.output))
+        call.label = call.label or self._label
         return Handle(self, self._engine.begin(call, algorithm), call.finish)

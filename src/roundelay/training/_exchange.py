@@ -202,20 +202,11 @@ def told_bytes(count: int) -> int:
 
 
 def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
-    every = comm.all_gather(np.array([float(torn), float(step.number), step.model])).tolist()
-    broken = [rank for rank, (raised, _, _) in enumerate(every) if raised]
-    if len({model for _, _, model in every}) > 1:
-        models = ", ".join(
-            f"rank {rank} of model {one:.0f}" for rank, (_, _, one) in enumerate(every)
-        )
-        raise CollectiveMismatch(
-            f"The ranks bring gradients of different models together: {models}, in the order in "
-            f"which they were prepared. Nothing was updated. Call backward of the same models in "
-            f"the same order on every rank."
-        )
+    every = comm.all_gather(np.array([float(torn), float(step.number)])).tolist()
+    broken = [rank for rank, (raised, _) in enumerate(every) if raised]
     if broken:
         raise CollectiveMismatch(TORN.format(ranks=", ".join(map(str, broken))))
-    if len({number for _, number, _ in every}) == 1:
+    if len({number for _, number in every}) == 1:
         places, step.raised = comm.all_gather_object(step.place), 0  # which is told once
         _refuse_places(places)
         _refuse_rates(comm.all_gather_object(step.rates))
@@ -226,7 +217,7 @@ def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
             "The ranks have stepped different optimizers of this model since the last backward "
             "pass, so that their weights are no longer the same. Step the same ones on every rank."
         )
-    told = ", ".join(f"rank {rank} in step {steps:.0f}" for rank, (_, steps, _) in enumerate(every))
+    told = ", ".join(f"rank {rank} in step {steps:.0f}" for rank, (_, steps) in enumerate(every))
     raise CollectiveMismatch(
         f"The ranks bring gradients of different steps together: {told}. A rank has called "
         f"optimizer.step() without a backward pass. Call the model and backward in every step on "

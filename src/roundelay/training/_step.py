@@ -67,7 +67,6 @@ class StepState:
     `rd.accumulate`, in the loop of a loader) stays, and so do the numbers that count.
     """
 
-    model: int = 0  # its number among those that its ranks have prepared together
     number: int = 0  # steps that were taken
     fit: int = 0  # steps on scaled losses, since `prepare`, that the optimizer took
     skipped: int = 0  # and those that it did not, as gradients had overflowed
@@ -221,7 +220,7 @@ class StepState:
         edits = hash(tuple(sorted(self.written.values()))) if self.written else 0
         frozen = hash(tuple(self.frozen)) if self.frozen else 0
         self.look_at_rates()
-        place = zlib.crc32(repr((self.model, self.place)).encode())
+        place = zlib.crc32(repr(self.place).encode())
         return float((place + self.calls + edits + frozen + self.rated + self.done) % MARKS)
 
     @property

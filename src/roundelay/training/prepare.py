@@ -66,7 +66,9 @@ def prepare(
         return chosen, setup
 
     chosen, setup = agree(comm, make)
-    setup.step.model = _prepared[comm] = _prepared.get(comm, 0) + 1
+    number = _prepared[comm] = _prepared.get(comm, 0) + 1
+    if number > 1:  # ranks that take one model for another are told in any call
+        setup.comm = comm.labelled(number)
     if comm.size > 1:
         made = [one for one in model.parameters() if not is_later(one)]
         send_from_first(comm, [*made, *model.buffers()])
