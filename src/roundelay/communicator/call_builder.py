@@ -56,8 +56,8 @@ class CallBuilder:
         result = packed.copy() if name == "exscan" else np.empty_like(packed)
 
         def finish() -> Located:
-            made = source.wrap(np.ascontiguousarray(result["value"]))
-            return Located(made, np.ascontiguousarray(result["location"]))
+            values = source.wrap(np.ascontiguousarray(result["value"]))
+            return Located(values, np.ascontiguousarray(result["location"]))
 
         call = _make(name, source, packed.size, finish, packed, result, op=op, root=root)
         call.item, call.nbytes = packed.dtype.itemsize, packed.nbytes
@@ -274,8 +274,7 @@ def _nothing() -> None:
 
 
 def _check_op(name: str, op: str, source: Bound) -> None:
-    made = reduction(op)
-    made.check(source.dtype)
+    reduction(op).check(source.dtype)
     if op == "avg" and name in ("scan", "exscan"):
         raise UnsupportedReductionError(
             f"{name} has no avg: every rank's result has another number of contributions. "
@@ -320,10 +319,11 @@ def _target(
             f"{name} gives {source.dtype}{list(shape)}, but out= is "
             f"{target.dtype}{list(target.array.shape)}."
         )
-    one, two = source.array, target.array
-    if overlap(one, two) and not (
-        same(one, two)
-        or (block is not None and (is_block(one, two, block) or is_block(two, one, block)))
+    x, result = source.array, target.array
+    if (
+        overlap(x, result)
+        and not same(x, result)
+        and (block is None or not (is_block(x, result, block) or is_block(result, x, block)))
     ):
         raise InvalidArgumentError(f"{name}: out= overlaps x in part. Pass separate memory.")
     return target

@@ -77,9 +77,9 @@ class GroupCalls(ArrayCalls, Losses):
         return None if engine is None else self._made(engine)
 
     def _made(self, engine: Engine) -> Self:
-        made = type(self)(engine)
-        made._parent = self
-        return made
+        group = type(self)(engine)
+        group._parent = self
+        return group
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float64) -> np.ndarray[Any, Any]:
         """Return an array in the shared arena, where collectives need no copy. All must call it.

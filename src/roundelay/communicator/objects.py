@@ -118,6 +118,6 @@ def _length(things: Any) -> int | None:
 def _cut(joined: Any, counts: Sequence[int], *, allow_pickle: bool) -> list[Any]:
     ends = np.cumsum(counts)
     return [
-        decode(joined[engine - count : engine].tobytes(), allow_pickle=allow_pickle)
-        for engine, count in zip(ends, counts, strict=True)
+        decode(joined[end - count : end].tobytes(), allow_pickle=allow_pickle)
+        for end, count in zip(ends, counts, strict=True)
     ]

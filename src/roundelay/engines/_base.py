@@ -45,7 +45,7 @@ class Engine(ABC):
     in_processes = True  # else ranks share objects, and give back what they return as it is
     devices = False  # whether it takes memory that is not the host's, as `DeviceArray`
     names_ranks_of_all = False  # whether the errors of a smaller group name ranks as the whole does
-    timeout: float  # seconds without progress after which a call gives up
+    _timeout: float
     #: Runs a plain call at once, without building it, and tells whether it was one.
     fast_path: FastPath = staticmethod(no_fast_path)
     #: Ends the job of a rank that has failed, where its launcher lets nobody go alone.
@@ -85,6 +85,19 @@ class Engine(ABC):
         return RankPool(by_start(cls))
 
     # ---- one rank
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without progress after which a call gives up on a rank."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, limit: float) -> None:
+        self._timeout = limit
+        self._limit_waiting(limit)
+
+    def _limit_waiting(self, limit: float) -> None:  # noqa: B027 - for whom else waits
+        """Tell what lies beneath how long to wait from now on."""
 
     @abstractmethod
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:

@@ -107,19 +107,11 @@ class NativeEngine(Engine):
         self._serial = _serial  # a number that no other group ever has
         self._above = None if _parent is None else _parent._root
         self.selector = selector
-        self._timeout = timeout
-        self.native.set_timeout(timeout)
+        self.timeout = timeout
         self.fast_path = self.native.fast_path  # no Python between the caller and the native core
 
-    @property
-    def timeout(self) -> float:
-        """Seconds without progress after which a call gives up on a rank."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self._timeout = seconds
-        self._open().set_timeout(seconds)
+    def _limit_waiting(self, limit: float) -> None:
+        self._open().set_timeout(limit)
 
     @property
     def _root(self) -> NativeEngine:  # the engine of all ranks, from which all others are made

@@ -106,14 +106,7 @@ class Gloo(Engine):
         at = rendezvous_at(store(), place.rank, place.job.size, several_hosts=several)
         return cls(at.within(name), select, timeout=timeout)
 
-    @property
-    def timeout(self) -> float:
-        """Seconds after which a call gives up on the others."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, limit: float) -> None:
-        self._timeout = limit
+    def _limit_waiting(self, limit: float) -> None:
         self._open()._set_default_timeout(seconds(limit))  # noqa: SLF001 - there is no other name
 
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:

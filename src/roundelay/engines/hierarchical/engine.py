@@ -68,14 +68,7 @@ class Hierarchical(Engine):
         places, inside = meet_inside(by, select, timeout)
         return inside if len(places.hosts) == 1 else cls(places, inside, by.everyone())
 
-    @property
-    def timeout(self) -> float:
-        """Seconds without progress after which a call gives up on a rank."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, limit: float) -> None:
-        self._timeout = limit
+    def _limit_waiting(self, limit: float) -> None:
         for engine in self._engines():
             engine.timeout = limit
         if self._everyone is not None:
