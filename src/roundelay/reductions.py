@@ -113,7 +113,9 @@ def _origin(fn: object) -> str:
     if code is None:
         return f"{getattr(fn, '__module__', None) or type(fn).__module__}.{name}"
     # A path may differ from host to host, and so may how other constants are shown.
-    plain = [one for one in code.co_consts if isinstance(one, (int, float, complex, str, bytes))]
+    plain = [
+        const for const in code.co_consts if isinstance(const, (int, float, complex, str, bytes))
+    ]
     content = repr((code.co_code, code.co_names, plain)).encode()
     line = f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"
     return f"{name} at {line}, {blake2b(content, digest_size=3).hexdigest()}"

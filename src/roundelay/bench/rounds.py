@@ -52,20 +52,20 @@ def time_all(
     The one named `unchecked` does no collective, so its results are not compared.
     """
     wrong = {
-        name: 0 if name == unchecked else _count_wrong(comm, work, one)
-        for name, one in contenders.items()
+        name: 0 if name == unchecked else _count_wrong(comm, work, contender)
+        for name, contender in contenders.items()
     }
     per_round, rounds = {}, ROUNDS if spec.iterations == 0 else min(ROUNDS, spec.iterations)
-    for name, one in contenders.items():
+    for name, contender in contenders.items():
         if spec.iterations:
             per_round[name] = -(-spec.iterations // rounds)
         else:
-            wanted = spec.seconds / rounds / _one_round(comm, one, WARM_UPS)
+            wanted = spec.seconds / rounds / _one_round(comm, contender, WARM_UPS)
             per_round[name] = int(min(max(wanted, 1), MOST_CALLS))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
-        for name, one in contenders.items():
-            times[name].append(_one_round(comm, one, per_round[name]))
+        for name, contender in contenders.items():
+            times[name].append(_one_round(comm, contender, per_round[name]))
     return {
         name: Timing(statistics.median(took), min(took), rounds * per_round[name], wrong[name])
         for name, took in times.items()

@@ -53,7 +53,7 @@ def bucket_limit(chosen: int | None, tensors: Sequence[torch.Tensor]) -> int:
     """
     if chosen is not None:
         return chosen
-    return ON_CPU if all(one.device.type == "cpu" for one in tensors) else ON_DEVICE
+    return ON_CPU if all(tensor.device.type == "cpu" for tensor in tensors) else ON_DEVICE
 
 
 class Bucket:

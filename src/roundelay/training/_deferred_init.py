@@ -85,7 +85,7 @@ class DeferredInit(TorchDispatchMode):
         result = func(*args, **options)
         results = [self._number(one, make=True) for one in _tensors(result)]
         reads = frozenset(
-            one.number for one in tree_leaves(places) if isinstance(one, _TensorPlace)
+            place.number for place in tree_leaves(places) if isinstance(place, _TensorPlace)
         )
         writes = frozenset([*map(self._number, changed), *set(results).difference(reads)])
         if writes:  # else it looked at something, or made a view of it
@@ -220,9 +220,9 @@ def _drawn(line: _RecordedCall, args: Any, kwargs: Any) -> Any:
 def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an operator writes to."""
     found = []
-    for at, one in enumerate(func._schema.arguments):  # noqa: SLF001 - torch's own
-        if one.alias_info is not None and one.alias_info.is_write:
-            found.append(args[at] if at < len(args) else kwargs.get(one.name))
+    for at, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - torch's own
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[at] if at < len(args) else kwargs.get(argument.name))
     return _tensors(found)
 
 

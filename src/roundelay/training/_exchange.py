@@ -72,7 +72,9 @@ class Intake:
         numbers, places, grads = zip(*self._waiting, strict=True)
         self._waiting.clear()
         torch._foreach_copy_(list(places), list(grads))
-        some = [(number, one) for number, one in zip(numbers, places, strict=True) if one.numel()]
+        some = [
+            (number, place) for number, place in zip(numbers, places, strict=True) if place.numel()
+        ]
         if self._check and some:
             sizes = torch._foreach_norm([one for _, one in some], math.inf)  # noqa: SLF001
             self._largest += zip((number for number, _ in some), sizes, strict=True)

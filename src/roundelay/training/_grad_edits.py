@@ -32,8 +32,8 @@ class GradEdits:
         """Say what was done to them since; gradients that are alike are said alike."""
         changed = [
             index
-            for index, (one, seen) in enumerate(zip(self._tensors, self._seen, strict=True))
-            if _mark(one.grad) != seen and (only is None or index in only)
+            for index, (tensor, seen) in enumerate(zip(self._tensors, self._seen, strict=True))
+            if _mark(tensor.grad) != seen and (only is None or index in only)
         ]
         if not changed:
             return []
@@ -58,9 +58,9 @@ def _mark(grad: torch.Tensor | None) -> tuple[int, ...]:
 
 def _numbers(grads: Sequence[torch.Tensor]) -> list[int]:
     """Return a number for each; of many gradients some elements are looked at, at one stroke."""
-    if len(grads) <= FEW or any(one.layout != torch.strided for one in grads):
-        return [digest(one) for one in grads]
-    flats = [one.detach().reshape(-1) for one in grads]
+    if len(grads) <= FEW or any(grad.layout != torch.strided for grad in grads):
+        return [digest(grad) for grad in grads]
+    flats = [grad.detach().reshape(-1) for grad in grads]
     some = [flat[:: max(1, flat.numel() // MOST)] for flat in flats]
     rows = torch.cat(some).cpu().split_with_sizes([len(one) for one in some])
     return [zlib.crc32(row.view(torch.uint8).numpy().tobytes()) for row in rows]

@@ -56,7 +56,7 @@ class GradHooks:
         self._state = state
         self._step = state.setup.step
         self._running: Callable[[], _Pass | None] = _nothing  # weak: autograd lets go of it
-        self._tensors = [one.tensor for one in state.setup.parameters]
+        self._tensors = [parameter.tensor for parameter in state.setup.parameters]
         self._dense = set(sparse_parameters(state.setup)) - set(state.sparse)  # as they are sent
         self._come: set[int] = set()  # parameters whose gradients this pass has brought
         self._sends = False  # whether it brings them to the other ranks
@@ -163,7 +163,7 @@ class GradHooks:
         """Tell whether gradients of earlier passes are there, now that the first has come."""
         first, before = self._first
         return (
-            any(one.grad is not None for at, one in enumerate(self._tensors) if at != index)
+            any(tensor.grad is not None for at, tensor in enumerate(self._tensors) if at != index)
             or (first == index and before() is self._tensors[index].grad)
             or self._state.lifted
         )
@@ -182,7 +182,7 @@ class GradHooks:
             if over.communicates:
                 self._together(self._state.micro_batch_done)
             else:
-                self._left_over = [_as_it_is(one.grad) for one in self._tensors]
+                self._left_over = [_as_it_is(tensor.grad) for tensor in self._tensors]
             self._step.end_pass(shared=False)
         else:
             self.bring_together()
@@ -225,8 +225,8 @@ class GradHooks:
         """Notice what the user has written or frozen, to tell it with the gradients."""
         self._step.frozen = {
             index: self._state.setup.parameters[index].name
-            for index, one in enumerate(self._tensors)
-            if not one.requires_grad
+            for index, tensor in enumerate(self._tensors)
+            if not tensor.requires_grad
         }
         if self._edits is not None:
             doubtful = [name for name, number in self._step.written.items() if not number]
@@ -293,9 +293,9 @@ def _hook_last(tensor: torch.nn.Parameter, hook: Callable[[torch.Tensor], None])
     """Add a hook that is called when all others were, whenever they are added."""
     before, hooks = tensor._post_accumulate_grad_hooks, _OursLast()  # noqa: SLF001 - torch has no other name
 
-    def earlier(one: torch.Tensor) -> None:
+    def earlier(tensor: torch.Tensor) -> None:
         for call in list(before.values()):  # which may still be removed
-            call(one)
+            call(tensor)
 
     if before:
         hooks[-1] = earlier

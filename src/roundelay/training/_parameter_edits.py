@@ -27,7 +27,8 @@ class ParameterEdits:
 
     def note(self) -> None:
         """Take the parameters as they are for agreed."""
-        self._seen = [(one.tensor._version, one.tensor.data_ptr()) for one in self._parameters]  # noqa: SLF001 - autograd's
+        tensors = [parameter.tensor for parameter in self._parameters]
+        self._seen = [(tensor._version, tensor.data_ptr()) for tensor in tensors]  # noqa: SLF001 - autograd's
 
     def found(self, doubtful: Collection[str] = ()) -> dict[str, int]:
         """Return which were written into since then, or are doubtful, and a number for what."""
@@ -36,11 +37,11 @@ class ParameterEdits:
         if before == self._seen and not doubtful:
             return {}
         return {
-            one.name: _number(index, one.tensor)
-            for index, (one, then, now) in enumerate(
+            parameter.name: _number(index, parameter.tensor)
+            for index, (parameter, then, now) in enumerate(
                 zip(parameters, before, self._seen, strict=True)
             )
-            if then != now or one.name in doubtful
+            if then != now or parameter.name in doubtful
         }
 
 

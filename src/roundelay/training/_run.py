@@ -51,7 +51,9 @@ class Run:
         self.grad_hooks.at_end.append(self._share_out)
         #: The steps, and what the ranks had exchanged, when counting began.
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.state.traffic()
-        self.trained = {id(one.tensor) for one in setup.parameters}  # parameters of the model
+        self.trained = {
+            id(parameter.tensor) for parameter in setup.parameters
+        }  # parameters of the model
         self._weighing: list[Any] = []  # hooks
         self._looking = False  # whether we see what the model is given
         #: On the model itself, beside those of the strategy.
@@ -65,13 +67,13 @@ class Run:
         setup.comm.at_step(0)
         self.saves = Saves(lambda: setup.comm)
         vars(setup.model)[_KEPT] = _Kept(self)
-        _live.runs = [weakref.ref(one) for one in (*live_runs(), self)]
+        _live.runs = [weakref.ref(run) for run in (*live_runs(), self)]
 
     def _follow_loading(self) -> Callable[..., None]:
         """Return what has `model.load_state_dict` reach what the optimizer steps on, unrounded."""
         weak = weakref.ref(self)  # as in Arrivals
-        numbers = {name: index for index, one in enumerate(self.setup.parameters)
-                   for name in one.names}  # fmt: skip
+        numbers = {name: index for index, parameter in enumerate(self.setup.parameters)
+                   for name in parameter.names}  # fmt: skip
 
         def follow(
             module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, *_: object
@@ -93,7 +95,7 @@ class Run:
             hook.remove()
         self.state.close()
         vars(self.setup.model).pop(_KEPT, None)
-        _live.runs = [weakref.ref(one) for one in live_runs() if one is not self]
+        _live.runs = [weakref.ref(run) for run in live_runs() if run is not self]
 
     @property
     def comm(self) -> Communicator:
@@ -151,7 +153,9 @@ class Run:
         due = due or self.step.origins.pending  # also when the loop is over
         if due and not self._weighing:
             step = self.step
-            self._weighing = [weighed(one.tensor, step) for one in self.setup.parameters]
+            self._weighing = [
+                weighed(parameter.tensor, step) for parameter in self.setup.parameters
+            ]
         elif not due:
             for hook in self._weighing:
                 hook.remove()
@@ -172,7 +176,7 @@ class Run:
         if scaler is None:
             return True
         if self.step.verdict is None:
-            names = [one.name for one in self.setup.parameters]
+            names = [parameter.name for parameter in self.setup.parameters]
             fit = scaler.settle(self.comm, self.steps, names)
             self.step.fit += fit
             self.step.skipped += not fit
@@ -218,7 +222,10 @@ class Run:
     def check_still_the_same(self) -> None:
         """Refuse a model that trains other parameters than it did; frozen ones are not used."""
         trained, model = self.trained, self.setup.model
-        if not any(one.requires_grad and id(one) not in trained for one in _parameters(model)):
+        if not any(
+            parameter.requires_grad and id(parameter) not in trained
+            for parameter in _parameters(model)
+        ):
             return
         for name, one in model.named_parameters():
             if one.requires_grad and id(one) not in trained:
@@ -247,9 +254,9 @@ def _parameters(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
     known, left = {model}, [model]
     while left:
         module = left.pop()
-        for one in module._parameters.values():  # noqa: SLF001 - torch has no other name
-            if one is not None:
-                yield one
+        for parameter in module._parameters.values():  # noqa: SLF001 - torch has no other name
+            if parameter is not None:
+                yield parameter
         for child in module._modules.values():  # noqa: SLF001 - likewise
             if child is not None and child not in known:
                 known.add(child)
@@ -316,7 +323,11 @@ def refuse_prepared(model: torch.nn.Module) -> None:
             raise InvalidArgumentError(f"{what} is prepared already. {FIRST_UNPREPARE}")
     mine = {id(one): name for name, one in model.named_parameters()}
     for run in live_runs():
-        shared = [mine[id(one.tensor)] for one in run.setup.parameters if id(one.tensor) in mine]
+        shared = [
+            mine[id(parameter.tensor)]
+            for parameter in run.setup.parameters
+            if id(parameter.tensor) in mine
+        ]
         if shared:
             raise InvalidArgumentError(
                 f"The parameter {shared[0]} belongs to another prepared model, too, and would be "

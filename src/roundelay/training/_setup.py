@@ -92,7 +92,7 @@ class Setup:
         if len(self.optimizer.all) == 1:
             return None
         if place not in self._only:
-            mine = (at for at, one in enumerate(self.parameters) if one.owner == place)
+            mine = (at for at, parameter in enumerate(self.parameters) if parameter.owner == place)
             self._only[place] = frozenset(mine)
         return self._only[place]
 
@@ -101,7 +101,7 @@ class Setup:
         """The whole tensors that the optimizer steps on: master weights, or the parameters."""
         if self.masters is not None:
             return self.masters
-        return [one.tensor for one in self.parameters]
+        return [parameter.tensor for parameter in self.parameters]
 
 
 def find_parameters(model: torch.nn.Module, optimizer: JoinedOptimizers) -> list[Parameter]:
@@ -176,9 +176,9 @@ def _described(strategy: Strategy, setup: Setup) -> list[str]:
         f"buffers {setup.buffers!r}",
     ]
     lines = [
-        f"parameter {', '.join(one.names)}: {tuple(one.tensor.shape)} {one.tensor.dtype} in group "
-        f"{one.group}"
-        for one in setup.parameters
+        f"parameter {', '.join(parameter.names)}: {tuple(parameter.tensor.shape)} "
+        f"{parameter.tensor.dtype} in group {parameter.group}"
+        for parameter in setup.parameters
     ]
     frozen = [
         f"frozen parameter {name}: {tuple(one.shape)} {one.dtype}"
@@ -246,7 +246,7 @@ def share_buffers(setup: Setup, *, once: bool = False) -> None:
 
 def send_from_first(comm: Communicator, tensors: Sequence[torch.Tensor]) -> None:
     """Give every rank the first rank's values, in few large messages of bytes."""
-    own = [written_once(one.detach()) for one in tensors if one.numel()]
+    own = [written_once(tensor.detach()) for tensor in tensors if tensor.numel()]
     begin = 0
     for count in _cut([(one.nbytes, one.device) for one in own]):
         _send(comm, own[begin : begin + count])

@@ -24,7 +24,7 @@ def sparse_parameters(setup: Setup) -> list[int]:
         if getattr(module, "sparse", False) is True
         and isinstance(getattr(module, "weight", None), torch.nn.Parameter)
     }
-    return [at for at, one in enumerate(setup.parameters) if id(one.tensor) in told]
+    return [at for at, parameter in enumerate(setup.parameters) if id(parameter.tensor) in told]
 
 
 def refuse_odd(strategy: Strategy, setup: Setup) -> None:
@@ -40,7 +40,7 @@ def refuse_odd(strategy: Strategy, setup: Setup) -> None:
                     f"{own.__name__} may do otherwise then. Step on it with SGD or Adagrad, build "
                     f"its module with sparse=False, or use strategy='ddp' in fp32."
                 )
-    unreal = [one.name for one in setup.parameters if one.tensor.is_complex()]
+    unreal = [parameter.name for parameter in setup.parameters if parameter.tensor.is_complex()]
     if unreal and not strategy.takes_odd:
         raise InvalidArgumentError(
             f"The parameter {unreal[0]} is complex, which under {word} is not possible. Keep it as "

@@ -158,7 +158,7 @@ class StepState:
         new = (
             []
             if self.rates is self.agreed
-            else [one for one in self.rates if one not in self.agreed]
+            else [rate for rate in self.rates if rate not in self.agreed]
         )
         told = ", ".join(f"{key}={value!r}" for _, key, value in new)
         self.did(f"step() with {told}" if told else "step()")

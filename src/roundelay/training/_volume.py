@@ -89,17 +89,17 @@ def model_bytes(setup: Setup, *, but: Collection[int] = ()) -> int:
 
 def buffers_volume(setup: Setup) -> Volume:
     """Return what it costs to share buffers after a step."""
-    buffers = [one for one in setup.model.buffers() if one.numel()]
+    buffers = [buffer for buffer in setup.model.buffers() if buffer.numel()]
     listed = []
     if setup.buffers == "mean":
-        mean = [one for one in buffers if one.is_floating_point() or one.is_complex()]
+        mean = [buffer for buffer in buffers if buffer.is_floating_point() or buffer.is_complex()]
         kinds = [(written_once(one).numel() * one.itemsize, one) for one in mean]
         listed = [
             exchanged(setup.comm, "all_reduce", nbytes, item=one.itemsize // (1 + one.is_complex()))
             for nbytes, one in kinds
         ]
-        buffers = [one for one in buffers if not any(one is other for other in mean)]
-    sizes = [(written_once(one).numel() * one.itemsize, one.device) for one in buffers]
+        buffers = [buffer for buffer in buffers if not any(buffer is other for other in mean)]
+    sizes = [(written_once(buffer).numel() * buffer.itemsize, buffer.device) for buffer in buffers]
     listed += [exchanged(setup.comm, "broadcast", nbytes, item=1) for nbytes in in_messages(sizes)]
     return add_up(listed) if setup.comm.size > 1 else Volume()
 
@@ -126,10 +126,10 @@ def state_bytes(
 
 def state_and_masters(setup: Setup) -> tuple[int, int]:
     """Return what the optimizers keep where they step on whole parameters, and their masters."""
-    kinds = [setup.dtypes[one.name] for one in setup.parameters]
+    kinds = [setup.dtypes[parameter.name] for parameter in setup.parameters]
     if setup.precision.mixed:
         kinds = [master_dtype(one) for one in kinds]
-    shapes = [tuple(one.tensor.shape) for one in setup.parameters]
+    shapes = [tuple(parameter.tensor.shape) for parameter in setup.parameters]
     listed = list(zip(range(len(kinds)), shapes, kinds, strict=True))
     masters = sum(math.prod(shape) * kind.itemsize for _, shape, kind in listed)
     state = state_bytes(setup, listed, setup.stepped_on)

@@ -50,7 +50,7 @@ class WholeGradients(StrategyState):
     def brought_together(self, only: Only = None) -> None:
         """Remember gradients as they are."""
         if self.setup.comm.size > 1:
-            names = [one.name for one in self.setup.parameters]
+            names = [parameter.name for parameter in self.setup.parameters]
             self._edits = self._edits or GradEdits(self._tensors, names)
             self._edits.note(only)
 
@@ -121,7 +121,7 @@ class WholeGradients(StrategyState):
 
 def norm_of(tensors: Sequence[torch.Tensor], norm_type: float, only: Only = None) -> float:
     """Return the norm of whole gradients."""
-    grads = [_values(one.grad) for one in chosen(tensors, only) if one.grad is not None]
+    grads = [_values(tensor.grad) for tensor in chosen(tensors, only) if tensor.grad is not None]
     return float(torch.nn.utils.get_total_norm(grads, norm_type))
 
 

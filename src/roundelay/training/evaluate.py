@@ -134,8 +134,8 @@ def _add_up(
 ) -> None:
     # A rank without rows calls the model as the others do, on a row that does not count; but not
     # where this row would be part of the others' statistics.
-    mixing = any(isinstance(one, SyncBatchNorm) and one.running_mean is None
-                 for one in model.modules())  # fmt: skip
+    mixing = any(isinstance(module, SyncBatchNorm) and module.running_mean is None
+                 for module in model.modules())  # fmt: skip
     for batch in batches.loop(filled=not mixing):
         found = measure(model, batch)
         named = found if isinstance(found, Mapping) else {"": found}

@@ -46,17 +46,18 @@ class Ledger:
         return msgspec.json.format(msgspec.json.encode(asdict(self)), indent=1).decode()
 
     def __str__(self) -> str:
-        host = any(one.predicted.host or one.measured.host for one in self.entries)
+        host = any(entry.predicted.host or entry.measured.host for entry in self.entries)
         words = WORDS if host else WORDS[:-1]  # what is on the host is part of what stands before
         named = ["on the host" if word == "host" else word for word in words]
         head = ["rank", *named, "sent/step", "received/step"]
         rows = [head]
-        for one in self.entries:
+        for entry in self.entries:
             held = [
-                _pair(getattr(one.predicted, word), getattr(one.measured, word)) for word in words
+                _pair(getattr(entry.predicted, word), getattr(entry.measured, word))
+                for word in words
             ]
-            rows.append([str(one.rank), *held, _pair(one.sent_predicted, one.sent),
-                         _pair(one.received_predicted, one.received)])  # fmt: skip
+            rows.append([str(entry.rank), *held, _pair(entry.sent_predicted, entry.sent),
+                         _pair(entry.received_predicted, entry.received)])  # fmt: skip
         widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
                  for row in rows]  # fmt: skip

@@ -88,7 +88,7 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
 
 def start_from_first(comm: Communicator, parameters: Iterable[torch.nn.Parameter]) -> None:
     """Make these parameters, those that are still to be made, as rank 0 has them."""
-    later = [one for one in parameters if is_later(one)]
+    later = [parameter for parameter in parameters if is_later(parameter)]
     for one in later:
         _make(one, empty=comm.rank != 0)
     if comm.size > 1:

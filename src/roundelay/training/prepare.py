@@ -70,7 +70,7 @@ def prepare(
     if number > 1:  # ranks that take one model for another are told in any call
         setup.comm = comm.labelled(number)
     if comm.size > 1:
-        made = [one for one in model.parameters() if not is_later(one)]
+        made = [parameter for parameter in model.parameters() if not is_later(parameter)]
         send_from_first(comm, [*made, *model.buffers()])
     if not chosen.materializes:
         start_from_first(comm, model.parameters())
@@ -125,11 +125,11 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
             )
     if not optimizers:
         raise InvalidArgumentError("prepare needs an optimizer, or several, and got none.")
-    for one in optimizers:
-        if not isinstance(one, torch.optim.Optimizer):
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
             raise InvalidArgumentError(
-                f"prepare needs a torch optimizer, not {type(one).__name__}."
+                f"prepare needs a torch optimizer, not {type(optimizer).__name__}."
             )
-        if isinstance(one, PreparedOptimizer):
+        if isinstance(optimizer, PreparedOptimizer):
             raise InvalidArgumentError(f"This optimizer is prepared already. {FIRST_UNPREPARE}")
     refuse_prepared(model)

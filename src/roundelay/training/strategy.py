@@ -199,8 +199,8 @@ class StrategyState(ABC):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the whole model's state by its original names. Every rank calls it."""
         state = dict(self.setup.model.state_dict())
-        for one, tensor in zip(self.setup.parameters, self.setup.stepped, strict=True):
-            state.update({name: tensor.detach() for name in one.names if name in state})
+        for parameter, tensor in zip(self.setup.parameters, self.setup.stepped, strict=True):
+            state.update({name: tensor.detach() for name in parameter.names if name in state})
         return state
 
     def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -55,7 +55,9 @@ class _Sum(torch.autograd.Function):
         """
         link: _Link = ctx.link
         run = None if link.run is None else link.run()
-        weighs = run is not None and any(kept(one.tensor) for one in run.setup.parameters)
+        weighs = run is not None and any(
+            kept(parameter.tensor) for parameter in run.setup.parameters
+        )
         factor = run.step.factor if run is not None and weighs else 1.0
         total = _Sum.apply(_times(grads[0], factor), link)  # type: ignore[no-untyped-call]
         return _times(total, 1 / factor if factor else 0.0), None
@@ -202,7 +204,7 @@ class _Joined:
 
 def join_norms(run: Run) -> None:
     """Tell the layers of a prepared model which ranks train it. Every rank calls it."""
-    layers = [one for one in run.setup.model.modules() if isinstance(one, SyncBatchNorm)]
+    layers = [module for module in run.setup.model.modules() if isinstance(module, SyncBatchNorm)]
     alone = [one for one in layers if one._link is None]  # noqa: SLF001 - likewise
     if alone:
         link = _Link(run.comm, said=False)

@@ -27,19 +27,19 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     setup = run.setup
     optimizers: list[Any] = setup.optimizer.all
     run.state.enter("rd.unprepare")
-    states = [one.state_dict() for one in optimizers]
+    states = [optimizer.state_dict() for optimizer in optimizers]
     run.take_edits()
     weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}
     run.compare()
     run.grad_hooks.forget()
     run.close()
-    for one in optimizers:
-        give_back(one)
+    for optimizer in optimizers:
+        give_back(optimizer)
     with torch.no_grad():
         for name, one in model.named_parameters():
             unshard_parameter(one, weights[name].to(one.device, setup.dtypes.get(name, one.dtype)))
         for name, buffer in model.named_buffers():
             buffer.data = buffer.data.to(setup.dtypes.get(name, buffer.dtype))
-    for one, state in zip(optimizers, states, strict=True):
-        one.load_state_dict(state)
+    for optimizer, state in zip(optimizers, states, strict=True):
+        optimizer.load_state_dict(state)
     return model, setup.as_given(optimizers)

@@ -141,5 +141,5 @@ def rounding(model: torch.nn.Module, precision: str | Precision) -> float:
     """Return the largest difference that rounding explains for this model."""
     if precision != "fp32":
         return LOOSE
-    kinds = {one.dtype for one in model.parameters()}
+    kinds = {parameter.dtype for parameter in model.parameters()}
     return max((TOLERANCE.get(kind, LOOSE) for kind in kinds), default=LOOSE)

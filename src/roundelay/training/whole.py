@@ -49,7 +49,11 @@ class Whole(Generic[Model]):
         self._mark = 0  # of the step when it was entered
         names = {id(one): name for name, one in self._run.setup.model.named_parameters()}
         #: What the block was entered with, by name.
-        self._tensors = {names[id(one)]: one for one in module.parameters() if id(one) in names}
+        self._tensors = {
+            names[id(parameter)]: parameter
+            for parameter in module.parameters()
+            if id(parameter) in names
+        }
 
     def __enter__(self) -> Model:
         """Bring the parameters. All ranks do."""
@@ -97,7 +101,7 @@ class Whole(Generic[Model]):
         mine = [
             int(written),
             self._mark,
-            *(fingerprint(name, one) for name, one in self._tensors.items()),
+            *(fingerprint(name, tensor) for name, tensor in self._tensors.items()),
         ]
         every = comm.all_gather(np.array(mine, np.int64))
         if len(set(every[:, 1].tolist())) > 1:

@@ -70,18 +70,27 @@ def _add_code(
     instructions: list[int] = []
     operands: list[int] = []
     visited: set[tuple[str, int]] = set()
-    for one in programs.ranks[rank].instructions:
-        if isinstance(one, Apply):
-            block, part = divmod(one.chunk, schedule.parts)
-            counts = (len(one.dsts), len(one.srcs))
-            instructions += (APPLY, one.complete, *counts, 0, 0, len(operands) // 6, block, part)
-            for operand in (*one.dsts, *one.srcs):
+    for instruction in programs.ranks[rank].instructions:
+        if isinstance(instruction, Apply):
+            block, part = divmod(instruction.chunk, schedule.parts)
+            counts = (len(instruction.dsts), len(instruction.srcs))
+            instructions += (
+                APPLY,
+                instruction.complete,
+                *counts,
+                0,
+                0,
+                len(operands) // 6,
+                block,
+                part,
+            )
+            for operand in (*instruction.dsts, *instruction.srcs):
                 operands += _operand(schedule, buffers, operand)
                 visited.add((operand.space, operand.rank))
-        elif isinstance(one, Wait):
-            instructions += (WAIT, 0, 0, 0, one.rank, one.post, 0, 0, 0)
+        elif isinstance(instruction, Wait):
+            instructions += (WAIT, 0, 0, 0, instruction.rank, instruction.post, 0, 0, 0)
         else:
-            instructions += (POST, 0, 0, 0, 0, one.post, 0, 0, 0)
+            instructions += (POST, 0, 0, 0, 0, instruction.post, 0, 0, 0)
     for group, each in ((instructions, 9), (operands, 6)):
         words.append(len(group) // each)
         words.extend(group)

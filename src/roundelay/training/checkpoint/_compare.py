@@ -108,7 +108,7 @@ def _compare_optimizers(manifest: Manifest, run: Run, found: Differences) -> Non
 def _groups(manifest: Manifest, own: Optimizer, run: Run) -> Iterator[str]:
     """Compare groups, on the parameters that both have: others are told of anyway."""
     setup = run.setup
-    here = {name: one.group for one in setup.parameters for name in one.names}
+    here = {name: parameter.group for parameter in setup.parameters for name in parameter.names}
     there = {name: at for at, group in enumerate(own.groups) for name in group.names}
     for other, name in manifest.aliases.items():
         if name in there:
@@ -160,13 +160,13 @@ def renamed(manifest: Manifest, rename: Rename | None) -> tuple[Manifest, dict[s
         },
         optimizers=[
             msgspec.structs.replace(
-                one,
+                optimizer,
                 groups=[
                     msgspec.structs.replace(each, names=[new(name) for name in each.names])
-                    for each in one.groups
+                    for each in optimizer.groups
                 ],
             )
-            for one in manifest.optimizers
+            for optimizer in manifest.optimizers
         ],
     )
     before = {name: was for name, was in old.items() if name != was}
@@ -189,7 +189,7 @@ def _words(prefixes: Any) -> list[Any]:  # Any: a dict, or a mistake to be named
 
 
 def _by_prefix(name: str, prefixes: Mapping[str, str]) -> str:
-    fitting = [one for one in prefixes if name.startswith(one)]
+    fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
     if not fitting:
         return name
     longest = max(fitting, key=len)

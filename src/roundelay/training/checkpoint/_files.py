@@ -93,8 +93,10 @@ def write_tensors(
     are flat, and complex ones may become rows of pairs.
     """
     kinds = kinds or {
-        key: (PAIRS[one.dtype], (*one.shape, 2)) if one.dtype in PAIRS else (one.dtype, one.shape)
-        for key, one in tensors.items()
+        key: (PAIRS[tensor.dtype], (*tensor.shape, 2))
+        if tensor.dtype in PAIRS
+        else (tensor.dtype, tensor.shape)
+        for key, tensor in tensors.items()
     }
     # Wide elements first: so all lie at multiples of their size.
     keys = sorted(kinds, key=lambda key: (-kinds[key][0].itemsize, key))

@@ -129,7 +129,7 @@ def outline(run: Run, *, weights_only: bool) -> Manifest:
 
 def _optimizer(run: Run) -> Optimizer:
     """Return the groups by the names in them; their options are the first rank's to say."""
-    names = {id(one.tensor): one.name for one in run.setup.parameters}
+    names = {id(parameter.tensor): parameter.name for parameter in run.setup.parameters}
     groups = [[names[id(one)] for one in group if id(one) in names] for group in run.setup.groups]
     return Optimizer(run.setup.optimizer.name, [Group(each, {}) for each in groups])
 
@@ -137,7 +137,10 @@ def _optimizer(run: Run) -> Optimizer:
 def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Manifest:
     """Complete a manifest by what all ranks have written."""
     sheets = [_read(text) for text in accounts]
-    more, shapes = sheets[0].more, {name: one.shape for name, one in outline.parameters.items()}
+    more, shapes = (
+        sheets[0].more,
+        {name: parameter.shape for name, parameter in outline.parameters.items()},
+    )
     where = {
         name: sorted(
             (Where(rank, start, stop) for rank, sheet in enumerate(sheets)
@@ -161,11 +164,11 @@ def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Mani
         whole={name: found for sheet in sheets for name, found in sheet.whole.items()},
         optimizers=[
             Optimizer(
-                one.kind,
-                [Group(group.names, next(options)) for group in one.groups],
+                optimizer.kind,
+                [Group(group.names, next(options)) for group in optimizer.groups],
                 more["state"],
             )
-            for one in outline.optimizers
+            for optimizer in outline.optimizers
         ],
         modules=more["modules"],
         tensors={

@@ -139,7 +139,7 @@ def _take_optimizer(run: Run, saved: Reader, found: Differences) -> None:
 
 def _take_beside(run: Run, others: list[dict[Any, Any]]) -> None:
     """Give optimizers what they had for no parameter: all but numbers on the model's device."""
-    device = next((one.tensor.device for one in run.setup.parameters), None)
+    device = next((parameter.tensor.device for parameter in run.setup.parameters), None)
     for one in run.setup.optimizer.all:
         found = others.pop(0) if others else {}
         put_beside(one, each_tensor(found, lambda _, one: one.to(device) if one.dim() else one))

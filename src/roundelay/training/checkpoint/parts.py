@@ -82,7 +82,7 @@ def taken(
     elements, whole = saved.state(name, start, stop), saved.whole_state(name)
     inside = slots(whole)
     return (
-        {key: one for key, one in elements.items() if key not in inside},
+        {key: element for key, element in elements.items() if key not in inside},
         filled(whole, elements, made),
     )
 
@@ -129,8 +129,8 @@ def divided(setup: Setup, tensors: Mapping[str, torch.Tensor] | None = None) -> 
 def named(setup: Setup) -> dict[str, torch.Tensor]:
     """Return what is written of each parameter: what the optimizer steps on, or a frozen one."""
     tensors: dict[str, torch.Tensor] = dict(setup.model.named_parameters())
-    for one, stepped in zip(setup.parameters, setup.stepped, strict=True):
-        tensors[one.name] = stepped
+    for parameter, stepped in zip(setup.parameters, setup.stepped, strict=True):
+        tensors[parameter.name] = stepped
     return tensors
 
 
@@ -139,8 +139,8 @@ def restore_whole(setup: Setup, saved: Saved) -> None:
     """Read everything, where every rank has it whole."""
     for name, tensor in named(setup).items():
         tensor.copy_(saved.values(name, 0, tensor.numel()).view(tensor.shape))
-    for one, tensor in zip(setup.parameters, setup.stepped, strict=True):
-        restore_state(setup.optimizer, tensor, *taken(saved, one.name, 0, tensor.numel()))
+    for parameter, tensor in zip(setup.parameters, setup.stepped, strict=True):
+        restore_state(setup.optimizer, tensor, *taken(saved, parameter.name, 0, tensor.numel()))
 
 
 def restore_state(
@@ -167,8 +167,8 @@ def restore_state(
         optimizer.state.pop(tensor, None)
 
 
-def _moved(device: torch.device, _: str, one: torch.Tensor) -> torch.Tensor:
-    return one.to(device) if type(one) is torch.Tensor else one
+def _moved(device: torch.device, _: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(device) if type(tensor) is torch.Tensor else tensor
 
 
 def placed(value: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -181,5 +181,5 @@ def placed(value: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def hand_out(setup: Setup) -> None:
     """Round whole master weights into the model, if there are any."""
     if setup.masters is not None:
-        for one, master in zip(setup.parameters, setup.masters, strict=True):
-            one.tensor.copy_(master)
+        for parameter, master in zip(setup.parameters, setup.masters, strict=True):
+            parameter.tensor.copy_(master)

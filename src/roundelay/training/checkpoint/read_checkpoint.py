@@ -110,20 +110,20 @@ class Checkpoint:
         """Return the state of every optimizer by names of parameters; none of weights only."""
         return [
             {
-                "kind": one.kind,
+                "kind": optimizer.kind,
                 "state": {
                     name: found
-                    for group in one.groups
+                    for group in optimizer.groups
                     for name in group.names
                     if (found := self._state(name))
                 }
                 | {key: found for each in self._reader.beside() for key, found in each.items()},
                 "param_groups": [
                     {**self._reader.unpack(group.options), "params": list(group.names)}
-                    for group in one.groups
+                    for group in optimizer.groups
                 ],
             }
-            for one in self._reader.manifest.optimizers
+            for optimizer in self._reader.manifest.optimizers
         ]
 
     def _state(self, name: str) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def _state_of(run: Run) -> tuple[int, dict[str, int]]:
 
 def _check_alike(commit: Commit, run: Run, forms: list[Any]) -> None:
     """Refuse a checkpoint of which every rank would write something else."""
-    if all(one == forms[0] for one in forms):
+    if all(form == forms[0] for form in forms):
         return
     commit.take_away()
     # To be compared once more.

@@ -162,7 +162,7 @@ def beside_training(
 
     Only for what it has to do until now.
     """
-    device = next((one.device for one in tensors.values() if one.is_cuda), None)
+    device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
     if device is None:
         return contextlib.nullcontext()
     with torch.cuda.device(device):

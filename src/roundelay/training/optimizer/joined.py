@@ -61,15 +61,17 @@ class _States(MutableMapping[torch.Tensor, State]):
 
     def _of(self, tensor: torch.Tensor) -> MutableMapping[torch.Tensor, State]:
         if len(self._optimizers) > 1:
-            for one in self._optimizers:
-                if any(tensor is mine for group in one.param_groups for mine in group["params"]):
-                    return kept(one)
+            for optimizer in self._optimizers:
+                if any(
+                    tensor is mine for group in optimizer.param_groups for mine in group["params"]
+                ):
+                    return kept(optimizer)
         return kept(self._optimizers[0])
 
     def __getitem__(self, tensor: torch.Tensor) -> State:
-        for one in self._optimizers:
-            if tensor in kept(one):
-                found: State = kept(one)[tensor]
+        for optimizer in self._optimizers:
+            if tensor in kept(optimizer):
+                found: State = kept(optimizer)[tensor]
                 return found
         raise KeyError(tensor)
 
@@ -77,14 +79,14 @@ class _States(MutableMapping[torch.Tensor, State]):
         self._of(tensor)[tensor] = state
 
     def __delitem__(self, tensor: torch.Tensor) -> None:
-        for one in self._optimizers:
-            if tensor in kept(one):
-                del kept(one)[tensor]
+        for optimizer in self._optimizers:
+            if tensor in kept(optimizer):
+                del kept(optimizer)[tensor]
                 return
         raise KeyError(tensor)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return (tensor for one in self._optimizers for tensor in kept(one))
+        return (tensor for optimizer in self._optimizers for tensor in kept(optimizer))
 
     def __len__(self) -> int:
-        return sum(len(kept(one)) for one in self._optimizers)
+        return sum(len(kept(optimizer)) for optimizer in self._optimizers)

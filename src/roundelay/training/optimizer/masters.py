@@ -212,11 +212,11 @@ def make_masters(setup: Setup) -> Masters | None:
     if not setup.precision.mixed:
         return None
     tensors = [
-        one.tensor.detach().to(master_dtype(one.tensor.dtype), copy=True)
-        for one in setup.parameters
+        parameter.tensor.detach().to(master_dtype(parameter.tensor.dtype), copy=True)
+        for parameter in setup.parameters
     ]
     cast_model(setup.model, setup.precision)
-    repoint(setup.optimizer, [one.tensor for one in setup.parameters], tensors)
+    repoint(setup.optimizer, [parameter.tensor for parameter in setup.parameters], tensors)
     setup.masters = list(tensors)
     return Masters(setup, tensors)
 

@@ -123,7 +123,10 @@ class PreparedOptimizer:
     def _check_groups(self) -> None:
         """Refuse groups that have other parameters than at `prepare`."""
         now = {id(one) for group in vars(self)["param_groups"] for one in group["params"]}
-        run, others = self.run, (vars(one)["known"] for one in self.run.setup.optimizer.all)
+        run, others = (
+            self.run,
+            (vars(optimizer)["known"] for optimizer in self.run.setup.optimizer.all),
+        )
         if now != self.known and (
             not now >= self.known or not (now - self.known).isdisjoint(run.trained.union(*others))
         ):
@@ -335,9 +338,9 @@ def _places(optimizer: Any) -> Iterator[tuple[str, Any]]:
         name = names.get(id(key), "a frozen parameter") if tensor else str(key)
         for word, value in (state if isinstance(state, dict) else {"all": state}).items():
             leaves = [value] if isinstance(value, torch.Tensor) else tree_leaves(value)
-            for at, one in enumerate(leaves):
+            for at, leave in enumerate(leaves):
                 which = f"{word}[{at}]" if at else word
-                yield f"{which} in the optimizer's state of {name}", one
+                yield f"{which} in the optimizer's state of {name}", leave
 
 
 def take_over(optimizer: torch.optim.Optimizer, run: Run, place: int) -> None:

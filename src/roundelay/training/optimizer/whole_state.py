@@ -26,7 +26,11 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
     run.take_edits()
     run.state.meet()
     setup = run.setup
-    shapes = {one.name: one.tensor.shape for one in setup.parameters if one.owner == place}
+    shapes = {
+        parameter.name: parameter.tensor.shape
+        for parameter in setup.parameters
+        if parameter.owner == place
+    }
     pieces: dict[str, dict[str, list[torch.Tensor]]] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, _, elements, whole in _all_parts(run, set(shapes)):
@@ -39,7 +43,7 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
         found[name] = filled(found[name], flat, torch.Tensor.view)
         found[name] |= {key: one.view(shapes[name]) for key, one in flat.items()
                         if key not in inside}  # fmt: skip
-    names = {id(one.tensor): one.name for one in setup.parameters}
+    names = {id(parameter.tensor): parameter.name for parameter in setup.parameters}
     state, groups, number = {}, [], 0
     optimizer = setup.optimizer.all[place]
     originals = setup.groups[setup.optimizer.groups_of(place)]
@@ -80,8 +84,8 @@ def _all_parts(run: Run, names: Collection[str]) -> list[Any]:
 def whole_beside(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
     """Return what an optimizer keeps for no parameter, gathered. Every rank calls it."""
 
-    def full(_: str, one: torch.Tensor) -> torch.Tensor:
-        return one.full() if isinstance(one, Shard) else one
+    def full(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.full() if isinstance(tensor, Shard) else tensor
 
     return {key: each_tensor(one, full) for key, one in beside(optimizer).items()}
 
@@ -102,7 +106,7 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
             f"parameters, but this optimizer has groups of {mine}. Load the state of an optimizer "
             f"that was built alike."
         )
-    names = {id(one.tensor): one for one in setup.parameters}
+    names = {id(parameter.tensor): parameter for parameter in setup.parameters}
     state = _of_others(run, place)
     numbers = {at for group in theirs for at in group["params"]}
     others = {key: each_tensor(one, lambda _, it: it.clone())
@@ -127,7 +131,7 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
 def _of_others(run: Run, place: int) -> dict[str, Mapping[str, Any]]:
     """Return the state of the model's other optimizers, by name: it stays as it is."""
     setup = run.setup
-    names = {id(one.tensor): one.name for one in setup.parameters}
+    names = {id(parameter.tensor): parameter.name for parameter in setup.parameters}
     found: dict[str, Mapping[str, Any]] = {}
     for other in range(len(setup.optimizer.all)):
         if other != place:

@@ -88,9 +88,9 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 def _written(func: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an operation writes into."""
     found = []
-    for number, one in enumerate(func._schema.arguments):  # noqa: SLF001 - has no other name
-        if one.alias_info is not None and one.alias_info.is_write:
-            found += _tensors(args[number] if number < len(args) else kwargs.get(one.name))
+    for number, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has no other name
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += _tensors(args[number] if number < len(args) else kwargs.get(argument.name))
     return found
 
 
@@ -108,11 +108,13 @@ def _on_pieces(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     number = not written and lead.dim() == 0 and len(tensors) > 1
     # What comes of whole and divided tensors is whole: it may be put where a whole one was, and
     # a gradient on its way, which is this rank's own, is not yet the sum that a shard is part of.
-    mixed = not written and any(one.dim() and not isinstance(one, Shard) for one in tensors)
+    mixed = not written and any(
+        tensor.dim() and not isinstance(tensor, Shard) for tensor in tensors
+    )
     if lead.of is not None or number or mixed:
         return NotImplemented
     out = bool(written) and lead is not args[0]  # has the shape of the others, or torch changes it
-    shapes = {one.shape for one in tensors if not out or one is not lead}
+    shapes = {tensor.shape for tensor in tensors if not out or tensor is not lead}
     if len(shapes) > 1 or out:
         together = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
         if together != lead.shape or (out and not together):
@@ -157,8 +159,8 @@ def _on_lists(func: Operator, name: str, args: tuple[Any, ...], kwargs: dict[str
         shards = [one for one in _written(func, args, kwargs) if isinstance(one, Shard)]
         what = operation(name, args, kwargs)
         made = func(*tree_map(_piece, args), **tree_map(_piece, kwargs))
-        for one in shards:
-            wrote(one, what)
+        for shard in shards:
+            wrote(shard, what)
         return made
     single = name.removeprefix("_foreach_")
     if not hasattr(torch.ops.aten, single.removesuffix("_")):
@@ -194,14 +196,19 @@ def _clamp(single: str) -> str:
 
 def _norms(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """Compute many norms by one call of all ranks."""
-    divided = [one for one in tensors if isinstance(one, Shard) and one.of is None]
+    divided = [tensor for tensor in tensors if isinstance(tensor, Shard) and tensor.of is None]
     for one in divided:
         one.looked_at("the norm")
     found = dict(zip(map(id, divided), norms(divided, *args, **kwargs), strict=True))
-    wholes = {id(one): one.full() if isinstance(one, Shard) else one for one in tensors
-              if id(one) not in found}  # fmt: skip
-    found |= {key: torch.linalg.vector_norm(one, *args, **kwargs) for key, one in wholes.items()}
-    return [found[id(one)] for one in tensors]
+    wholes = {
+        id(tensor): tensor.full() if isinstance(tensor, Shard) else tensor
+        for tensor in tensors
+        if id(tensor) not in found
+    }
+    found |= {
+        key: torch.linalg.vector_norm(whole, *args, **kwargs) for key, whole in wholes.items()
+    }
+    return [found[id(tensor)] for tensor in tensors]
 
 
 def _piece(value: Any) -> Any:
@@ -212,7 +219,7 @@ def _unscale(
     func: Operator, grads: Sequence[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor
 ) -> None:
     """Divide gradients by the loss scale; that one of them overflowed all ranks find out."""
-    pieces = [_piece(one) for one in grads]
+    pieces = [_piece(grad) for grad in grads]
     here = found.to(pieces[0].device)
     func(pieces, here, inverse.to(here.device))
     found.copy_(_shards(grads)[0].home.together(here).max())
@@ -234,13 +241,13 @@ def _on_whole(
         if not isinstance(value, Shard):
             return value
         if id(value) not in opened:
-            out = value is not first and any(value is one for one in writes)
+            out = value is not first and any(value is write for write in writes)
             opened[id(value)] = _Open(value, out=out)
         return opened[id(value)].whole
 
     what = operation(_name(func), args, kwargs, writes)
     made = func(*tree_map(take, args), **tree_map(take, kwargs))
-    written = [opened[id(one)] for one in writes]
+    written = [opened[id(write)] for write in writes]
     if cut:  # each rank has drawn for the whole
         drawn = [one.whole for one in written] or made
         what = f"{what} gave {told(drawn)}"

@@ -139,16 +139,16 @@ class State(_Shown[str]):
 def divided(key: str, state: Any, of: OptimizerParameter) -> Any:
     """Divide what goes with the elements of a parameter, also in containers."""
 
-    def divide(_: str, one: torch.Tensor) -> torch.Tensor:
-        mine = by_element(key, one, of) and not isinstance(one, Shard)
-        return of.made(cut_out(one, of)) if mine else one
+    def divide(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        mine = by_element(key, tensor, of) and not isinstance(tensor, Shard)
+        return of.made(cut_out(tensor, of)) if mine else tensor
 
     return each_tensor(state, divide)
 
 
-def lies_as(one: Shard, shown: Shard) -> bool:
+def lies_as(shard: Shard, shown: Shard) -> bool:
     """Tell whether the ranks have the same elements of both."""
-    return one.of is None and one.home.counts == shown.home.counts
+    return shard.of is None and shard.home.counts == shown.home.counts
 
 
 def cut_out(value: torch.Tensor, of: OptimizerParameter) -> torch.Tensor:

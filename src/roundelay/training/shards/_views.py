@@ -23,8 +23,8 @@ Operator = Any  # torch's operators have no public type
 def is_view(func: Operator) -> bool:
     """Tell whether an operation gives a view of its first argument."""
     return any(
-        one.alias_info is not None and not one.alias_info.is_write
-        for one in func._schema.arguments  # noqa: SLF001 - has no other name
+        argument.alias_info is not None and not argument.alias_info.is_write
+        for argument in func._schema.arguments  # noqa: SLF001 - has no other name
     )
 
 

@@ -187,13 +187,13 @@ class ShardedGroups:
                     if self.direct and by_element(key, one, bare)}  # fmt: skip
         whole = {key: one for key, one in state.items() if key not in elements}
 
-        def put(place: str, one: torch.Tensor) -> Any:
-            if not isinstance(one, Shard):
-                return one
-            if not lies_as(one, shown):
-                return self.gathered[id(one)]
-            elements[place] = one.piece
-            return Slot(place, tuple(one.shape))
+        def put(place: str, tensor: torch.Tensor) -> Any:
+            if not isinstance(tensor, Shard):
+                return tensor
+            if not lies_as(tensor, shown):
+                return self.gathered[id(tensor)]
+            elements[place] = tensor.piece
+            return Slot(place, tuple(tensor.shape))
 
         for key, one in list(whole.items()):
             if isinstance(one, Shard) and by_element(key, one, shown) and lies_as(one, shown):
@@ -206,9 +206,9 @@ class ShardedGroups:
         All ranks call it, before they look at what is kept.
         """
 
-        def gather(_: str, one: torch.Tensor) -> None:
-            if isinstance(one, Shard) and not lies_as(one, shown):
-                self.gathered[id(one)] = one.full()
+        def gather(_: str, tensor: torch.Tensor) -> None:
+            if isinstance(tensor, Shard) and not lies_as(tensor, shown):
+                self.gathered[id(tensor)] = tensor.full()
 
         for shown in self.shown.values():
             state = self.raw.get(self.bare[id(shown)], {})
@@ -225,7 +225,7 @@ class ShardedGroups:
                 elements, found = taken(saved, home.name, home.start, home.stop, made)
                 whole = {key: divided(key, one, shown) for key, one in found.items()}
                 if not self.direct:
-                    whole |= {key: made(one, shown.shape) for key, one in elements.items()}
+                    whole |= {key: made(element, shown.shape) for key, element in elements.items()}
                     elements = {}
                 restore_state(own, bare, elements, whole)
 

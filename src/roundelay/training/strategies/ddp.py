@@ -103,7 +103,7 @@ class _Averaging(WholeGradients):
         self._wire = options.wire or setup.precision.reduce
         # A scaled loss may overflow: its step is skipped then, and nothing is wrong.
         self._intake = Intake(check=options.check_finite and setup.scaler is None)
-        self._tensors = [one.tensor for one in setup.parameters]
+        self._tensors = [parameter.tensor for parameter in setup.parameters]
         self.sparse = [] if setup.precision.mixed else sparse_parameters(setup)
         if self.sparse and options.hook is not None:
             raise InvalidArgumentError(
@@ -134,7 +134,7 @@ class _Averaging(WholeGradients):
             self.setup.comm, shapes, kinds, device, order=order, most_bytes=most
         )
         self._plan = planned(shapes, kinds, order=order, most_bytes=most)
-        self._of = {place.index: one for one in self._buckets for place in one.places}
+        self._of = {place.index: bucket for bucket in self._buckets for place in bucket.places}
 
     def _kind(self, tensor: torch.Tensor) -> torch.dtype:
         """Return the dtype in which a gradient travels."""
@@ -318,7 +318,7 @@ class _Averaging(WholeGradients):
     def held(self) -> Held:
         """Count the model, its gradients and the optimizer's state; buckets hold the gradients."""
         masters = self._masters
-        grads = [one.grad for one in self._tensors] if masters is None else masters.held()
+        grads = [tensor.grad for tensor in self._tensors] if masters is None else masters.held()
         flats = [bucket.flat for bucket in self._buckets]
         apart = self._apart
         return Held(
@@ -331,8 +331,8 @@ class _Averaging(WholeGradients):
     def predicted(self) -> tuple[Held, Volume]:
         """Say 2Ψ(N-1)/N for gradients, as priced, and the whole of everything held."""
         setup, comm = self.setup, self.setup.comm
-        numel = [one.shape.numel() for one in self._tensors]
-        kinds = [self._kind(one) for one in self._tensors]
+        numel = [tensor.shape.numel() for tensor in self._tensors]
+        kinds = [self._kind(tensor) for tensor in self._tensors]
         flats = [sum(numel[at] * kinds[at].itemsize for at in run) for run in self._plan]
         real = [kinds[run[0]].itemsize // (1 + kinds[run[0]].is_complex) for run in self._plan]
         sent = [exchanged(comm, "all_reduce", nbytes, item=item)

@@ -49,7 +49,11 @@ class AsyncWorker(Worker):
 
     def backward_done(self) -> None:
         """Make the mean of this worker's losses, and see that it is finite."""
-        grads = {index: one.grad for index, one in enumerate(self._tensors) if one.grad is not None}
+        grads = {
+            index: tensor.grad
+            for index, tensor in enumerate(self._tensors)
+            if tensor.grad is not None
+        }
         self.setup.used = set(grads)
         if self.options.check_finite:
             broken = [index for index, grad in grads.items() if not finite(grad)]

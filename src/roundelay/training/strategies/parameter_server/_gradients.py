@@ -88,7 +88,7 @@ class ServerGradients:
 
     def norms(self, norm_type: float) -> list[float]:
         """Return the norm of each parameter's."""
-        return [float(torch.linalg.vector_norm(one, norm_type)) for one in self._views]
+        return [float(torch.linalg.vector_norm(view, norm_type)) for view in self._views]
 
     def clamp(self, value: float, used: Sequence[float]) -> None:
         """Cut every element of those that are used."""

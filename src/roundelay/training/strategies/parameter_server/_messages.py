@@ -107,7 +107,7 @@ class ServerRequest:
         factors, rest = word[HEAD:].tolist()[:FACTORS], word[HEAD + FACTORS :].tolist()
         return cls(
             int(kind), int(number), int(version), bool(weighed), norm_type, int(length), int(place),
-            factors=[one for one in factors if one != 1.0],
+            factors=[factor for factor in factors if factor != 1.0],
             scales=rest[parameters : 2 * parameters],
             used=rest[:parameters],
             options=rest[2 * parameters :],

@@ -58,7 +58,7 @@ def build_roles(options: ParameterServer, setup: Setup) -> Worker:
     comm = setup.comm
     _check(options, setup)
     servers, workers = options.places(comm.size)
-    parts = divide([one.tensor.nbytes for one in setup.parameters], len(servers))
+    parts = divide([parameter.tensor.nbytes for parameter in setup.parameters], len(servers))
     own = servers.index(comm.rank) if comm.rank in servers else None
     roles = _Roles(servers, workers, parts, own)
     channels = Channels(_everybody(comm), _everybody(comm))
@@ -117,8 +117,8 @@ def _share_updates(
     known = Options(setup.optimizer)
     values = [_share(setup, part, master=True) for part in roles.parts]
     updates = None if roles.own is None else _updates(setup, roles.parts[roles.own], known)
-    for one in setup.parameters:
-        setup.optimizer.state.pop(one.tensor, None)  # the servers have it now
+    for parameter in setup.parameters:
+        setup.optimizer.state.pop(parameter.tensor, None)  # the servers have it now
     cast_model(setup.model, setup.precision)
     grads = [_share(setup, part, master=False) for part in roles.parts]
     client = ServerClient(
@@ -157,17 +157,17 @@ def _server(
 def _check(options: ParameterServer, setup: Setup) -> None:
     if not options.server_updates:
         return
-    if any(isinstance(one, torch.optim.LBFGS) for one in setup.optimizer.all):
+    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in setup.optimizer.all):
         raise InvalidArgumentError(
             "LBFGS looks at the loss several times a step and at all parameters at once, which no "
             "server has. Use ParameterServer(update='worker') or another optimizer."
         )
-    unknown = [key for one in setup.optimizer.all for key in beside(one)]
+    unknown = [key for optimizer in setup.optimizer.all for key in beside(optimizer)]
     if unknown:
         raise InvalidArgumentError(beside_refused(unknown))
     if len(options.places(setup.comm.size)[0]) > 1:
-        for one in setup.optimizer.all:
-            refuse_coupled(one)
+        for optimizer in setup.optimizer.all:
+            refuse_coupled(optimizer)
     if setup.scaler is not None:
         raise InvalidArgumentError(
             "A server that updates parameters can't skip steps for a scaled loss. Use "
@@ -180,11 +180,11 @@ def _share(setup: Setup, indexes: Sequence[int], *, master: bool) -> Share:
     tensors = [setup.parameters[index].tensor for index in indexes]
     mixed, wire = setup.precision.mixed, setup.precision.reduce
     if master:
-        dtypes = [master_dtype(one.dtype) if mixed else one.dtype for one in tensors]
+        dtypes = [master_dtype(tensor.dtype) if mixed else tensor.dtype for tensor in tensors]
     else:
-        dtypes = [wire or one.dtype for one in tensors]
+        dtypes = [wire or tensor.dtype for tensor in tensors]
     device = tensors[0].device if tensors else torch.device("cpu")
-    return Share(indexes, [tuple(one.shape) for one in tensors], dtypes, device)
+    return Share(indexes, [tuple(tensor.shape) for tensor in tensors], dtypes, device)
 
 
 def _updates(setup: Setup, part: Sequence[int], options: Options) -> Updates:

@@ -163,7 +163,7 @@ class ServerLoop:
     def _do_together(self, requests: Sequence[ServerRequest]) -> None:
         first, grads = requests[0], self.gradients
         if first.kind == Kind.PUSH:
-            grads.aggregate(weighed=any(one.weighed for one in requests))
+            grads.aggregate(weighed=any(request.weighed for request in requests))
             data = grads.aggregates if self.updates is None else []
             self._count(self._workers)
             self.answers.send(self._workers, ServerReply(version=self.version), data)
@@ -177,13 +177,15 @@ class ServerLoop:
             grads.clamp(first.norm_type, first.used)
             self.answers.send(self._workers, ServerReply(version=self.version))
             return
-        places = {rank: one.place for rank, one in zip(self._workers, requests, strict=True)}
+        places = {
+            rank: request.place for rank, request in zip(self._workers, requests, strict=True)
+        }
         if len(set(places.values())) > 1:
             told = ", ".join(f"rank {rank} number {place}" for rank, place in places.items())
             self._fail(CollectiveMismatch(f"The workers step different optimizers: {told}."))
             return
-        odd = next((rank for rank, one in zip(self._workers, requests, strict=True)
-                    if one.options != first.options), None)  # fmt: skip
+        odd = next((rank for rank, request in zip(self._workers, requests, strict=True)
+                    if request.options != first.options), None)  # fmt: skip
         if odd is not None:
             self._fail(CollectiveMismatch(
                 f"Rank {odd} steps with other options (learning rate, …) than rank "
@@ -228,7 +230,7 @@ class ServerLoop:
     def _open_meeting(self) -> None:
         """Tell those who wait for all workers which are here, once all of these do."""
         if self._meeting and self._meeting == self._here:
-            here = [float(one in self._here) for one in self._workers]
+            here = [float(worker in self._here) for worker in self._workers]
             self._meeting = set()
             moved = self.answers.moved  # a meeting is no part of a step, and counts for nothing
             self.answers.send(sorted(self._here), ServerReply(version=self.version, values=here))

@@ -205,8 +205,8 @@ class UpdatedWorker(_SyncWorker):
 
     def _meant(self, only: Only) -> list[float]:
         """Tell of each parameter whether it is meant and has a gradient."""
-        has = [used and one.grad is not None
-               for used, one in zip(self._used, self._tensors, strict=True)]  # fmt: skip
+        has = [used and tensor.grad is not None
+               for used, tensor in zip(self._used, self._tensors, strict=True)]  # fmt: skip
         return [float(one and (only is None or at in only)) for at, one in enumerate(has)]
 
     def grad_norm(self, norm_type: float, only: Only = None) -> float:

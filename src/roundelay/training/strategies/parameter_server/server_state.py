@@ -96,7 +96,7 @@ def asked_by(setup: Setup, client: ServerClient, *, dedicated: bool) -> list[int
 
 
 def _frozen(setup: Setup) -> dict[str, torch.Tensor]:
-    trained = {one.name for one in setup.parameters}
+    trained = {parameter.name for parameter in setup.parameters}
     return {name: one for name, one in named(setup).items() if name not in trained}
 
 
@@ -128,7 +128,7 @@ def packed(updates: Updates, number: int) -> dict[str, Any]:
         "values": as_arrays(tensor),
         "state": state,
         "refused": refused,
-        "beside": [str(key) for one in updates.optimizer.all for key in beside(one)],
+        "beside": [str(key) for optimizer in updates.optimizer.all for key in beside(optimizer)],
     }
 
 

@@ -59,11 +59,11 @@ class Worker(StrategyState):
         self, options: ParameterServer, setup: Setup, client: ServerClient, grads: Sequence[Share]
     ) -> None:
         self.options, self.setup, self.client = options, setup, client
-        self._tensors = [one.tensor for one in setup.parameters]
+        self._tensors = [parameter.tensor for parameter in setup.parameters]
         self.everyone = setup.comm  # all workers, lost ones among them
         self._shares = list(grads)
         self._out = self._by_index(self._shares, client.out)
-        self._state_names = {id(one.tensor): one.name for one in setup.parameters}
+        self._state_names = {id(parameter.tensor): parameter.name for parameter in setup.parameters}
         #: How many of this worker's gradients were applied so many updates late.
         self.staleness: dict[int, int] = {}
 
@@ -261,8 +261,8 @@ class Worker(StrategyState):
 
     def _gradients(self) -> list[torch.Tensor]:
         """Return the gradients that there are."""
-        return [one.grad for one in self._tensors
-                if one.grad is not None and not isinstance(one.grad, RefusedGrad)]  # fmt: skip
+        grads = [tensor.grad for tensor in self._tensors]
+        return [grad for grad in grads if not (grad is None or isinstance(grad, RefusedGrad))]
 
     def held(self) -> Held:
         """Count the model, gradients, what a server on this rank keeps, and all buffers."""
@@ -270,7 +270,7 @@ class Worker(StrategyState):
         updates = None if server is None else server.updates
         grads = self._gradients()
         optimizers = [self.setup.optimizer] + ([updates.optimizer] if updates else [])
-        state = [value for one in optimizers for value in held_by(one)]
+        state = [value for optimizer in optimizers for value in held_by(optimizer)]
         transient = [one for one in self.client.held() if not _shares_memory(one, grads)]
         values = storage_bytes(updates.values if updates else [])
         return Held(
@@ -330,8 +330,8 @@ class Worker(StrategyState):
         return self.setup.stepped_on
 
 
-def _shares_memory(one: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
-    place = one.untyped_storage().data_ptr()
+def _shares_memory(tensor: torch.Tensor, others: Sequence[torch.Tensor | None]) -> bool:
+    place = tensor.untyped_storage().data_ptr()
     return any(
         other is not None and other.untyped_storage().data_ptr() == place for other in others
     )

@@ -95,8 +95,12 @@ def _state(setup: Setup, trained: Sequence[FlatParameter]) -> int:
         if flat.has_masters:
             total += flat.layout.part * kind.itemsize
         shapes = [
-            (one.index, (one.stop - one.start,) if flat.cuts else flat.shape(one.index), kind)
-            for one in flat.layout.pieces(setup.within.rank)
+            (
+                piece.index,
+                (piece.stop - piece.start,) if flat.cuts else flat.shape(piece.index),
+                kind,
+            )
+            for piece in flat.layout.pieces(setup.within.rank)
         ]
         total += state_bytes(setup, shapes, setup.stepped_on)
     return total

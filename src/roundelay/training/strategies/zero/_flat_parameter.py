@@ -89,7 +89,7 @@ class FlatParameter:
         self._attached: list[int] = []  # how often each parameter had changed when the row came
         self._sums = torch.zeros(0)  # by which changes of the part are noticed
         self.pieces: list[Piece] = list(self.layout.pieces(comm.rank))
-        names = [one.name for one in parameters]
+        names = [parameter.name for parameter in parameters]
         self.homes = {
             place.index: Home(comm, self.layout.counts(place), place.index, names,
                               parameters[place.index].tensor)
@@ -214,13 +214,13 @@ class FlatParameter:
         """Give the parameters the whole row, which has come."""
         for place in self.layout.places:
             unshard_parameter(self._parameters[place.index].tensor, place.view(self.whole))
-        self._attached = [one.tensor._version for one in self._parameters.values()]  # noqa: SLF001 - autograd's
+        self._attached = [parameter.tensor._version for parameter in self._parameters.values()]  # noqa: SLF001 - autograd's
 
     def written(self) -> str | None:
         """Return the name of a parameter that was written into since the row came, if there is."""
-        for one, version in zip(self._parameters.values(), self._attached, strict=True):
-            if one.tensor._version != version:  # noqa: SLF001 - likewise
-                return one.name
+        for parameter, version in zip(self._parameters.values(), self._attached, strict=True):
+            if parameter.tensor._version != version:  # noqa: SLF001 - likewise
+                return parameter.name
         return None
 
     @property
@@ -250,7 +250,9 @@ class FlatParameter:
     def touch(self) -> None:
         """Let autograd know that the parameters have changed."""
         self.version += 1
-        torch.autograd.graph.increment_version([one.tensor for one in self._parameters.values()])
+        torch.autograd.graph.increment_version(
+            [parameter.tensor for parameter in self._parameters.values()]
+        )
 
     def gather_masters(self) -> torch.Tensor:
         """Return the whole row in the optimizer's dtype. Every rank calls it."""

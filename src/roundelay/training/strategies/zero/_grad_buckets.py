@@ -81,7 +81,7 @@ class GradBuckets:
     ) -> None:
         self._setup, self._keep = setup, keep
         self.comm, self._replicas = setup.within, setup.replicas
-        self._tensors = [one.tensor for one in setup.parameters]
+        self._tensors = [parameter.tensor for parameter in setup.parameters]
         self._device = flats[0].whole.device if flats else torch.device("cpu")
         self._host = setup.host if setup.host is not None and setup.host.parameters else None
         self.all = [self._make_bucket(flat) for flat in flats]
@@ -301,7 +301,7 @@ class GradBuckets:
         direct = not self._keep and not bucket.filled and self._host is None
         result = bucket.part if direct else self._result(bucket)
         handle = self.comm.start.reduce_scatter(buffer, self._op(), out=result, axis=0)
-        memory = next((one for one in self._turns if _same(one, buffer)), None)
+        memory = next((turn for turn in self._turns if _same(turn, buffer)), None)
         self._sending.append(_Sending(bucket, memory, result, handle))
 
     def _result(self, bucket: GradBucket) -> torch.Tensor:
@@ -333,20 +333,20 @@ class GradBuckets:
             self._add(one)
         self._across.clear()
 
-    def _add(self, one: _Sending) -> None:
+    def _add(self, sending: _Sending) -> None:
         """Add a sum that has come to what there is."""
-        bucket = one.bucket
-        if one.result is not bucket.part:
+        bucket = sending.bucket
+        if sending.result is not bucket.part:
             if self._keep:
-                bucket.part.copy_(one.result)
+                bucket.part.copy_(sending.result)
                 if bucket.before is not None:
                     bucket.part.add_(bucket.before)
                     bucket.before = None
             elif bucket.filled:
-                bucket.part.add_(one.result.to(bucket.part.device))
+                bucket.part.add_(sending.result.to(bucket.part.device))
             else:
-                bucket.part.copy_(one.result.to(bucket.part.dtype), non_blocking=True)
-            self._results.append(_all_bytes(one.result))
+                bucket.part.copy_(sending.result.to(bucket.part.dtype), non_blocking=True)
+            self._results.append(_all_bytes(sending.result))
         bucket.filled = True
 
     # ---- afterwards

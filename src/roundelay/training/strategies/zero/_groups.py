@@ -40,18 +40,22 @@ def hand_out(partition: Partition) -> None:
         stepped = {piece.index: one for piece, one in zip(flat.pieces, flat.stepped, strict=True)}
         for place in flat.layout.places:
             found[place.index] = flat, stepped.get(place.index)
-    for index, one in enumerate(partition.setup.parameters):
+    for index, parameter in enumerate(partition.setup.parameters):
         flat, bare = found[index]
         if bare is None:
             bare = torch.nn.Parameter(flat.piece(flat.master, index))
         partition.bare.append(bare)
         partition.shown.append(OptimizerParameter(
             flat.homes[index], partial(elements, flat, index, bare.detach().view(-1)),
-            one.tensor.shape, dtype=bare.dtype, kind="parameter",
+            parameter.tensor.shape, dtype=bare.dtype, kind="parameter",
             wrote=partial(wrote, flat, index), requires_grad=True,
         ))  # fmt: skip
     for number, optimizer in enumerate(partition.setup.optimizer.all):
-        mine = [at for at, one in enumerate(partition.setup.parameters) if one.owner == number]
+        mine = [
+            at
+            for at, parameter in enumerate(partition.setup.parameters)
+            if parameter.owner == number
+        ]
         ShardedGroups(
             optimizer, [partition.shown[at] for at in mine], [partition.bare[at] for at in mine]
         )

@@ -62,14 +62,14 @@ class Partition:
         self, comm: Communicator, units: Sequence[ShardedUnit], *, keeps: bool = False
     ) -> None:
         """Have units come and go, or stay between forward and backward."""
-        self.units = [one for one in units if one.flats]
+        self.units = [unit for unit in units if unit.flats]
         self.scheduler = UnitScheduler(comm, self.setup.model, self.units, keeps=keeps)
         # What is computed from divided parameters comes in one order with the units.
         for home in (home for flat in self.flats for home in flat.homes.values()):
             home.move(comm, self.scheduler.labels)
         for flat in self.flats:
             flat.told = self.setup.step.wrote
-        self._owner = {index: one for one in self.units for index in one.trained}
+        self._owner = {index: unit for unit in self.units for index in unit.trained}
 
     def grad_ready(self, index: int) -> None:
         """Let a unit know that one of its gradients has come."""
@@ -125,7 +125,7 @@ class Partition:
     @torch.no_grad()
     def take_edits(self) -> None:
         """Have rows and masters hold what the user has written into the parameters."""
-        lent = [flat for one in self.units if one.pins for flat in one.flats]
+        lent = [flat for unit in self.units if unit.pins for flat in unit.flats]
         flats = [*(flat for flat in self.trained if flat.resident), *lent]
         take_strays(self.parameters, flats)
         for flat in flats:
@@ -158,7 +158,7 @@ class Partition:
         """Tell whether the user has written into what this rank owns of these units."""
         if self.scheduler is None:
             return False  # autograd sees it by itself
-        flats = [flat for one in self.scheduler.owners(tensors) for flat in one.flats]
+        flats = [flat for owner in self.scheduler.owners(tensors) for flat in owner.flats]
         return any(
             not torch.equal(flat.own.to(flat.part.device), flat.part)
             or any(strays(self.parameters, flat))
@@ -203,8 +203,8 @@ class Partition:
         """Yield this rank's pieces of every row, and some of what every rank has whole."""
         replicas = self.setup.replicas
         first = replicas is None or replicas.rank == 0
-        for one in self.setup.optimizer.all:
-            groups_of(one).gather_odd()
+        for optimizer in self.setup.optimizer.all:
+            groups_of(optimizer).gather_odd()
         for _, piece, stepped in self._owned() if first else ():
             name = self.parameters[piece.index].name
             owner = self.parameters[piece.index].owner
@@ -212,8 +212,8 @@ class Partition:
             values = stepped.detach().view(-1)
             whole = state.whole if piece.start == 0 else {}
             yield SavedPart(name, piece.start, piece.stop, values, state.elements, whole)
-        for one in self.setup.optimizer.all:
-            groups_of(one).gathered.clear()
+        for optimizer in self.setup.optimizer.all:
+            groups_of(optimizer).gathered.clear()
         rank, size = self.setup.comm.rank, self.setup.comm.size
         for number, (name, tensor) in enumerate(self._undivided()):
             if number % size != rank:
@@ -230,8 +230,8 @@ class Partition:
         for _, piece, stepped in self._owned():
             where = self.parameters[piece.index].name, piece.start, piece.stop
             stepped.copy_(saved.values(*where).view(stepped.shape))
-        for one in self.setup.optimizer.all:
-            groups_of(one).restore(saved)
+        for optimizer in self.setup.optimizer.all:
+            groups_of(optimizer).restore(saved)
         for name, tensor in self._undivided():
             if tensor.numel() == 0:
                 continue
@@ -298,7 +298,7 @@ def divide(
 
     Optimizers that need whole parameters get whole ones: some on each rank.
     """
-    cuts = [cuts_parameters(one) for one in setup.optimizer.all]
+    cuts = [cuts_parameters(optimizer) for optimizer in setup.optimizer.all]
     apart = setup.host is not None and setup.host.parameters
     away = stage == 3 and (setup.comm.size > 1 or apart)  # noqa: PLR2004 - a stage
     if away:
@@ -322,10 +322,10 @@ def _by_buckets(setup: Setup, most: int, cuts: Sequence[bool]) -> list[FlatParam
         order = [at for at in reversed(range(len(setup.parameters)))
                  if setup.parameters[at].owner == owner]  # fmt: skip
         tensors = [setup.parameters[index].tensor for index in order]
-        keys = [(one.dtype, one.device) for one in tensors]
-        sizes = [one.numel() * one.dtype.itemsize for one in tensors]
+        keys = [(tensor.dtype, tensor.device) for tensor in tensors]
+        sizes = [tensor.numel() * tensor.dtype.itemsize for tensor in tensors]
         # Whole parameters are divided evenly where there are several for each rank.
-        room = most if cut else max([most, *(EACH * setup.within.size * one for one in sizes)])
+        room = most if cut else max([most, *(EACH * setup.within.size * size for size in sizes)])
         found += [([order[at] for at in run], cut) for run in runs(keys, sizes, most=room)]
     flats = []
     for indices, cut in sorted(found, key=lambda one: -min(one[0])):  # as they will be complete

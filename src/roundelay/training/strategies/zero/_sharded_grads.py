@@ -36,7 +36,7 @@ class ShardedGrads(StrategyState):
 
     def __init__(self, setup: Setup, partition: Partition, stage: int, *, check: bool) -> None:
         self.setup = setup
-        self._tensors = [one.tensor for one in setup.parameters]
+        self._tensors = [parameter.tensor for parameter in setup.parameters]
         # A scaled loss may overflow: its step is skipped then, and nothing is wrong. A device that
         # is asked, with no other rank to warn, would have to finish backward first.
         devices = {tensor.device.type for tensor in self._tensors}
@@ -113,7 +113,7 @@ class ShardedGrads(StrategyState):
             if before_step or self._has:  # or it is as zero_grad() does
                 names = [self.setup.parameters[index].name for index in sorted(gone)]
                 self.setup.step.did(f"letting go of the gradients of {', '.join(names)}")
-            self._grads = {index: one for index, one in self._grads.items() if index not in gone}
+            self._grads = {index: grad for index, grad in self._grads.items() if index not in gone}
             self.buckets.forget(gone)
 
     def settle(self, used: Array, factor: float | None) -> None:
@@ -242,7 +242,7 @@ class ShardedGrads(StrategyState):
     def _picked(self, only: Only) -> Iterable[torch.Tensor]:
         if only is None:
             return self._grads.values()
-        return [one for index, one in self._grads.items() if index in only]
+        return [grad for index, grad in self._grads.items() if index in only]
 
     def scale_grads(self, factor: float, only: Only = None) -> None:
         """Multiply gradients, now or when they get to the optimizer."""
@@ -299,7 +299,7 @@ class ShardedGrads(StrategyState):
         """Make what the optimizer sees anew, when it is next asked for."""
         self._ready = False
         gone = list(self._grads) if only is None else only
-        self._grads = {index: one for index, one in self._grads.items() if index not in gone}
+        self._grads = {index: grad for index, grad in self._grads.items() if index not in gone}
 
     def zero(self, only: Only = None) -> None:
         """Make gradients zero that there are."""

@@ -85,7 +85,7 @@ class UnitGathering:
     ) -> None:
         self.comm, self._units = comm, list(units)
         self.keeps = keeps  # units between forward and backward
-        self._of_parameter = {id(tensor): one for one in units for tensor in one.unit.parameters}
+        self._of_parameter = {id(tensor): unit for unit in units for tensor in unit.unit.parameters}
         self.order: list[ShardedUnit] = []  # of the latest forward pass
         self._depth = 0  # of calls of the model
         self._inside_backward = False
@@ -100,7 +100,7 @@ class UnitGathering:
 
     def pin(self, tensors: Sequence[torch.Tensor]) -> list[ShardedUnit]:
         """Bring the units of these parameters, to stay until `unpin`; return them."""
-        if self._depth or any(one.users for one in self._units):
+        if self._depth or any(unit.users for unit in self._units):
             raise InvalidArgumentError(INSIDE)
         found = self.owners(tensors)
         for one in found:
@@ -112,8 +112,8 @@ class UnitGathering:
 
     def owners(self, tensors: Sequence[torch.Tensor]) -> list[ShardedUnit]:
         """Return the units that have these parameters."""
-        wanted = {id(self._of_parameter[id(one)]) for one in tensors}
-        return [one for one in self._units if id(one) in wanted]
+        wanted = {id(self._of_parameter[id(tensor)]) for tensor in tensors}
+        return [unit for unit in self._units if id(unit) in wanted]
 
     def unpin(self, pinned: Sequence[ShardedUnit]) -> None:
         """Let units go that nobody else wants to stay."""
@@ -125,39 +125,39 @@ class UnitGathering:
 
     # ---- moving
 
-    def _prefetch(self, one: ShardedUnit | None, purpose: int = FORWARD) -> None:
+    def _prefetch(self, unit: ShardedUnit | None, purpose: int = FORWARD) -> None:
         """Begin to gather a unit."""
-        if one is None or one.here or one.kept or one.handles is not None:
+        if unit is None or unit.here or unit.kept or unit.handles is not None:
             return
         if self._inside_backward:
-            self._prefetched.append(one)
+            self._prefetched.append(unit)
             purpose = BACKWARD
         elif not (purpose or torch.is_grad_enabled()):
             purpose = LOOKING
-        self.in_flight += one.nbytes
+        self.in_flight += unit.nbytes
         self.peak = max(self.peak, self.in_flight)
-        one.handles = []
-        label = 1 + self._units.index(one)  # two units may look alike
+        unit.handles = []
+        label = 1 + self._units.index(unit)  # two units may look alike
         label += purpose * len(self._units)
-        for flat in one.flats:
-            one.handles.append(flat.gather(self.comm, label, self.row_pool))
+        for flat in unit.flats:
+            unit.handles.append(flat.gather(self.comm, label, self.row_pool))
 
-    def _unshard(self, one: ShardedUnit) -> None:
-        if one.here:
+    def _unshard(self, unit: ShardedUnit) -> None:
+        if unit.here:
             return
-        self._prefetch(one)
+        self._prefetch(unit)
         try:
-            self._wait(one)
+            self._wait(unit)
         except BaseException:
-            self._let_go(one)
+            self._let_go(unit)
             raise
-        for flat in one.flats:
+        for flat in unit.flats:
             flat.attach()
-        self._saved.here(one)
-        one.here, one.kept = True, False
+        self._saved.here(unit)
+        unit.here, unit.kept = True, False
 
-    def _wait(self, one: ShardedUnit) -> None:
-        handles, one.handles = one.handles, None
+    def _wait(self, unit: ShardedUnit) -> None:
+        handles, unit.handles = unit.handles, None
         try:
             for handle in handles or ():
                 handle.wait()
@@ -207,30 +207,30 @@ class UnitGathering:
         found: Handle = self.comm.start.all_gather(nothing, label=self._label(call))
         return found
 
-    def _keep_rows(self, one: ShardedUnit) -> None:
+    def _keep_rows(self, unit: ShardedUnit) -> None:
         """Keep the rows of a unit for backward; what is written into them would be lost."""
-        one.here, one.kept = False, True
-        for flat in one.flats:
+        unit.here, unit.kept = False, True
+        for flat in unit.flats:
             flat.reshard_parameter()
 
     def reshard_all(self) -> None:
         """Let go of all units that nobody wants to stay."""
-        for one in self._units:
-            self._reshard(one)
+        for unit in self._units:
+            self._reshard(unit)
 
-    def _reshard(self, one: ShardedUnit) -> None:
-        if one.pins or not (one.here or one.kept or one.handles is not None):
+    def _reshard(self, unit: ShardedUnit) -> None:
+        if unit.pins or not (unit.here or unit.kept or unit.handles is not None):
             return
         try:
-            self._wait(one)
+            self._wait(unit)
         finally:
-            self._let_go(one)
+            self._let_go(unit)
 
-    def _let_go(self, one: ShardedUnit) -> None:
-        one.here = one.kept = False
-        self._saved.gone(one)
-        self.in_flight -= one.nbytes
-        for flat in one.flats:
+    def _let_go(self, unit: ShardedUnit) -> None:
+        unit.here = unit.kept = False
+        self._saved.gone(unit)
+        self.in_flight -= unit.nbytes
+        for flat in unit.flats:
             self.row_pool.keep(flat.free())
 
     # ---- a backward pass that raises
@@ -269,10 +269,10 @@ class UnitGathering:
     def _finish(self) -> None:
         """Free all that is left at the end of backward."""
         self._inside_backward = False
-        for one in self._units:
-            one.users = one.calls = 0
-            one.in_backward = False
-            one.missing.clear()
+        for unit in self._units:
+            unit.users = unit.calls = 0
+            unit.in_backward = False
+            unit.missing.clear()
         self.reshard_all()
         self.row_pool.rows.clear()
 

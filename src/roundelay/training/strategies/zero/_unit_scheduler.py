@@ -53,7 +53,7 @@ class UnitScheduler(UnitGathering):
         self.torn: Callable[[], Callable[[], None] | None] = _nobody  # who is told that it raised
         self.left_unit: Callable[[], Callable[[ShardedUnit], None] | None] = _nobody  # likewise
         self._hooks: list[Any] = []
-        unit_modules = {id(one.unit.module) for one in units}
+        unit_modules = {id(unit.unit.module) for unit in units}
         for module in model.modules():
             needs = self._needs(module, unit_modules)
             if module is model or needs:
@@ -134,7 +134,10 @@ class UnitScheduler(UnitGathering):
         """Tell whether torch.func runs; its units must stay, or not be those of the module."""
         if not transformed():
             return False
-        own = any(id(one) in self._of_parameter or is_divided(one) for one in module.parameters())
+        own = any(
+            id(parameter) in self._of_parameter or is_divided(parameter)
+            for parameter in module.parameters()
+        )
         for unit in needs if own else ():
             if not unit.pins:
                 raise InvalidArgumentError(TRANSFORMED.format(name=unit.name))
@@ -145,31 +148,31 @@ class UnitScheduler(UnitGathering):
     def _begin_forward(self) -> None:
         if self._depth or torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - in backward
             return
-        if not any(one.kept for one in self._units):
+        if not any(unit.kept for unit in self._units):
             self._finish()  # what an earlier pass that failed has left
         self._last, self.order = self.order, []
 
     def _end_forward(self) -> None:
         self._depth -= 1
         if not self._depth and not self._inside_backward:
-            for one in self._units:
-                if one.handles is not None:  # fetched ahead, and then forward went another way
-                    self._reshard(one)
+            for unit in self._units:
+                if unit.handles is not None:  # fetched ahead, and then forward went another way
+                    self._reshard(unit)
 
     def _enter(self, needs: Sequence[ShardedUnit]) -> None:
-        for one in needs:
-            one.users += 1
+        for unit in needs:
+            unit.users += 1
             if not self._inside_backward:
-                self._note(one)
-            self._unshard(one)
+                self._note(unit)
+            self._unshard(unit)
         if not self._inside_backward:
             self._prefetch(self._next())
 
-    def _note(self, one: ShardedUnit) -> None:
+    def _note(self, unit: ShardedUnit) -> None:
         """Remember the order of this pass; where only parts of a model are called, some of it."""
         if not self._depth and len(self.order) >= MOST_NOTED * len(self._units):
             self.order.clear()
-        self.order.append(one)
+        self.order.append(unit)
 
     def _next(self) -> ShardedUnit | None:
         """Return what came next the last time, if all went the same way until here."""
@@ -179,25 +182,25 @@ class UnitScheduler(UnitGathering):
         return next((one for one in self._last[count:] if not one.here), None)
 
     def _leave(self, needs: Sequence[ShardedUnit], result: Any) -> None:
-        for one in needs:
-            one.users -= 1
+        for unit in needs:
+            unit.users -= 1
         for tensor in _differentiable(result) if torch.is_grad_enabled() else ():
             first: list[Callable[[], None]] = []
             vars(tensor)[FIRST] = first
             tensor.register_hook(self._before_backward(needs, first))  # type: ignore[no-untyped-call]
         stays = self.keeps and torch.is_grad_enabled()
         written = None
-        for one in needs:
-            if one.users or one.in_backward or one.pins:
+        for unit in needs:
+            if unit.users or unit.in_backward or unit.pins:
                 continue
-            if one.here:
+            if unit.here:
                 written = written or next(
-                    filter(None, (flat.written() for flat in one.flats)), None
+                    filter(None, (flat.written() for flat in unit.flats)), None
                 )
-            if stays and one.here:
-                self._keep_rows(one)
+            if stays and unit.here:
+                self._keep_rows(unit)
             else:
-                self._reshard(one)
+                self._reshard(unit)
         if written is not None:
             raise InvalidArgumentError(WRITTEN.format(name=written))
 
@@ -207,7 +210,7 @@ class UnitScheduler(UnitGathering):
         self, needs: Sequence[ShardedUnit], first: list[Callable[[], None]]
     ) -> Callable[[torch.Tensor], None]:
         weak = weakref.ref(self)  # a graph must not keep the model, which may keep the graph
-        numbers = [self._units.index(one) for one in needs]
+        numbers = [self._units.index(unit) for unit in needs]
 
         def hook(_: torch.Tensor) -> None:
             for tell in first:  # modules that were given this tensor are done with it
@@ -222,8 +225,8 @@ class UnitScheduler(UnitGathering):
         """Bring what backward needs now, and begin to bring what it needs next."""
         needs = [self._units[number] for number in numbers]
         self._begin_backward()
-        for one in needs:
-            self._unshard_for_backward(one)
+        for unit in needs:
+            self._unshard_for_backward(unit)
         self._prefetch(self._one_before(needs))
 
     def _begin_backward(self) -> None:
@@ -232,29 +235,29 @@ class UnitScheduler(UnitGathering):
             engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as in _arrivals
             engine.queue_callback(_Backward(self))
 
-    def _unshard_for_backward(self, one: ShardedUnit) -> None:
-        if not one.in_backward:
-            one.in_backward = True
-            one.missing = set(one.trained)
-        self._unshard(one)
-        if one.calls <= 0 and one.unit.name:
-            self._untold = [*(other for other in self._untold if other is not one), one]
+    def _unshard_for_backward(self, unit: ShardedUnit) -> None:
+        if not unit.in_backward:
+            unit.in_backward = True
+            unit.missing = set(unit.trained)
+        self._unshard(unit)
+        if unit.calls <= 0 and unit.unit.name:
+            self._untold = [*(other for other in self._untold if other is not unit), unit]
             for other in self._untold[:-UNTOLD]:
                 if not other.users:
                     self._reshard(other)  # autograd asks again if it must
             self._untold = [other for other in self._untold if other.here]
 
-    def _ask(self, one: ShardedUnit) -> None:
+    def _ask(self, unit: ShardedUnit) -> None:
         """Bring a unit because autograd reads what it saved of it, wherever that had gone."""
-        if one.here:
+        if unit.here:
             return
         if torch._C._current_graph_task_id() == -1:  # noqa: SLF001 - not in backward
             raise InvalidArgumentError(
-                f"A tensor that autograd saved of {one.name} is divided between the ranks under "
+                f"A tensor that autograd saved of {unit.name} is divided between the ranks under "
                 f"zero3 and can be read in backward only."
             )
         self._begin_backward()
-        self._unshard_for_backward(one)
+        self._unshard_for_backward(unit)
 
     def _one_before(self, needs: Sequence[ShardedUnit]) -> ShardedUnit | None:
         """Return the unit that forward used before these, which backward comes to next."""
@@ -266,21 +269,21 @@ class UnitScheduler(UnitGathering):
     @staticmethod
     def _whole(needs: Sequence[ShardedUnit]) -> bool:
         """Tell whether this is the model itself, which ends after all of its units."""
-        return any(one.unit.name == "" for one in needs)
+        return any(unit.unit.name == "" for unit in needs)
 
     def _at_end_of_inputs(self, needs: Sequence[ShardedUnit], given: Any) -> None:
         """Free units when the gradients of all that the module was given are there."""
         if not torch.is_grad_enabled() or self._inside_backward:
             return
-        for one in needs:
-            one.open += 1
+        for unit in needs:
+            unit.open += 1
         inputs = _differentiable(given)
         if not inputs:
             return
         left = count = len(inputs)  # the hook must not hold the tensors, which hold the hook
-        weak, numbers = weakref.ref(self), [self._units.index(one) for one in needs]
-        for one in needs:
-            one.calls += 1
+        weak, numbers = weakref.ref(self), [self._units.index(unit) for unit in needs]
+        for unit in needs:
+            unit.calls += 1
 
         def tell(*_: torch.Tensor) -> None:
             nonlocal left
@@ -317,8 +320,8 @@ class UnitScheduler(UnitGathering):
 
     def end(self, *, whole: bool) -> None:
         """Hear that backward is over: all of it (`whole`), or because it raised an error."""
-        for one in self._units:
-            one.open = 0
+        for unit in self._units:
+            unit.open = 0
         if whole:
             self._prefetched_before = self._prefetched
             self._finish()

@@ -120,7 +120,7 @@ class HostMemory:
                     for coming in {self._coming.pop(key) for key in mine & self._coming.keys()}:
                         coming.finish()
                     for group, params in groups:
-                        group["params"][:] = [one for one in params if id(one) in mine]
+                        group["params"][:] = [param for param in params if id(param) in mine]
                     with torch.enable_grad():
                         result = own(None)
                     for flat in turn:
@@ -152,7 +152,7 @@ class Copy:
 
 def host_for(setup: Setup, offload: str | None) -> HostMemory | None:
     """Return the host, if something is to lie there that would else lie on another device."""
-    devices = {one.tensor.device for one in setup.parameters}
+    devices = {parameter.tensor.device for parameter in setup.parameters}
     if offload is None or not devices or not moves(devices):
         return None
     return HostMemory(next(iter(devices)), parameters=offload == "parameters")
@@ -160,7 +160,7 @@ def host_for(setup: Setup, offload: str | None) -> HostMemory | None:
 
 def moves(devices: set[torch.device]) -> bool:
     """Tell whether there is a way to go: a model on the CPU is where it would be brought."""
-    return len(devices) == 1 and all(one.type != "cpu" for one in devices)
+    return len(devices) == 1 and all(device.type != "cpu" for device in devices)
 
 
 @contextmanager

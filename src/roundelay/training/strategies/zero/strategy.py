@@ -112,7 +112,9 @@ class _Divided(ShardedGrads):
         self.options = options
         #: Stages 2 and 3 hold no whole gradients, so they bring them together in every pass.
         self.every_pass = options.stage > 1
-        limit = bucket_limit(options.bucket_bytes, [one.tensor for one in setup.parameters])
+        limit = bucket_limit(
+            options.bucket_bytes, [parameter.tensor for parameter in setup.parameters]
+        )
         self.partition: Partition = divide(
             setup, stage=options.stage, bucket_bytes=limit, units=options.units,
             keeps=not options.reshard_after_forward,
@@ -136,10 +138,10 @@ class _Divided(ShardedGrads):
         self.buckets.take(index)
         self.partition.grad_ready(index)
 
-    def _left_unit(self, one: ShardedUnit) -> None:
+    def _left_unit(self, unit: ShardedUnit) -> None:
         """Have the gradients of a unit go that backward has left."""
         if self._passing:
-            self.buckets.leave(one.flats)
+            self.buckets.leave(unit.flats)
 
     def micro_batch_done(self) -> None:
         """Add up this rank's part of the gradients of one micro-batch."""
@@ -278,7 +280,7 @@ class _Divided(ShardedGrads):
     def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the whole model's state, gathering one row of parameters at a time."""
         state = self.setup.model.state_dict(keep_vars=True)  # as it is: nothing is gathered for it
-        names = {one.name: one.names for one in self.partition.parameters}
+        names = {parameter.name: parameter.names for parameter in self.partition.parameters}
         for first, tensor in self.partition.whole_tensors():
             for name in names[first]:
                 if state.pop(name, None) is not None:
@@ -289,7 +291,11 @@ class _Divided(ShardedGrads):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the whole model's state by its original names. Every rank calls it."""
         state = dict(self.setup.model.state_dict(keep_vars=True))
-        trained = {name: one.name for one in self.partition.parameters for name in one.names}
+        trained = {
+            name: parameter.name
+            for parameter in self.partition.parameters
+            for name in parameter.names
+        }
         copies: dict[str, torch.Tensor] = {}
         for name, tensor in self.whole_tensors():
             first = trained.get(name, name)  # tied parameters stay tied
