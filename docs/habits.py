@@ -68,6 +68,7 @@ def fuzz() -> str:
         f"`{found['command']}`: {counts['programs']:,} programs in {judged:,} runs on 1 to 4 "
         f"ranks, {right:,} of them right and the others refused by name; "
         f"{counts['programs compared bit for bit']:,} programs bit for bit; "
-        f"{len(found['defects'])} defects, in {found['minutes']:.0f} minutes of a busy core "
+        f"{len(found['defects'])} defects, in {found['minutes']:.0f} minutes on "
+        f"{found.get('jobs', 1)} cores "
         f"(torch {found['torch']}, `benchmarks/results/fuzz.json`).\n"
     )

@@ -2,6 +2,7 @@
 
     python tests/training/fuzz.py --seed 7            one program, told in full
     python tests/training/fuzz.py --seed 0 --minutes 60 --json results.json
+    python tests/training/fuzz.py --seed 0 --minutes 5 --jobs 12 --json results.json
 
 A program is drawn from its seed: branches, shared weights, hooks, auxiliary losses, checkpointing,
 frozen and unused parts; several optimizers, accumulation, loaders, clipping, evaluation in between,
@@ -171,8 +172,8 @@ def shrink(seed: int, way: str, word: str) -> frozenset[str]:
 class Report:
     """Counts what came of programs."""
 
-    def __init__(self, command: str) -> None:
-        self.begun, self.command = time.monotonic(), command
+    def __init__(self, command: str, jobs: int = 1) -> None:
+        self.begun, self.command, self.jobs = time.monotonic(), command, jobs
         self.counts: collections.Counter[str] = collections.Counter()
         self.refusals: dict[str, list[int]] = {}  # how many, and the first seed
         self.defects: list[dict[str, Any]] = []
@@ -183,6 +184,14 @@ class Report:
     @property
     def minutes(self) -> float:
         return (time.monotonic() - self.begun) / 60
+
+    def take(self, found: dict[str, Any]) -> None:
+        """Add what another process has written."""
+        self.counts.update(found["counts"])
+        for told, (count, seed) in found["refusals"].items():
+            mine = self.refusals.setdefault(told, [0, seed])
+            mine[0] += count
+        self.defects += found["defects"]
 
     def add(self, outcome: Outcome | None) -> None:
         if outcome is None:
@@ -205,7 +214,7 @@ class Report:
     def write(self, file: Path, seeds: tuple[int, int]) -> None:
         found = {
             "command": self.command, "commit": self.commit, "torch": torch.__version__,
-            "minutes": round(self.minutes, 1), "seeds": seeds,
+            "minutes": round(self.minutes, 1), "jobs": self.jobs, "seeds": seeds,
             "counts": dict(sorted(self.counts.items())),
             "refusals": dict(sorted(self.refusals.items())), "defects": self.defects,
         }  # fmt: skip
@@ -217,8 +226,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with the next seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with seeds of its own")
     parser.add_argument("--json", type=Path, help="write what was found into this file")
     given = parser.parse_args()
+    if given.jobs > 1:
+        sys.exit(side_by_side(given))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     command = f"python tests/training/fuzz.py --seed {given.seed} --minutes {given.minutes:g}"
@@ -238,6 +250,32 @@ def main() -> None:
             say(f"{way:10} {word} {outcome.words[way][:200]}")
     say(f"seeds {given.seed} to {seed}: {json.dumps(report.counts, indent=1)}")
     sys.exit(bool(report.defects))
+
+
+APART = 1000  # seeds between those of one process and of the next
+
+
+def side_by_side(given: argparse.Namespace) -> bool:
+    """Run so many processes for the same time, and put together what they found."""
+    command = (
+        f"python tests/training/fuzz.py --seed {given.seed} --minutes {given.minutes:g} "
+        f"--jobs {given.jobs}"
+    )
+    report = Report(command, given.jobs)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{job}.json" for job in range(given.jobs)]
+        running = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--seed", str(given.seed + APART * job),
+                 "--minutes", str(given.minutes), "--json", str(file)]
+            )
+            for job, file in enumerate(files)
+        ]  # fmt: skip
+        codes = [process.wait() for process in running]
+        for file in files:
+            report.take(json.loads(file.read_text(encoding="utf-8")))
+    report.write(given.json, (given.seed, given.seed + APART * given.jobs - 1))
+    return any(codes)
 
 
 def say(text: str) -> None:
