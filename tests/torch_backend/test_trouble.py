@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from roundelay.engines.hierarchical import _join as join
+from roundelay.engines.hierarchical import join
 from roundelay.errors import RendezvousError
 from roundelay.torch import _rendezvous
 

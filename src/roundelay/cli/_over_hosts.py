@@ -29,7 +29,6 @@ from roundelay.schedule import (
     over_hosts,
     split,
 )
-from roundelay.tuning import default_for
 
 __all__ = ["Hosts", "OverHosts", "hosts_from", "hosts_option", "over_hosts_called"]
 
@@ -113,6 +112,8 @@ def over_hosts_called(
                 if found is not None:
                     used.add(option)
                     return found.schedule(size, call.root)
+        from roundelay.tuning import default_for  # noqa: PLC0415 - the rest needs no msgspec
+
         ends = [end for place in range(size) for end in (call.before(place), call.after(place))]
         nbytes = int(chunk * max(len(end or ()) for end in ends))
         name = default_for(size, cores=0).choose(call.collective.name, nbytes)
