@@ -138,7 +138,7 @@ def main() -> None:
         "rounds": args.rounds,
         "size": args.size,
     }
-    for rows in args.rows or [16, 64]:
+    for rows in args.rows or [64, 128]:
         engine = "threads" if args.ranks == 1 else "shared_memory"
         found = rd.run(be_rank, args.ranks, engine, (args.size, rows, args.rounds), timeout=600)[0]
         result["device"] = found["device"]

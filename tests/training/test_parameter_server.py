@@ -302,7 +302,7 @@ def test_a_timeout_tells_the_time_that_was_waited_for() -> None:
             backward(model)
         done.set()
         with pytest.raises(CollectiveTimeout) as through:
-            served._mails.asks.barrier()
+            served._channels.asks.barrier()
         return str(error.value) + str(through.value)
 
     done = threading.Event()
