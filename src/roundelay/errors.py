@@ -277,6 +277,7 @@ class NotFiniteError(RoundelayError, ArithmeticError):
         super().__init__(
             f"The gradients of {shown}{more} are not finite; they came so from {where}. Nothing "
             f"was updated. Look for a loss that is NaN or too large there: a lower learning rate, "
-            f"clipping, or bf16 instead of fp16 are the usual cures."
+            f"clipping, or bf16 instead of fp16 are the usual cures. If torch's GradScaler skips "
+            f"such steps itself, give the strategy check_finite=False."
         )
         self.parameters, self.ranks = list(parameters), list(ranks)
