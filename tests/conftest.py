@@ -32,10 +32,23 @@ FEW = 50  # descriptors: of pools and worlds that other files use too
 
 #: Large grids: with --sample, one cell in so many is run, and every value of every parameter.
 SAMPLED = {
+    "communicator/test_every_call.py": 3,
     "communicator/test_fault_mismatch.py": 4,
-    "engines/test_every_engine.py": 4,
-    "engines/test_mpi_end.py": 4,
-    "engines/test_one_truth.py": 4,
+    "engines/test_every_engine.py": 12,
+    "engines/test_mpi_end.py": 8,
+    "engines/test_one_truth.py": 12,
+    "engines/test_over_hosts.py": 4,
+    "engines/test_hierarchical.py": 3,
+    "schedule/test_compile.py": 4,
+    "torch_backend/test_collectives.py": 2,
+    "training/test_every_strategy.py": 3,
+    "training/test_parameter_server.py": 3,
+    "training/test_shard_programs.py": 3,
+    "training/test_steps.py": 4,
+    "training/test_zero_saved.py": 2,
+    "training/test_zoo.py": 3,
+    "view/test_browser.py": 3,
+    "view/test_placing.py": 4,
 }
 
 # Where AMX traps, PyTorch's bf16 would take workers down; they and their ranks inherit this.

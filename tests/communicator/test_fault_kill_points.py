@@ -20,7 +20,7 @@ from roundelay import _core
 
 SOON = 20.0  # seconds from a death to all errors: milliseconds, but never the timeout of 60
 AT_ONCE = 4  # worlds side by side: most of their time is sleep
-ONE_IN = 6  # points of a sample; without --sample it is every point
+ONE_IN = 12  # points of a sample; without --sample it is every point
 
 
 def workload(comm: Any) -> None:

@@ -80,4 +80,6 @@ def test_it_is_one_devices_or_refused(strategy: str, act: Callable[[Any], Any]) 
         model(ROWS).square().mean().backward()  # and training goes on
         own.step()
 
-    rd.run(be_rank, 2, "threads")
+    # All threads of a process share torch's levels of forward derivatives.
+    apart = act in (by_rows, by_parameters)
+    rd.run(be_rank, 2, "shared_memory" if apart else "threads")

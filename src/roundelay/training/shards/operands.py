@@ -44,8 +44,7 @@ def told(value: Any) -> str:  # Any: what operations are given
         what = f"shard {past:08x}" if past else f"the {value.kind} of {value.home.name}"
         return f"{what} at {value.path:08x}" if value.path else what
     if isinstance(value, torch.Tensor):
-        small = value.dim() == 0 and not value.is_quantized
-        return repr(value.item()) if small else f"tensor {digest(value):08x}"
+        return _tensor_told(value)
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, (list, tuple)):
@@ -53,6 +52,13 @@ def told(value: Any) -> str:  # Any: what operations are given
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {told(one)}' for key, one in value.items())}}}"
     return type(value).__name__
+
+
+def _tensor_told(tensor: torch.Tensor) -> str:
+    if tensor.is_meta:  # of which there is only the form
+        return f"{tensor.dtype}{list(tensor.shape)}"
+    small = tensor.dim() == 0 and not tensor.is_quantized
+    return repr(tensor.item()) if small else f"tensor {digest(tensor):08x}"
 
 
 def operation(
