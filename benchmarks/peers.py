@@ -4,7 +4,7 @@ Every program runs on gloo ranks in float64 and is compared with one device, as 
 tests. A peer is right if one of its settings is. Writes results/peers.json, from which
 docs/training.md has a table.
 
-    python benchmarks/peers.py                    all of them
+    python benchmarks/peers.py                    all of them; --jobs N so many at a time
     python benchmarks/peers.py LSTM --peer FSDP2  what has this in its name; others stay
 """
 
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -182,23 +183,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", nargs="?", default="", help="judge what has this in its name")
     parser.add_argument("--peer", default="", help="one of the peers")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time")
     options = parser.parse_args()
     before = json.loads(FILE.read_text(encoding="utf-8"))["programs"] if FILE.exists() else {}
     rows = {name: before.get(name, {}) for name in HABITS}
-    for name, habit in HABITS.items():
-        if options.name not in name:
-            continue
-        for peer, (settings, _) in PEERS.items():
-            if options.peer in ("", peer):
-                one = best(settings, habit)
-                rows[name][peer] = {"verdict": one.word, "told": spoken(one.told)}
-        if not options.peer:
-            with multiprocessing.get_context("fork").Pool(1) as apart:
-                rows[name] |= apart.apply(ours, (name,))
-        print(name, {peer: one["verdict"] for peer, one in rows[name].items()}, flush=True)
-        if options.name:
-            print(*(f"    {peer}: {one['told']}" for peer, one in rows[name].items()), sep="\n")
-        write({name: one for name, one in rows.items() if one})
+    asked = [name for name in HABITS if options.name in name]
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(options.jobs, context) as pool:
+        jobs = {pool.submit(judged, name, options.peer): name for name in asked}
+        for job in as_completed(jobs):
+            name = jobs[job]
+            rows[name] |= job.result()
+            print(name, {peer: row["verdict"] for peer, row in rows[name].items()}, flush=True)
+            if options.name:
+                print(*(f"    {peer}: {row['told']}" for peer, row in rows[name].items()), sep="\n")
+            write({habit: row for habit, row in rows.items() if row})
+
+
+def judged(name: str, only: str) -> dict[str, dict[str, str]]:
+    """Judge a program under every peer and ourselves, or under one peer only."""
+    row = {}
+    for peer, (settings, _) in PEERS.items():
+        if only in ("", peer):
+            verdict = best(settings, HABITS[name])
+            row[peer] = {"verdict": verdict.word, "told": spoken(verdict.told)}
+    if not only:
+        with multiprocessing.get_context("fork").Pool(1) as apart:
+            row |= apart.apply(ours, (name,))
+    return row
 
 
 def write(rows: dict[str, Any]) -> None:
