@@ -28,14 +28,14 @@ LAYERS = {
     "algorithms": 4,
     "engines": 5, "processes": 5, "rendezvous": 5, "reductions": 5, "_core": 5, "_typing": 5,
     "communicator": 6, "tuning": 6,
-    "training": 7, "torch": 7, "torch_autoload": 7, "plan": 7,
+    "training": 7, "parallel": 7, "torch": 7, "torch_autoload": 7, "plan": 7,
     "view": 8,
     "cli": 9, "launch": 9, "bench": 9, "__main__": 9,
     "__init__": 9,
 }  # fmt: skip
 STANDARD_LIBRARY_ONLY = range(5)
 MAY_IMPORT_TORCH = (
-    "torch/", "training/", "engines/gloo/", "engines/nccl/", "bench/peer_gloo.py",
+    "torch/", "training/", "parallel/", "engines/gloo/", "engines/nccl/", "bench/peer_gloo.py",
 )  # fmt: skip
 #: The one place that knows pickle; whoever wants it there says so.
 MAY_IMPORT_PICKLE = "processes/wire.py"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from roundelay.communicator import ANY, Communicator
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
+    from roundelay.parallel.mesh import Mesh
     from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
     from roundelay.training.checkpoint.export import export
@@ -41,6 +42,7 @@ __all__ = [
     "Ledger",
     "Loader",
     "Located",
+    "Mesh",
     "Op",
     "ParameterServer",
     "Precision",
@@ -84,6 +86,7 @@ _WHERE = {
     "Ledger": "training.ledger",
     "Loader": "training.loader",
     "Located": "reductions",
+    "Mesh": "parallel.mesh",
     "Op": "reductions",
     "ParameterServer": "training.strategies.parameter_server",
     "Precision": "training.precision",
