@@ -1,0 +1,74 @@
+"""Which part of a whole tensor a rank of an axis has, and how the whole comes together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from roundelay.communicator import Communicator
+
+__all__ = ["Sharding", "shard_parameter", "sharding_of"]
+
+Pieces = tuple[tuple[int, int], ...]  # where the pieces that a rank has start and stop
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """One dim of a tensor, divided along an axis of a mesh.
+
+    Every rank has some pieces of the dim, one after the other: a fused projection of queries, keys
+    and values is cut in three places, so that a rank has its heads of each.
+    """
+
+    axis: str
+    comm: Communicator
+    dim: int
+    pieces: tuple[Pieces, ...]  # of every rank
+
+    @property
+    def counts(self) -> list[int]:
+        """How long the dim is on every rank."""
+        return [sum(stop - start for start, stop in pieces) for pieces in self.pieces]
+
+    def whole_shape(self, local: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the whole tensor."""
+        shape = list(local)
+        shape[self.dim] = sum(self.counts)
+        return tuple(shape)
+
+    def local(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a whole tensor, in memory of its own."""
+        mine = [
+            whole.narrow(self.dim, start, stop - start)
+            for start, stop in self.pieces[self.comm.rank]
+        ]
+        return torch.cat(mine, self.dim).contiguous().clone()
+
+    def whole(self, local: torch.Tensor) -> torch.Tensor:
+        """Return the whole tensor of what every rank has. All ranks of the axis call it."""
+        rows = local.detach().movedim(self.dim, 0).contiguous()
+        counts = self.counts
+        every = self.comm.all_gather(rows, axis=0, counts=counts).split(counts)
+        result = rows.new_empty(sum(counts), *rows.shape[1:])
+        for pieces, theirs in zip(self.pieces, every, strict=True):
+            lengths = [stop - start for start, stop in pieces]
+            for (start, stop), piece in zip(pieces, theirs.split(lengths), strict=True):
+                result[start:stop] = piece
+        return result.movedim(0, self.dim).contiguous()
+
+
+def shard_parameter(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
+    """Keep this rank's part of a parameter; it stays the same object, in modules and optimizers."""
+    with torch.no_grad():
+        parameter.data = sharding.local(parameter.data)
+        if parameter.grad is not None:
+            parameter.grad = sharding.local(parameter.grad)
+    vars(parameter)["sharding"] = sharding
+
+
+def sharding_of(parameter: torch.Tensor) -> Sharding | None:
+    """Return how a parameter is divided along an axis of the mesh; None if ranks have it whole."""
+    sharding: Sharding | None = vars(parameter).get("sharding")
+    return sharding
