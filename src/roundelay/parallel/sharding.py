@@ -50,7 +50,8 @@ class Sharding:
         """Return the whole tensor of what every rank has. All ranks of the axis call it."""
         rows = local.detach().movedim(self.dim, 0).contiguous()
         counts = self.counts
-        every = self.comm.all_gather(rows, axis=0, counts=counts).split(counts)
+        gathered = self.comm.all_gather(rows, axis=0, counts=counts)
+        every = torch.split(gathered, counts)
         result = rows.new_empty(sum(counts), *rows.shape[1:])
         for pieces, theirs in zip(self.pieces, every, strict=True):
             lengths = [stop - start for start, stop in pieces]
