@@ -55,7 +55,7 @@ class Sharding:
         result = rows.new_empty(sum(counts), *rows.shape[1:])
         for pieces, theirs in zip(self.pieces, every, strict=True):
             lengths = [stop - start for start, stop in pieces]
-            for (start, stop), piece in zip(pieces, theirs.split(lengths), strict=True):
+            for (start, stop), piece in zip(pieces, torch.split(theirs, lengths), strict=True):
                 result[start:stop] = piece
         return result.movedim(0, self.dim).contiguous()
 
