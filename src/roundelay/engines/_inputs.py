@@ -12,8 +12,6 @@ from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, ra
 from roundelay.reductions import Array, Located, Op, Reduction, paired, reduction
 from roundelay.schedule import Layout, Schedule, prove, split
 
-__all__ = ["ScheduleBuffer", "outgoing", "prepare"]
-
 #: What runners of schedules take and give.
 ScheduleBuffer = Array | Located
 

@@ -17,8 +17,6 @@ from roundelay.engines._call import CollectiveCall, Request
 from roundelay.reductions import Array
 from roundelay.schedule import Layout, Schedule, Write, replay, split
 
-__all__ = ["Fold", "OverMessages", "PostBytes", "RankSchedule", "native_fold"]
-
 #: Folds operands from left to right; told whether the result holds everybody's contribution.
 Fold = Callable[[Sequence[Array], bool], Array]
 

@@ -24,8 +24,6 @@ from roundelay.torch._options import NAMES, PREMUL_SUM, listed, named, nested, o
 from roundelay.torch._tensors import Copy, beside, into, joined, memory, plain
 from roundelay.torch._work import DONE, Work
 
-__all__ = ["Reductions"]
-
 Tensors = Sequence[Tensor]
 
 

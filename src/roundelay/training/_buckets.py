@@ -10,16 +10,6 @@ import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = [
-    "Bucket",
-    "BucketPlace",
-    "bucket_limit",
-    "divide",
-    "make_buckets",
-    "planned",
-    "shared_tensor",
-]
-
 #: Bytes of a bucket: what a CPU's cache holds; on a device, what keeps it busy for a while.
 ON_CPU, ON_DEVICE = 8 << 20, 32 << 20
 

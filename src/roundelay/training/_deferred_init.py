@@ -19,8 +19,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["DeferredInit", "Recipe"]
-
 #: These need nothing of what was there before.
 FILLS = {"aten::uniform_", "aten::normal_", "aten::zero_", "aten::fill_", "aten::random_"}
 _drawing = threading.Lock()  # one at a time has torch's random numbers

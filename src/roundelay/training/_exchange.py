@@ -20,17 +20,6 @@ from roundelay.reductions import Array
 from roundelay.training._setup import Parameter
 from roundelay.training._step import Rates, StepState
 
-__all__ = [
-    "TORN",
-    "Intake",
-    "PassReport",
-    "compare_steps",
-    "finite",
-    "refuse_broken",
-    "tell_all",
-    "told_bytes",
-]
-
 TORN = (
     "A backward pass raised an error on rank {ranks}, so that its gradients are missing. Nothing "
     "was updated: call zero_grad() on every rank and repeat the batch, or go on with the next one."

@@ -9,8 +9,6 @@ import torch
 
 from roundelay.training.shards.operands import digest
 
-__all__ = ["GradEdits"]
-
 FEW = 4  # changed gradients that are looked at whole
 MOST = 1024  # elements that are looked at of each of more, as whoever clips changes all of them
 SOME = 16  # gradients that are told by name

@@ -18,8 +18,6 @@ from roundelay.training._sparse import sparse_parameters
 from roundelay.training.shards.shard import Shard
 from roundelay.training.strategy import StrategyState
 
-__all__ = ["GradHooks"]
-
 TWICE = (
     "The gradient of {name} came twice in one backward pass, when the first of them was on its way "
     "to the other ranks. torch.utils.checkpoint with use_reentrant=True runs a backward pass of "

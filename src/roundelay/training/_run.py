@@ -27,16 +27,6 @@ from roundelay.training.strategy import Strategy, StrategyState
 # Source lines in errors are the user's, not those of torch between him and us.
 _core.skip_package(f"{Path(torch.__file__).parent}/")
 
-__all__ = [
-    "FIRST_UNPREPARE",
-    "Run",
-    "found_run",
-    "live_runs",
-    "refuse_prepared",
-    "run_of",
-    "run_with",
-]
-
 FIRST_UNPREPARE = "Take it back first: model, optimizer = rd.unprepare(model)."
 
 

@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from roundelay.training.strategies.zero.offload import HostMemory
     from roundelay.training.strategy import Strategy
 
-__all__ = [
-    "Parameter",
-    "Setup",
-    "agree",
-    "find_parameters",
-    "in_messages",
-    "send_from_first",
-    "share_buffers",
-    "storage_bytes",
-    "written_once",
-]
-
 SHOWN = 5  # names that a message lists
 MESSAGE = 16 << 20  # bytes that are sent together
 

@@ -9,8 +9,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from roundelay.training._step import StepState
 
-__all__ = ["kept", "weighed"]
-
 
 def weighed(parameter: torch.Tensor, step: StepState) -> Any:  # Any: torch's handle
     """Have what backward passes add to a parameter's gradient multiplied by the step's factor."""

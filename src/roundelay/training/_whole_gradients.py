@@ -14,8 +14,6 @@ from roundelay.training._grad_edits import GradEdits
 from roundelay.training.optimizer.masters import Masters
 from roundelay.training.strategy import Only, StrategyState, chosen
 
-__all__ = ["WholeGradients", "clamp", "drop", "norm_of", "scale"]
-
 ALONE = 2  # references to what nobody holds but who asks for their number
 
 

@@ -25,8 +25,6 @@ from roundelay.engines.gloo.groups import as_tensor, seconds
 from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.reductions import DTYPES, Array
 
-__all__ = ["GlooPointToPoint"]
-
 #: Slots of the process group: walked schedules use 1, headers 2, the rest is what they announce.
 HEADER, CONTENT, NUMBERS = 2, 16, 1 << 30
 SMALL = 64 * 1024  # bytes up to which a message comes without being asked for

@@ -29,8 +29,6 @@ from roundelay.schedule import (
     split,
 )
 
-__all__ = ["HierarchicalCalls"]
-
 PART = 16 << 20  # bytes of a call that are worth a walk of their own
 MOST_PARTS = 2  # more gained nothing where hosts had no core to spare
 

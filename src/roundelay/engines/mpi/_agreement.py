@@ -9,8 +9,6 @@ import numpy as np
 from roundelay.engines._call_signature import LONGEST, CallSignature, encode, mismatch
 from roundelay.engines.mpi._progress import Requests, Steps
 
-__all__ = ["MpiAgreement"]
-
 
 class MpiAgreement:
     """Compares the plans of the ranks of one MPI communicator."""

@@ -8,8 +8,6 @@ from typing import Any
 from roundelay.engines._call import CollectiveCall
 from roundelay.engines.gloo.calls import LibraryCalls, Work, library_word
 
-__all__ = ["NcclCalls"]
-
 TAKEN = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 NARROW = ("float16", "bfloat16")
 

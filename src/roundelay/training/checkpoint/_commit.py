@@ -17,8 +17,6 @@ from roundelay.training.checkpoint._write import Sheet, gather_up, write_down
 from roundelay.training.checkpoint.keep import Series
 from roundelay.training.checkpoint.saving import together
 
-__all__ = ["Commit"]
-
 
 @dataclass(slots=True)
 class Commit:

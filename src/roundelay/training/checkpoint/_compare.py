@@ -17,8 +17,6 @@ from roundelay.training.checkpoint._write import (
     modules_with_extra,
 )
 
-__all__ = ["Differences", "Rename", "compare", "extra_state_key", "renamed"]
-
 Shapes = Mapping[str, tuple[int, ...]]
 EXTRA_STATE = "_extra_state"
 #: New prefixes of names by the old ones, or what makes a new name of an old one.

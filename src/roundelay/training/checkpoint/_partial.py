@@ -10,8 +10,6 @@ import torch
 from roundelay.training._run import Run
 from roundelay.training.checkpoint._reader import Reader
 
-__all__ = ["Partial", "present"]
-
 
 class Partial:
     """What the checkpoint has, and beside it what the model has; strategies know it as `Saved`."""

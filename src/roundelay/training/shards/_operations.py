@@ -14,8 +14,6 @@ from roundelay.training.shards._views import is_view, same, view_of
 from roundelay.training.shards.operands import operation, told, wrote
 from roundelay.training.shards.shard import Shard
 
-__all__ = ["operate"]
-
 #: What works element by element, beside what torch says does.
 PIECEWISE = {
     "clone", "copy_", "fill_", "zero_", "masked_fill_", "_to_copy", "zeros_like", "ones_like",

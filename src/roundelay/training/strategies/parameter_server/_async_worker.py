@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server._server_optimizer import Options
     from roundelay.training.strategies.parameter_server.strategy import ParameterServer
 
-__all__ = ["AsyncWorker"]
-
 
 class AsyncWorker(Worker):
     """Gradients stay this worker's own until the step, which brings them to the servers."""

@@ -10,8 +10,6 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["refuse_coupled"]
-
 SHAPE = (6, 4)
 SIZES = (1.0, 1e3, 1e-3)  # of the gradients of each step: what clips by size shows in one of them
 CLOSE = 1e-9  # in float64: far above rounding, far below any difference in kind

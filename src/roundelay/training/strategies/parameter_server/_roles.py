@@ -37,8 +37,6 @@ from roundelay.training.strategies.parameter_server.worker import Worker
 if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server.strategy import ParameterServer
 
-__all__ = ["LOST_WORKERS", "build_roles"]
-
 #: What `lost_workers=` means for the job, by the words of communicators.
 LOST_WORKERS = {"allow": "passes", "fail": "fails"}
 

@@ -30,8 +30,6 @@ from roundelay.training.strategies.parameter_server._shutdown import Shutdown
 from roundelay.training.strategies.parameter_server.share import Share
 from roundelay.training.strategy import Volume
 
-__all__ = ["ServerClient"]
-
 
 class ServerClient:
     """What one worker needs to talk to all servers, one of which may be on its own rank."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server._server_optimizer import Options
     from roundelay.training.strategies.parameter_server.strategy import ParameterServer
 
-__all__ = ["AggregatingWorker", "UpdatedWorker"]
-
 WHY = (
     "The gradient of {0} is on the parameter server, which updates the parameters itself. "
     "Use optimizer.clip_grad_norm_(…) in place of torch's, and call zero_grad() before the next "

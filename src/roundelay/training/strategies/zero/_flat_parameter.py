@@ -30,8 +30,6 @@ from roundelay.training.strategies.zero._row_pool import RowPool
 if TYPE_CHECKING:
     from roundelay.training.strategies.zero.offload import Copy, HostMemory
 
-__all__ = ["FlatParameter", "compute_dtype"]
-
 
 def compute_dtype(tensor: torch.Tensor, precision: Precision) -> torch.dtype:
     """Return the dtype that the model has this parameter in."""

@@ -13,8 +13,6 @@ from roundelay.training.shards.parameter import OptimizerParameter
 from roundelay.training.shards.shard import Shard, nothing
 from roundelay.training.strategy import Only, chosen
 
-__all__ = ["GradShards"]
-
 Gradient = Callable[[int], torch.Tensor]
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from roundelay.training._buckets import BucketPlace, divide
 
-__all__ = ["FlatLayout", "Piece", "runs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

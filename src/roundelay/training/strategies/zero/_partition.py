@@ -28,8 +28,6 @@ from roundelay.training.strategies.zero._unit_scheduler import UnitScheduler
 from roundelay.training.strategies.zero.units import Choice, Unit, find_units
 from roundelay.training.strategy import Only
 
-__all__ = ["Partition", "divide"]
-
 EACH = 4  # parameters for each rank, as large as the largest, in a row that cuts none
 STAGES = 2  # memory for this many parts on their way after a step
 

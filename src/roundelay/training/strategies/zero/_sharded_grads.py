@@ -22,8 +22,6 @@ from roundelay.training.strategies.zero._grad_shards import GradShards
 from roundelay.training.strategies.zero._partition import Partition
 from roundelay.training.strategy import Only, StrategyState, chosen
 
-__all__ = ["ShardedGrads"]
-
 PARTIAL = (
     "The gradient of {name} is not complete: the backward passes of this step so far were inside "
     "rd.accumulate, or of a loader's batch of which more is to come, and what they weigh is known "

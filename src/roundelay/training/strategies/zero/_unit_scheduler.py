@@ -23,8 +23,6 @@ from roundelay.training.shards.sharded_parameter import TRANSFORMED, is_divided,
 from roundelay.training.strategies.zero._saved_tensors import SavedTensors
 from roundelay.training.strategies.zero._sharded_unit import ShardedUnit, UnitGathering
 
-__all__ = ["UnitScheduler"]
-
 MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
 FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
 WRITTEN = (
