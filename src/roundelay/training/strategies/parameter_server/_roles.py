@@ -95,18 +95,8 @@ def _share_gradients(
     options: ParameterServer, setup: Setup, roles: _Roles, channels: Channels
 ) -> Worker:
     masters = make_masters(setup)
-    grads = [_share(setup, part, master=False) for part in roles.parts]
-    client = ServerClient(
-        channels,
-        servers=roles.servers,
-        workers=len(roles.workers),
-        grads=grads,
-        values=None,
-        options=0,
-    )
-    if roles.own is not None:
-        client.serve_here(_server(options, setup, roles, channels, None))
-    return AggregatingWorker(options, setup, client, grads, masters)
+    client = _client(options, setup, roles, channels)
+    return AggregatingWorker(options, setup, client, masters)
 
 
 def _share_updates(
@@ -118,19 +108,25 @@ def _share_updates(
     for parameter in setup.parameters:
         setup.optimizer.state.pop(parameter.tensor, None)  # the servers have it now
     cast_model(setup.model, setup.precision)
+    client = _client(options, setup, roles, channels, values, updates, known)
+    return (UpdatedWorker if options.mode == "sync" else AsyncWorker)(options, setup, client)
+
+
+def _client(
+    options: ParameterServer,
+    setup: Setup,
+    roles: _Roles,
+    channels: Channels,
+    values: Sequence[Share] | None = None,
+    updates: Updates | None = None,
+    known: Options | None = None,
+) -> ServerClient:
+    """Return this worker's line to all servers, with the one on its own rank at work."""
     grads = [_share(setup, part, master=False) for part in roles.parts]
-    client = ServerClient(
-        channels,
-        servers=roles.servers,
-        workers=len(roles.workers),
-        grads=grads,
-        values=values,
-        options=known.count,
-    )
-    if updates is not None:
+    client = ServerClient(channels, roles.servers, len(roles.workers), grads, values, known)
+    if roles.own is not None:
         client.serve_here(_server(options, setup, roles, channels, updates))
-    kind = UpdatedWorker if options.mode == "sync" else AsyncWorker
-    return kind(options, setup, client, grads, values, known)
+    return client
 
 
 def _server(

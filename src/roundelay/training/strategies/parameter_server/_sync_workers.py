@@ -23,12 +23,10 @@ from roundelay.training.strategies.parameter_server._messages import (
     ServerRequest,
 )
 from roundelay.training.strategies.parameter_server._server_client import ServerClient
-from roundelay.training.strategies.parameter_server.share import Share
 from roundelay.training.strategies.parameter_server.worker import Worker, evaluated
 from roundelay.training.strategy import Held, Only, Volume, chosen
 
 if TYPE_CHECKING:
-    from roundelay.training.strategies.parameter_server._server_optimizer import Options
     from roundelay.training.strategies.parameter_server.strategy import ParameterServer
 
 WHY = (
@@ -41,10 +39,8 @@ WHY = (
 class _SyncWorker(Worker):
     """Pushes at the end of backward, and knows then what all workers know."""
 
-    def __init__(
-        self, options: ParameterServer, setup: Setup, client: ServerClient, grads: Sequence[Share]
-    ) -> None:
-        super().__init__(options, setup, client, grads)
+    def __init__(self, options: ParameterServer, setup: Setup, client: ServerClient) -> None:
+        super().__init__(options, setup, client)
         self._arrived: set[int] = set()
 
     def begin_backward(self) -> None:
@@ -105,11 +101,10 @@ class AggregatingWorker(WholeGradients, _SyncWorker):
         options: ParameterServer,
         setup: Setup,
         client: ServerClient,
-        grads: Sequence[Share],
         masters: Masters | None,
     ) -> None:
-        super().__init__(options, setup, client, grads)
-        self._in = self._by_index(grads, client.grads_in)
+        super().__init__(options, setup, client)
+        self._in = self._by_index(client.grads, client.grads_in)
         self._masters = masters
 
     def backward_done(self) -> None:
@@ -147,18 +142,8 @@ class AggregatingWorker(WholeGradients, _SyncWorker):
 class UpdatedWorker(_SyncWorker):
     """Servers aggregate and update: workers have no whole gradient, and pull parameters."""
 
-    def __init__(
-        self,
-        options: ParameterServer,
-        setup: Setup,
-        client: ServerClient,
-        grads: Sequence[Share],
-        values: Sequence[Share],
-        known: Options,
-    ) -> None:
-        super().__init__(options, setup, client, grads)
-        self._known = known
-        self._know_values(values)
+    def __init__(self, options: ParameterServer, setup: Setup, client: ServerClient) -> None:
+        super().__init__(options, setup, client)
         self._used = [False] * len(self._tensors)
         self._factors: list[float] = []  # that the servers have not heard of
         self._scales: dict[int, float] = {}  # likewise, of some parameters
@@ -235,10 +220,9 @@ class UpdatedWorker(_SyncWorker):
     def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Have the servers step the optimizer, with the options that it has here."""
         loss = evaluated(own, closure)
-        numbers = self._known.read(self.setup.optimizer)
+        numbers = self._options_now()
         meant = self._meant(self.setup.only(place))
-        self._ask(Kind.STEP, meant, "values", options=numbers, place=place)
-        self._take()
+        self._take(self._ask(Kind.STEP, meant, "values", options=numbers, place=place))
         return loss
 
     def forget(self, only: Only = None) -> None:
@@ -274,15 +258,6 @@ class UpdatedWorker(_SyncWorker):
                     f"parameter server has the gradients of this step. Use "
                     f"ParameterServer(update='worker') or another strategy to change gradients."
                 )
-
-    def pull(self) -> None:
-        """Take the servers' parameters as they are now."""
-        self.client.ask(ServerRequest(Kind.PULL), "values")
-        self._take()
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the state with the parameters as the servers have them."""
-        return self._pulled_state()
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out for gradients and Ψ in for parameters; a server has all workers'."""
