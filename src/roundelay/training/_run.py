@@ -61,7 +61,7 @@ class Run:
 
     def _follow_loading(self) -> Callable[..., None]:
         """Return what has `model.load_state_dict` reach what the optimizer steps on, unrounded."""
-        weak = weakref.ref(self)  # as in Arrivals
+        weak = weakref.ref(self)  # as in `weakly`
         numbers = {name: index for index, parameter in enumerate(self.setup.parameters)
                    for name in parameter.names}  # fmt: skip
 

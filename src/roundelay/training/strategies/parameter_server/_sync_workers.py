@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._autograd import weakly
 from roundelay.training._exchange import PassReport, refuse_broken, tell_all, told_bytes
 from roundelay.training._refused_grad import RefusedGrad
 from roundelay.training._setup import Setup, share_buffers
@@ -157,8 +156,13 @@ class UpdatedWorker(_SyncWorker):
         self._used = [bool(one) for one in told.used]
         named = zip(self.setup.parameters, self._used, strict=True)
         for index, (one, used) in enumerate(named):
-            zero = partial(_zero, weakref.ref(self), index)  # weak, as in Arrivals
+            zero = weakly(self.zeroed, index)
             one.tensor.grad = RefusedGrad(one.tensor, WHY.format(one.name), zero) if used else None
+
+    def zeroed(self, index: int) -> None:
+        """Have a gradient be zero that the user makes so, as `model.zero_grad` does."""
+        self.setup.step.did(f"zero_() into the gradient of {self.setup.parameters[index].name}")
+        self.make_zero(index)
 
     def make_zero(self, index: int) -> None:
         """Have the servers multiply one gradient by zero."""
@@ -264,12 +268,3 @@ class UpdatedWorker(_SyncWorker):
         steps = [self.client.volume(pushes=False, takes="values")] * len(self.setup.optimizer.all)
         push = self.client.volume(pushes=True, takes="")
         return self._predicted(0, push, *steps, self.told_volume())
-
-
-def _zero(worker: weakref.ref[UpdatedWorker], index: int) -> None:
-    """Have a gradient be zero that the user makes so, as `model.zero_grad` does."""
-    alive = worker()
-    if alive is not None:
-        name = alive.setup.parameters[index].name
-        alive.setup.step.did(f"zero_() into the gradient of {name}")
-        alive.make_zero(index)
