@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllreduceOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-)
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 from torch.autograd import profiler
 
 from roundelay.communicator import Communicator

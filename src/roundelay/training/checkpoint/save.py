@@ -15,12 +15,7 @@ from roundelay.training._run import Run, run_of
 from roundelay.training.checkpoint._commit import Commit
 from roundelay.training.checkpoint._files import Disk
 from roundelay.training.checkpoint._manifest import Manifest
-from roundelay.training.checkpoint._write import (
-    Sheet,
-    modules_with_extra,
-    outline,
-    take_down,
-)
+from roundelay.training.checkpoint._write import Sheet, modules_with_extra, outline, take_down
 from roundelay.training.checkpoint.keep import Series
 from roundelay.training.checkpoint.saving import Saving, beside_training, together
 from roundelay.training.optimizer.whole_state import whole_beside
