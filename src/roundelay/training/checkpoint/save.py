@@ -65,7 +65,7 @@ def save(
     wait = truth("wait of save", wait)
     run, where = checked_run("save", model, optimizer), path_of("path of save", path).absolute()
     series = None if keep is None else Series(where, keep)
-    commit = _Commit(run.comm if wait else run.saves.beside(), DISK, where, series)
+    commit = Commit(run.comm if wait else run.saves.beside(), DISK, where, series)
     run.saves.settle(where)
     run.take_edits()
     form = "weights only" if optimizer is None else "with the optimizer", keep, _state_of(run)
@@ -101,7 +101,7 @@ def _state_of(run: Run) -> tuple[int, dict[str, int]]:
     return (run.step.calls, run.step.written) if run.strategy.synchronous else (0, {})
 
 
-def _check_alike(commit: _Commit, run: Run, forms: list[Any]) -> None:
+def _check_alike(commit: Commit, run: Run, forms: list[Any]) -> None:
     """Refuse a checkpoint of which every rank would write something else."""
     if all(form == forms[0] for form in forms):
         return
@@ -158,7 +158,7 @@ def checked_run(call: str, model: torch.nn.Module, optimizer: object) -> Run:
 
 
 @dataclass(slots=True)
-class _Commit:
+class Commit:
     """Where a save goes, and how it comes to its end on all ranks or on none."""
 
     comm: Communicator  # of who writes: the ranks that train, or their threads beside
