@@ -1,4 +1,4 @@
-"""What autograd is given to hold: hooks that keep nobody alive, and who hears of a pass's end."""
+"""What autograd is given to hold: hooks that keep nobody alive or weigh, and ends of passes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import get_gradient_edge
+
+from roundelay.training._step import StepState
 
 
 def weakly(method: Any, *given: Any) -> Callable[..., None]:  # Any: bound to an object
@@ -53,3 +56,26 @@ class BackwardPass:
         tell, self._tell = self._tell, None
         if tell is not None:
             tell(whole=whole)
+
+
+def weighed(parameter: torch.Tensor, step: StepState) -> Any:  # Any: torch's handle
+    """Have what backward passes add to a parameter's gradient multiplied by the step's factor."""
+
+    def weigh(grad: torch.Tensor) -> torch.Tensor | None:
+        factor = step.factor
+        if factor == 1 or not kept(parameter):
+            return None
+        # A mean over no rows is NaN.
+        return grad * factor if factor else torch.zeros_like(grad)
+
+    return parameter.register_hook(weigh)  # type: ignore[no-untyped-call]
+
+
+def kept(parameter: torch.Tensor) -> bool:
+    """Tell a backward pass from `torch.autograd.grad`, whose results are the caller's own."""
+    try:
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
+            node = get_gradient_edge(parameter).node
+        return bool(torch._C._will_engine_execute_node(node))  # noqa: SLF001 - as torch's own hooks
+    except RuntimeError:
+        return False

@@ -15,12 +15,12 @@ import torch
 from roundelay import _core
 from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._autograd import weighed
 from roundelay.training._exchange import compare_steps
 from roundelay.training._grad_hooks import GradHooks
 from roundelay.training._origins import Turn
 from roundelay.training._setup import Setup
 from roundelay.training._step import StepState
-from roundelay.training._weighted_grads import weighed
 from roundelay.training.checkpoint.saving import Saves
 from roundelay.training.strategy import Strategy, StrategyState
 
