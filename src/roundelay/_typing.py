@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # for the checker only: torch is optional, and the rest is no
 
     from roundelay.reductions import Located
 
-__all__ = ["ArrayT", "Buffer", "BufferT", "ResultT", "Shape"]
-
 
 class SupportsDLPack(Protocol):
     """An array of a library that speaks DLPack."""

@@ -10,9 +10,18 @@ from typing import Generic, TypeVar
 
 from roundelay.errors import UnknownNameError
 
-__all__ = ["Family"]
+__all__ = ["Family", "class_name"]
 
 Member = TypeVar("Member")
+
+
+def class_name(name: str) -> str:
+    """Return what a class is called whose file is called so, for families of classes.
+
+    >>> class_name("shared_memory")
+    'SharedMemory'
+    """
+    return "".join(word.capitalize() for word in name.split("_"))
 
 
 class Family(Generic[Member]):

@@ -10,8 +10,6 @@ from roundelay.collectives import Collective
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.schedule import Schedule, Transfer
 
-__all__ = ["Algorithm", "implements"]
-
 #: A whole number, or a function of the algorithm's own arguments.
 Parts = int | Callable[..., int]
 

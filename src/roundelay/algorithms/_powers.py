@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from roundelay.schedule import Transfer, relabel, sequence
 
-__all__ = ["bits", "folded", "largest_power"]
-
 
 def bits(size: int) -> range:
     """Count through the bits that number `size` ranks: 0 … ceil(log2(size)) - 1.

@@ -8,8 +8,6 @@ from typing import Literal, get_args
 from roundelay.errors import UnknownNameError
 from roundelay.schedule import Transfer, relabel
 
-__all__ = ["Direction", "turned"]
-
 Direction = Literal["right", "left"]
 
 

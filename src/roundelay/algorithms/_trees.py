@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from roundelay.algorithms._powers import bits
 
-__all__ = ["binomial", "rotated"]
-
 
 def binomial(size: int) -> Iterator[tuple[int, int, int, range]]:
     """Yield (step, parent, child, subtree) from the root down; `subtree` is the child's ranks.

@@ -6,12 +6,8 @@ from collections.abc import Iterator
 
 from roundelay.algorithms._base import implements
 from roundelay.algorithms._powers import folded, largest_power
-from roundelay.algorithms.all_gather_recursive_doubling import (
-    all_gather_recursive_doubling,
-)
-from roundelay.algorithms.reduce_scatter_recursive_halving import (
-    reduce_scatter_recursive_halving,
-)
+from roundelay.algorithms.all_gather_recursive_doubling import all_gather_recursive_doubling
+from roundelay.algorithms.reduce_scatter_recursive_halving import reduce_scatter_recursive_halving
 from roundelay.collectives.all_reduce import all_reduce
 from roundelay.schedule import Transfer, sequence
 

@@ -15,8 +15,6 @@ from roundelay.collectives import collectives
 from roundelay.tuning import Tuning, tuning_path
 from roundelay.view.terminal_text import nbytes_text
 
-__all__ = ["run_all", "tune"]
-
 
 def run_all(runs: Sequence[Spec], label: str) -> tuple[list[CaseResult], dict[str, str]]:
     """Return all rows of all runs, and the versions of the peers."""

@@ -14,22 +14,6 @@ from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.networks import load_network, networks
 from roundelay.schedule import Network, Order, Price, Schedule, price
 
-__all__ = [
-    "ORDERS",
-    "adds_up",
-    "algorithm_of",
-    "algorithms_of",
-    "check_root",
-    "collective_called",
-    "collective_or_algorithm",
-    "default_algorithm",
-    "network_called",
-    "options_from",
-    "priced",
-    "schedule_of",
-    "shared",
-]
-
 #: What `explain` draws when no algorithm is named: the one that introductions show.
 DEFAULTS = {
     "all_gather": "ring",

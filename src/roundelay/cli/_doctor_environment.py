@@ -16,8 +16,6 @@ from roundelay.cli._leftovers import rendezvous_directories
 from roundelay.errors import FormatError
 from roundelay.tuning import Tuning, tuning_path
 
-__all__ = ["Finding", "checked", "environment_findings", "python_finding"]
-
 #: What is shown of the environment: names that launchers set, none that could hold a secret.
 LAUNCHERS = {
     "torchrun and roundelay run": (

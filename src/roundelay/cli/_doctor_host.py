@@ -23,8 +23,6 @@ from roundelay.launch import run
 from roundelay.processes.amx import CURE, amx_traps, announces_amx
 from roundelay.view.terminal_text import nbytes_text
 
-__all__ = ["cpu_quota", "host_findings", "memory_available", "memory_limit_left"]
-
 GIB = 1 << 30
 FEW_FILES, FEW_PROCESSES = 256, 256
 SMALL_SHM = 64 << 20

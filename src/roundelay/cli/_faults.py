@@ -21,8 +21,6 @@ from roundelay.errors import CommunicationError
 from roundelay.processes.channel import Channel
 from roundelay.processes.children import Children
 
-__all__ = ["VICTIM", "BrokenRun", "RankError", "break_run"]
-
 VICTIM = 2
 CALLS_BEFORE = 20
 COUNT = 1 << 18  # elements: a call takes long enough to be hit in its middle

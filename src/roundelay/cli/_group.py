@@ -12,8 +12,6 @@ from roundelay.errors import InvalidArgumentError, NoEngineError, RoundelayError
 from roundelay.registry import Family
 from roundelay.view.terminal_text import safe
 
-__all__ = ["roundelay"]
-
 #: Every file's command is called `command`: a file called list.py should not hide the built-in.
 COMMANDS: Family[click.Command] = Family("roundelay.cli", public=lambda _: "command")
 

@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["left_behind", "rendezvous_directories", "rendezvous_folders", "traces"]
-
 STARTING_S = 5.0  # that a job may take to start
 RENDEZVOUS = re.compile(r"roundelay-(\d+)-[0-9a-f]{24}")
 

@@ -12,8 +12,6 @@ from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.reductions import Array
 from roundelay.schedule import Cell, Schedule, split
 
-__all__ = ["run"]
-
 #: A cell of a picture shows this many elements of a longer run.
 MOST_SHOWN = 8
 

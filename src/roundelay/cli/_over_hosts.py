@@ -30,8 +30,6 @@ from roundelay.schedule import (
     split,
 )
 
-__all__ = ["Hosts", "OverHosts", "hosts_from", "hosts_option", "over_hosts_called"]
-
 Hosts = tuple[tuple[int, ...], ...]
 
 #: The options of a schedule over hosts, and the axes that each is for.

@@ -13,8 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from roundelay.cli._types import console_on_errors
 from roundelay.signals import before_ending
 
-__all__ = ["progress_bar", "watched"]
-
 SHOW_CURSOR = b"\r\x1b[K\x1b[?25h"
 
 Item = TypeVar("Item")

@@ -21,8 +21,6 @@ from roundelay.signals import before_ending, signals_to_wait_on
 from roundelay.view import Picture
 from roundelay.view.terminal import FORMS, Drawing
 
-__all__ = ["Stage", "is_interactive", "show"]
-
 GAP = 4
 TAKE_SCREEN, GIVE_SCREEN_BACK = b"\x1b[?1049h\x1b[H\x1b[?25l", b"\x1b[?25h\x1b[?1049l"
 

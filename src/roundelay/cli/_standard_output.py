@@ -11,8 +11,6 @@ import click
 
 from roundelay.errors import RoundelayError
 
-__all__ = ["open_standard_streams", "output_kept"]
-
 READER_LEFT = 141  # what shells report of a command that SIGPIPE ended: `yes | head`
 
 

@@ -16,8 +16,6 @@ from roundelay.schedule import Price
 from roundelay.view import Picture
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text, safe, seconds_text
 
-__all__ = ["compare", "empty_table", "outputs", "print_table", "sent_text"]
-
 
 def empty_table(glyphs: Glyphs) -> Table:
     """Return an empty table in the house's look."""

@@ -14,21 +14,6 @@ from rich.measure import Measurement
 
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs
 
-__all__ = [
-    "MOST_RANKS",
-    "MOST_WIDTH",
-    "NBYTES",
-    "SIZES",
-    "bytes_option",
-    "console_for",
-    "console_on_errors",
-    "glyphs_option",
-    "json_option",
-    "network_option",
-    "terminal_size",
-    "wants_ascii",
-]
-
 UNITS = {
     "": 1,
     "b": 1,

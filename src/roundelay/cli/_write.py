@@ -11,8 +11,6 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.schedule import to_json
 from roundelay.view import Picture
 
-__all__ = ["check_out", "write"]
-
 OPENING = {
     ".html": "open it in any browser; it needs no network",
     ".svg": "open it in a browser, or put it in a document",

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from roundelay.arguments import index_of, shown
 from roundelay.errors import InvalidArgumentError, rank_count
 
-__all__ = ["Collective", "letter"]
-
 
 def letter(index: int) -> str:
     """Name a block or chunk by letters, as spreadsheets name columns.

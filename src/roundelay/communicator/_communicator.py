@@ -20,8 +20,6 @@ from roundelay.communicator.start import Handle, Start
 from roundelay.engines import CollectiveCall, Engine, no_fast_path
 from roundelay.reductions import Array, Op
 
-__all__ = ["Communicator", "Traffic"]
-
 
 class Traffic(NamedTuple):
     """Bytes that one rank has exchanged with the others."""

@@ -20,7 +20,7 @@ from roundelay.engines._inputs import ScheduleBuffer
 from roundelay.engines._run_schedule import ScheduleRunner
 from roundelay.engines._selector import ScheduleFor, Select, Selector, SizeClass
 from roundelay.reductions import Op
-from roundelay.registry import Family
+from roundelay.registry import Family, class_name
 from roundelay.schedule import Schedule
 
 __all__ = [
@@ -47,11 +47,7 @@ __all__ = [
 ]
 
 
-def _class_name(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("_"))
-
-
-engines: Family[type[Engine]] = Family(__name__, public=_class_name)
+engines: Family[type[Engine]] = Family(__name__, public=class_name)
 
 
 def run_schedule(

@@ -30,8 +30,6 @@ if TYPE_CHECKING:  # which need a native core, as schedules do not
     from roundelay.engines._run_schedule import ScheduleRunner
     from roundelay.rendezvous.place import JobPlace
 
-__all__ = ["Engine"]
-
 
 def _no_job_to_end() -> None:
     """Do nothing: who fails by itself is missed by the others."""

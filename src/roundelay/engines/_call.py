@@ -14,22 +14,6 @@ from roundelay.reductions import Array
 if TYPE_CHECKING:
     from roundelay.engines._call_signature import CallSignature
 
-__all__ = [
-    "AXIS",
-    "COLLECTIVES",
-    "ENDINGS",
-    "INNER_TAGS",
-    "CollectiveCall",
-    "FastPath",
-    "MessageCall",
-    "MessageRequest",
-    "Request",
-    "Status",
-    "divide",
-    "no_fast_path",
-    "tag_fits",
-]
-
 #: From here on tags belong to parts of larger messages, which "any tag" never takes.
 INNER_TAGS = 1 << 62
 

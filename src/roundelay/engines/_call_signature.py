@@ -18,8 +18,6 @@ from roundelay.engines._call import CollectiveCall
 from roundelay.errors import CollectiveMismatch, ranks_text
 from roundelay.reductions import Array
 
-__all__ = ["CallSignature", "encode", "end_signature", "mismatch", "signature_of"]
-
 LONGEST = 512  # bytes of a description that others see
 
 _core.set_package(f"{Path(__file__).parent.parent}/")  # whose lines no error shows

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from roundelay.reductions import Array
 
-__all__ = ["DeviceArray", "on_device"]
-
 
 class _Flags(NamedTuple):
     c_contiguous: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,8 +11,6 @@ from roundelay.collectives import letter
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.reductions import Array, Located, Op, Reduction, paired, reduction
 from roundelay.schedule import Layout, Schedule, prove, split
-
-__all__ = ["ScheduleBuffer", "outgoing", "prepare"]
 
 #: What runners of schedules take and give.
 ScheduleBuffer = Array | Located
@@ -112,6 +110,18 @@ def _array(call: str, given: object) -> Array:
             f"x.astype(x.dtype.newbyteorder('='))."
         )
     return array
+
+
+def cut_out(
+    schedule: Schedule, rank: int, data: Array, counts: Sequence[int]
+) -> Iterator[tuple[int, Array]]:
+    """Cut what a rank brings into its blocks, and every block into its parts."""
+    start = 0
+    for block in schedule.collective.before(schedule.size, schedule.root, rank):
+        whole = data[start : start + counts[block]]
+        start += counts[block]
+        runs = split(len(whole), schedule.parts)
+        yield from zip(schedule.chunks_of(block), (whole[run] for run in runs), strict=True)
 
 
 def outgoing(array: Array) -> ScheduleBuffer:

@@ -14,10 +14,9 @@ import numpy as np
 
 from roundelay import _core
 from roundelay.engines._call import CollectiveCall, Request
+from roundelay.engines._inputs import cut_out
 from roundelay.reductions import Array
-from roundelay.schedule import Layout, Schedule, Write, replay, split
-
-__all__ = ["Fold", "OverMessages", "PostBytes", "RankSchedule", "native_fold"]
+from roundelay.schedule import Layout, Schedule, Write, replay
 
 #: Folds operands from left to right; told whether the result holds everybody's contribution.
 Fold = Callable[[Sequence[Array], bool], Array]
@@ -83,7 +82,8 @@ class RankSchedule:
 
         What was given is only read, and belongs to the walk until its end.
         """
-        cells = dict(self._cut(np.empty(0, dtype) if given is None else given, counts))
+        brought = np.empty(0, dtype) if given is None else given
+        cells = dict(cut_out(self.schedule, self.rank, brought, counts))
         lengths = Layout(self.schedule, tuple(counts)).chunk_lengths()
         for step in self.rank_steps:
             arriving = {
@@ -114,19 +114,6 @@ class RankSchedule:
             }
             cells.update(write)
         return [cells[chunk] for chunk in self.due]
-
-    def _cut(self, data: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
-        """Cut what the rank brings into its chunks."""
-        schedule, chunks, start = self.schedule, list[tuple[int, Array]](), 0
-        for block in schedule.collective.before(schedule.size, schedule.root, self.rank):
-            whole = data[start : start + counts[block]]
-            start += counts[block]
-            runs = split(len(whole), schedule.parts)
-            chunks += [
-                (chunk, whole[run])
-                for chunk, run in zip(schedule.chunks_of(block), runs, strict=True)
-            ]
-        return chunks
 
 
 class OverMessages:

@@ -30,8 +30,6 @@ from roundelay.processes.wire import decode, encode
 from roundelay.reductions import Array, Op, fold, reduction
 from roundelay.schedule import Schedule, prove, to_json
 
-__all__ = ["Launch", "RankPool", "by_start"]
-
 END_S = 5.0
 LOOK_S = 0.1
 

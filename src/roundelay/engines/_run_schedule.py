@@ -13,8 +13,6 @@ from roundelay.engines._inputs import ScheduleBuffer, outgoing, prepare
 from roundelay.reductions import Array, Op
 from roundelay.schedule import Schedule
 
-__all__ = ["RankInput", "ScheduleRunner"]
-
 
 @dataclass(frozen=True, slots=True)
 class RankInput:

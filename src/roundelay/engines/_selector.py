@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol
 from roundelay.engines._call import CollectiveCall
 from roundelay.schedule import Schedule
 
-__all__ = ["ScheduleFor", "Select", "Selector", "SizeClass"]
-
 #: The schedule for a call, by the name of an algorithm or, for None, the best one.
 ScheduleFor = Callable[[CollectiveCall, str | None], Schedule]
 

@@ -21,8 +21,6 @@ from roundelay.processes.wire import decode, encode
 from roundelay.reductions import Array
 from roundelay.schedule import Schedule, from_json
 
-__all__ = ["DONE", "FOLD", "TIMEOUT_S", "ToldSchedules", "serve"]
-
 DONE, FOLD = b"+", b"?"  # how an answer begins
 TIMEOUT_S = 60.0
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from roundelay.engines._base import Engine
-from roundelay.engines._inputs import ScheduleBuffer, prepare
+from roundelay.engines._inputs import ScheduleBuffer, cut_out, prepare
 from roundelay.engines._run_schedule import RankInput, ScheduleRunner
 from roundelay.reductions import Array, Op, Reduction, fold, reduction
-from roundelay.schedule import Cell, Schedule, prove, replay, split
+from roundelay.schedule import Cell, Schedule, prove, replay
 
 __all__ = ["Reference"]
 
@@ -70,7 +70,11 @@ def _trace(
     counts: Sequence[int],
     by: Reduction,
 ) -> Iterator[dict[Cell, Array]]:
-    cells = dict(_cut(schedule, arrays, counts))
+    cells = {
+        Cell(rank, chunk): part
+        for rank, array in enumerate(arrays)
+        for chunk, part in cut_out(schedule, rank, np.zeros(0) if array is None else array, counts)
+    }
     yield cells
 
     everyone = (1 << schedule.size) - 1
@@ -83,19 +87,3 @@ def _trace(
             written[write.cell] = fold(by, operands, divide_by=divide_by)
         cells = {**cells, **written}
         yield cells
-
-
-def _cut(
-    schedule: Schedule, arrays: Sequence[Array | None], counts: Sequence[int]
-) -> Iterator[tuple[Cell, Array]]:
-    """Cut every rank's input into its blocks, and every block into its parts."""
-    for rank, array in enumerate(arrays):
-        data = np.zeros(0) if array is None else array
-        start = 0
-        for block in schedule.collective.before(schedule.size, schedule.root, rank):
-            whole = data[start : start + counts[block]]
-            start += counts[block]
-            for chunk, run in zip(
-                schedule.chunks_of(block), split(len(whole), schedule.parts), strict=True
-            ):
-                yield Cell(rank, chunk), whole[run]

@@ -6,8 +6,6 @@ import os
 import time
 from typing import IO
 
-__all__ = ["Cursor", "RankOutput", "Screen", "screens"]
-
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of the terminal's own palette
 PATIENCE_S = 0.25  # after which a line without an end is shown as it stands
 LONGEST = 1 << 16  # bytes of a line that are held back

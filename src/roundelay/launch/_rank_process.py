@@ -17,8 +17,6 @@ from roundelay.launch._traceback_capture import ErrorStream
 from roundelay.launch.ending import RankEnd
 from roundelay.processes.limits import limit_hit
 
-__all__ = ["RankProcess"]
-
 PIECE = 1 << 16
 UNKNOWN = 255  # how it ended is not known: somebody else has waited for it
 

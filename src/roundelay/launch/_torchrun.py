@@ -12,8 +12,6 @@ from roundelay.launch.environment import StoreAt
 from roundelay.launch.store import store_at
 from roundelay.rendezvous.store import first_line
 
-__all__ = ["main"]
-
 QUIET = "TORCH_CPP_LOG_LEVEL"
 ADVICE = (
     "See whether it was started on every host, with the same --master-addr and --master-port or "

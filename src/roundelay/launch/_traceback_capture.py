@@ -12,8 +12,6 @@ import time
 
 from roundelay.launch._output import RankOutput, Screen
 
-__all__ = ["ErrorStream"]
-
 BEGINS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback")
 HELD_S = 5.0  # a traceback, while its rank is silent
 ONE_BREATH_S = 1.0  # what is said so soon after a traceback belongs to it

@@ -11,8 +11,6 @@ from roundelay.arguments import index_of, shown, whole
 from roundelay.errors import InvalidArgumentError, NetworkError
 from roundelay.schedule import Link
 
-__all__ = ["BANDWIDTH", "LATENCY", "REDUCE_BANDWIDTH", "Graph", "Maker", "above_zero", "both_ways"]
-
 # Round, illustrative numbers, roughly those of a data centre.
 LATENCY = 2e-6  # seconds
 BANDWIDTH = 25e9  # bytes per second: 200 Gbit/s

@@ -12,8 +12,6 @@ from roundelay.networks._base import REDUCE_BANDWIDTH, Graph
 from roundelay.schedule import Link
 from roundelay.schedule.strict_json import DocumentPath, is_name, parse, read
 
-__all__ = ["load_network"]
-
 VERSION = 1
 MAX_RANKS = 1024
 MAX_LINKS = 100_000

@@ -11,8 +11,6 @@ from roundelay.errors import UnsupportedSizeError
 from roundelay.networks._base import both_ways
 from roundelay.schedule import Link
 
-__all__ = ["check_size", "divisor", "grid", "row_count"]
-
 
 def check_size(name: str, size: int) -> int:
     """Return the size; refuse what is not a whole number from 1."""

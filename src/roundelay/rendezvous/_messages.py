@@ -13,20 +13,6 @@ from typing import NamedTuple
 
 from roundelay.errors import RendezvousError
 
-__all__ = [
-    "ENTERED",
-    "GO",
-    "HELLO",
-    "PART",
-    "REFUSED",
-    "WAITING",
-    "WORLD",
-    "Hello",
-    "peer",
-    "receive",
-    "send",
-]
-
 #: To rank 0: I am here; I am in the world. From rank 0: these are missing; here are descriptors;
 #: here are the last and the token; all are in; you can't take part, and why.
 HELLO, ENTERED, WAITING, PART, WORLD, GO, REFUSED = range(1, 8)

@@ -19,8 +19,6 @@ from roundelay.rendezvous import _messages as messages
 from roundelay.rendezvous.directory import RendezvousDirectory
 from roundelay.signals import before_ending
 
-__all__ = ["RendezvousServer"]
-
 HELLO_S = 5.0  # for a caller to say who it is
 TICK_S = 0.25
 TELL_S = 5.0  # between two lines about who is missing

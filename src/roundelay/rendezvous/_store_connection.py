@@ -21,8 +21,6 @@ from typing import Any, TypeVar
 
 from roundelay.errors import RendezvousError
 
-__all__ = ["ANSWER_S", "HURRY_S", "PULSE_S", "Sign", "StoreConnection", "StoreLost", "first_line"]
-
 T = TypeVar("T")
 
 ANSWER_S = 5.0  # for a store to answer what it can answer at once

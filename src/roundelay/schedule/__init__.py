@@ -1,15 +1,7 @@
 """Layer 2: a collective algorithm as data, and what can be done with it before it runs."""
 
 from roundelay.schedule.compile import compile_schedule
-from roundelay.schedule.compose import (
-    nest,
-    parallel,
-    pipeline,
-    refine,
-    relabel,
-    sequence,
-    shift,
-)
+from roundelay.schedule.compose import nest, parallel, pipeline, refine, relabel, sequence, shift
 from roundelay.schedule.expression import Algebra, Expression, Order
 from roundelay.schedule.layout import Layout, split
 from roundelay.schedule.nested import Axis, NestedCall, NestedPhase, NestedSchedule, RankPhase

@@ -18,8 +18,6 @@ from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.processes.call_queue import CallQueue
 from roundelay.torch._work import DONE, Done, Part, Work
 
-__all__ = ["Calls", "CommCall"]
-
 
 class CommCall(NamedTuple):
     """One call of the communicator, and what to do once its result is there."""

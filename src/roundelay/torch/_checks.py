@@ -8,8 +8,6 @@ from torch import Tensor
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["lengths", "one_each", "times"]
-
 
 def times(call: str, whole: Tensor, part: Tensor, size: int) -> None:
     """Refuse a tensor that does not have exactly `size` times the elements of another."""

@@ -20,8 +20,6 @@ from roundelay.torch._rendezvous import Connected, rendezvous_by_store
 from roundelay.torch._shutdown import shut_down_at_exit
 from roundelay.torch._work import Work
 
-__all__ = ["ProcessGroup", "create"]
-
 CPU = torch.device("cpu")
 
 

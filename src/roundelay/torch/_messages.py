@@ -12,8 +12,6 @@ from roundelay.torch._calls import Calls
 from roundelay.torch._tensors import into, memory, plain
 from roundelay.torch._work import Work
 
-__all__ = ["Messages"]
-
 
 class Messages(Calls):
     """Sends and receives; each goes on by itself, and in order with those of the same tag."""

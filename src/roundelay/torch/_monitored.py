@@ -14,8 +14,6 @@ import torch.distributed as dist
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveTimeout
 
-__all__ = ["MonitoredBarrier", "also_for_ours"]
-
 TAG = 1 << 61  # above all that users can pass, which are C ints
 POLL_S = 0.0005
 LATER_S = 0.5  # so that all give up for the reason that rank 0 gives

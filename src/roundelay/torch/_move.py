@@ -22,8 +22,6 @@ from roundelay.torch._options import listed, nested, options
 from roundelay.torch._tensors import beside, into, joined, memory, plain, rows, shared, units
 from roundelay.torch._work import Work
 
-__all__ = ["Moves"]
-
 Tensors = Sequence[Tensor]
 
 

@@ -13,8 +13,6 @@ from torch.distributed import ReduceOp
 
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 
-__all__ = ["NAMES", "PREMUL_SUM", "listed", "named", "nested", "options", "scaled"]
-
 PREMUL_SUM = "premul_sum"
 
 #: By hash, which is the number of the operation: comparing them takes twice as long.

@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllreduceOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-)
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 from torch.autograd import profiler
 
 from roundelay.communicator import Communicator
@@ -23,8 +19,6 @@ from roundelay.torch._checks import one_each, times
 from roundelay.torch._options import NAMES, PREMUL_SUM, listed, named, nested, options, scaled
 from roundelay.torch._tensors import Copy, beside, into, joined, memory, plain
 from roundelay.torch._work import DONE, Work
-
-__all__ = ["Reductions"]
 
 Tensors = Sequence[Tensor]
 

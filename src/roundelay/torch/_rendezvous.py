@@ -30,8 +30,6 @@ from roundelay.rendezvous.place import JobPlace
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, open_store
 
-__all__ = ["Connected", "rendezvous_by_store"]
-
 RENDEZVOUS = "meeting"
 REACHED = "reach init_process_group or new_group"
 

@@ -14,8 +14,6 @@ from roundelay.torch._work import let_futures_complete
 if TYPE_CHECKING:
     from roundelay.torch._group import ProcessGroup
 
-__all__ = ["shut_down_at_exit"]
-
 
 class _End:
     """The end of this process, for all of its groups."""

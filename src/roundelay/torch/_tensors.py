@@ -10,19 +10,6 @@ from torch import Tensor
 
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 
-__all__ = [
-    "Buffer",
-    "Copy",
-    "beside",
-    "into",
-    "joined",
-    "memory",
-    "plain",
-    "rows",
-    "shared",
-    "units",
-]
-
 Buffer: TypeAlias = Any  # a flat numpy array or, where numpy lacks the dtype, a flat tensor
 Copy: TypeAlias = Callable[[], object]
 

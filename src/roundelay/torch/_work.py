@@ -19,8 +19,6 @@ from torch.futures import Future
 
 from roundelay.errors import CollectiveTimeout
 
-__all__ = ["DONE", "Done", "Part", "Pending", "Work", "let_futures_complete"]
-
 POLL_S = 0.0005
 NO_LIMIT = timedelta(0)  # what torch passes for it
 

@@ -10,16 +10,6 @@ import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = [
-    "Bucket",
-    "BucketPlace",
-    "bucket_limit",
-    "divide",
-    "make_buckets",
-    "planned",
-    "shared_tensor",
-]
-
 #: Bytes of a bucket: what a CPU's cache holds; on a device, what keeps it busy for a while.
 ON_CPU, ON_DEVICE = 8 << 20, 32 << 20
 
@@ -73,24 +63,21 @@ class Bucket:
         self.missing = {place.index for place in self.places}
 
 
-def planned(
-    shapes: Sequence[tuple[int, ...]],
-    dtypes: Sequence[torch.dtype],
-    *,
-    order: Sequence[int],
-    most_bytes: int,
-) -> list[list[int]]:
-    """Return which gradients go into each bucket."""
-    runs: list[list[int]] = []
+def runs(keys: Sequence[object], sizes: Sequence[int], *, most: int) -> list[list[int]]:
+    """Cut 0, 1, 2, … into runs of one key and at most so many bytes; a larger one is alone.
+
+    >>> runs(["a", "a", "b", "b"], [3, 3, 3, 9], most=6)
+    [[0, 1], [2], [3]]
+    """
+    found: list[list[int]] = []
     filled = 0
-    for index in order:
-        nbytes = math.prod(shapes[index]) * dtypes[index].itemsize
-        if not runs or dtypes[runs[-1][0]] != dtypes[index] or filled + nbytes > most_bytes:
-            runs.append([])
+    for index, (key, nbytes) in enumerate(zip(keys, sizes, strict=True)):
+        if not found or keys[found[-1][0]] != key or filled + nbytes > most:
+            found.append([])
             filled = 0
-        runs[-1].append(index)
+        found[-1].append(index)
         filled += nbytes
-    return runs
+    return found
 
 
 def make_buckets(
@@ -103,13 +90,15 @@ def make_buckets(
     most_bytes: int,
 ) -> list[Bucket]:
     """Cut the gradients, in this order, into buckets of one dtype and about so many bytes."""
+    kinds = [dtypes[index] for index in order]
+    sizes = [math.prod(shapes[index]) * dtypes[index].itemsize for index in order]
     buckets = []
-    for run in planned(shapes, dtypes, order=order, most_bytes=most_bytes):
+    for run in runs(kinds, sizes, most=most_bytes):
         places, start = [], 0
-        for index in run:
+        for index in (order[at] for at in run):
             places.append(BucketPlace(index, start, tuple(shapes[index])))
             start += math.prod(shapes[index])
-        buckets.append(Bucket(shared_tensor(comm, start, dtypes[run[0]], device), places))
+        buckets.append(Bucket(shared_tensor(comm, start, kinds[run[0]], device), places))
     return buckets
 
 

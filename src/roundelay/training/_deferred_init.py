@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
-
-__all__ = ["DeferredInit", "Recipe"]
+from roundelay.training.shards.operands import tensors_in, written_by
 
 #: These need nothing of what was there before.
 FILLS = {"aten::uniform_", "aten::normal_", "aten::zero_", "aten::fill_", "aten::random_"}
@@ -74,7 +73,7 @@ class DeferredInit(TorchDispatchMode):
     ) -> Any:
         """Compute, with all that is needed there, and write down what was written."""
         options = dict(kwargs or {})
-        given, changed = _tensors((args, options)), _changed(func, args, options)
+        given, changed = tensors_in((args, options)), written_by(func, args, options)
         fills = func._schema.name in FILLS and all(map(_covers, changed))  # noqa: SLF001 - torch's
         for tensor in given:
             self._bring(tensor, anew=fills)
@@ -83,7 +82,7 @@ class DeferredInit(TorchDispatchMode):
             random = torch.get_rng_state() if generator is None else generator.get_state()
         places = tree_map(self._place, (args, options))  # before they change
         result = func(*args, **options)
-        results = [self._number(one, make=True) for one in _tensors(result)]
+        results = [self._number(one, make=True) for one in tensors_in(result)]
         reads = frozenset(
             place.number for place in tree_leaves(places) if isinstance(place, _TensorPlace)
         )
@@ -179,7 +178,7 @@ class DeferredInit(TorchDispatchMode):
 
         args, kwargs = tree_map(there, (line.args, line.kwargs))
         made = _drawn(line, args, kwargs)
-        for number, tensor in zip(line.results, _tensors(made), strict=True):
+        for number, tensor in zip(line.results, tensors_in(made), strict=True):
             real.setdefault(number, tensor.untyped_storage())
 
 
@@ -217,20 +216,7 @@ def _drawn(line: _RecordedCall, args: Any, kwargs: Any) -> Any:
             torch.set_rng_state(before)
 
 
-def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors that an operator writes to."""
-    found = []
-    for at, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - torch's own
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(args[at] if at < len(args) else kwargs.get(argument.name))
-    return _tensors(found)
-
-
 def _covers(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor has all elements of its storage."""
     dense = torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
     return bool(dense) and tensor.nbytes == tensor.untyped_storage().nbytes()
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]

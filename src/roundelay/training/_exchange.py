@@ -20,17 +20,6 @@ from roundelay.reductions import Array
 from roundelay.training._setup import Parameter
 from roundelay.training._step import Rates, StepState
 
-__all__ = [
-    "TORN",
-    "Intake",
-    "PassReport",
-    "compare_steps",
-    "finite",
-    "refuse_broken",
-    "tell_all",
-    "told_bytes",
-]
-
 TORN = (
     "A backward pass raised an error on rank {ranks}, so that its gradients are missing. Nothing "
     "was updated: call zero_grad() on every rank and repeat the batch, or go on with the next one."
@@ -59,7 +48,7 @@ class Intake:
             self._waiting.append((index, there, grad))
         elif self._check and _in_one_pass(there, grad):
             name = str(there.dtype).removeprefix("torch.")
-            if not _core.copy_checked(_bits(there), _bits(grad), name):
+            if not _core.copy_checked(bits_of(there), bits_of(grad), name):
                 self._broken.add(index)
         else:
             there.copy_(grad, non_blocking=not self._check)  # to the host, if it is not there
@@ -120,7 +109,8 @@ def _in_one_pass(there: torch.Tensor, grad: torch.Tensor) -> bool:
     )
 
 
-def _bits(tensor: torch.Tensor) -> Array:
+def bits_of(tensor: torch.Tensor) -> Array:
+    """Return memory that the native core takes."""
     plain = tensor.detach()
     # Where numpy has not the dtype, another one of its width: bits are bits.
     bits: Array = (plain.view(torch.int16) if plain.dtype is torch.bfloat16 else plain).numpy()

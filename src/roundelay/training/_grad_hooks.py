@@ -7,18 +7,18 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from roundelay.errors import InvalidArgumentError, NotFiniteError, RoundelayError
+from roundelay.training._autograd import BackwardPass, weakly
 from roundelay.training._parameter_edits import ParameterEdits
 from roundelay.training._sparse import sparse_parameters
 from roundelay.training.shards.shard import Shard
 from roundelay.training.strategy import StrategyState
-
-__all__ = ["GradHooks"]
 
 TWICE = (
     "The gradient of {name} came twice in one backward pass, when the first of them was on its way "
@@ -55,7 +55,7 @@ class GradHooks:
     def __init__(self, state: StrategyState) -> None:
         self._state = state
         self._step = state.setup.step
-        self._running: Callable[[], _Pass | None] = _nothing  # weak: autograd lets go of it
+        self._running: Callable[[], BackwardPass | None] = _nothing  # weak: autograd lets it go
         self._tensors = [parameter.tensor for parameter in state.setup.parameters]
         self._dense = set(sparse_parameters(state.setup)) - set(state.sparse)  # as they are sent
         self._come: set[int] = set()  # parameters whose gradients this pass has brought
@@ -73,24 +73,13 @@ class GradHooks:
         #: Told at the end of every backward pass that brought gradients together.
         self.at_end: list[Callable[[], None]] = []
         self._hooks: list[Any] = [
-            _hook_last(tensor, self._hook(index)) for index, tensor in enumerate(self._tensors)
+            _hook_last(tensor, weakly(self.grad_ready, index))
+            for index, tensor in enumerate(self._tensors)
         ]
         #: Where every rank has the same whole parameters, what is written into them.
         self._edits: ParameterEdits | None = None
         if state.compares and state.setup.comm.size > 1:
             self._edits = ParameterEdits(state.setup)
-
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        # Weak: Python's collector does not see through these hooks, so a strong one would keep the
-        # model, and the memory that its ranks share, for ever.
-        weak = weakref.ref(self)
-
-        def tell(_: torch.Tensor) -> None:
-            alive = weak()
-            if alive is not None:
-                alive.grad_ready(index)
-
-        return tell
 
     def grad_ready(self, index: int) -> None:
         """Hear that a gradient is complete."""
@@ -153,11 +142,8 @@ class GradHooks:
         self._come.clear()
         self._held.clear()
         self._task = torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no other name
-        running = _Pass(self, index, adds=adds, communicates=self._sends)
-        # Called by autograd when this backward pass is over, and let go if it ends by an error.
-        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - torch's own DDP's way
-        engine.queue_callback(running)
-        self._running = weakref.ref(running)
+        over = _Pass(index, adds, self._sends)
+        self._running = weakref.ref(BackwardPass(partial(self._over, over)))
 
     def _left(self, index: int) -> bool:
         """Tell whether gradients of earlier passes are there, now that the first has come."""
@@ -168,9 +154,12 @@ class GradHooks:
             or self._state.lifted
         )
 
-    def end(self, over: _Pass) -> None:
-        """Hear that a backward pass is over."""
+    def _over(self, over: _Pass, *, whole: bool) -> None:
+        """Hear that a backward pass is over, or that it ended by an error."""
         self._running = _nothing
+        if not whole:
+            self._broke(over)
+            return
         self._end(over)
         grad = self._tensors[over.first].grad
         self._first = over.first, _nothing if grad is None else weakref.ref(grad)
@@ -255,9 +244,8 @@ class GradHooks:
                 self._state.begin_backward()
             self.bring_together()
 
-    def broke(self, over: _Pass) -> None:
-        """Hear that a backward pass ended by an error. The other ranks, who wait, are told."""
-        self._running = _nothing
+    def _broke(self, over: _Pass) -> None:
+        """Tell the other ranks, who wait."""
         if over.communicates:
             with contextlib.suppress(RoundelayError):  # they know
                 self._state.abandon(whole=not over.adds)
@@ -324,24 +312,9 @@ def _nothing() -> None:
     """Stand in for a reference to what is not there."""
 
 
-class _Pass:
-    """One backward pass, held by autograd for as long as it runs."""
+class _Pass(NamedTuple):
+    """One backward pass."""
 
-    def __init__(
-        self, grad_hooks: GradHooks, first: int, *, adds: bool, communicates: bool
-    ) -> None:
-        self._grad_hooks: GradHooks | None = grad_hooks
-        self.first = first  # parameter whose gradient came
-        self.adds, self.communicates = adds, communicates
-
-    def __call__(self) -> None:
-        """Be told by autograd that all gradients have come."""
-        grad_hooks, self._grad_hooks = self._grad_hooks, None
-        if grad_hooks is not None:
-            grad_hooks.end(self)
-
-    def __del__(self) -> None:
-        """Be let go before that: the pass raised an error."""
-        grad_hooks, self._grad_hooks = self._grad_hooks, None
-        if grad_hooks is not None:
-            grad_hooks.broke(self)
+    first: int  # parameter whose gradient came
+    adds: bool
+    communicates: bool

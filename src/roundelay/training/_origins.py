@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["Origins", "Turn"]
-
 UNSURE = (
     "A backward pass can't be told apart: batches of a loader that weigh differently, as their "
     "rows can't be divided evenly between the ranks, are at hand together, and {why}. Train on "

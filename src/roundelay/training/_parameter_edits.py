@@ -11,8 +11,6 @@ from roundelay.training._fingerprint import mark_of
 from roundelay.training._setup import Setup
 from roundelay.training.shards.operands import told
 
-__all__ = ["ParameterEdits", "StateEdits"]
-
 
 class ParameterEdits:
     """The parameters of one model as the ranks last agreed on them.

@@ -9,8 +9,6 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["RefusedGrad"]
-
 
 class RefusedGrad(torch.Tensor):
     """Stands in `.grad` of a parameter and holds nothing; any use of it raises `why`.

@@ -15,27 +15,17 @@ import torch
 from roundelay import _core
 from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._autograd import weighed
 from roundelay.training._exchange import compare_steps
 from roundelay.training._grad_hooks import GradHooks
 from roundelay.training._origins import Turn
 from roundelay.training._setup import Setup
 from roundelay.training._step import StepState
-from roundelay.training._weighted_grads import weighed
 from roundelay.training.checkpoint.saving import Saves
 from roundelay.training.strategy import Strategy, StrategyState
 
 # Source lines in errors are the user's, not those of torch between him and us.
 _core.skip_package(f"{Path(torch.__file__).parent}/")
-
-__all__ = [
-    "FIRST_UNPREPARE",
-    "Run",
-    "found_run",
-    "live_runs",
-    "refuse_prepared",
-    "run_of",
-    "run_with",
-]
 
 FIRST_UNPREPARE = "Take it back first: model, optimizer = rd.unprepare(model)."
 
@@ -71,7 +61,7 @@ class Run:
 
     def _follow_loading(self) -> Callable[..., None]:
         """Return what has `model.load_state_dict` reach what the optimizer steps on, unrounded."""
-        weak = weakref.ref(self)  # as in Arrivals
+        weak = weakref.ref(self)  # as in `weakly`
         numbers = {name: index for index, parameter in enumerate(self.setup.parameters)
                    for name in parameter.names}  # fmt: skip
 

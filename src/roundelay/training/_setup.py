@@ -11,6 +11,7 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.training._buckets import runs
 from roundelay.training._step import StepState
 from roundelay.training.optimizer.joined import JoinedOptimizers
 from roundelay.training.precision import Precision
@@ -19,18 +20,6 @@ from roundelay.training.scaler import Scaler
 if TYPE_CHECKING:
     from roundelay.training.strategies.zero.offload import HostMemory
     from roundelay.training.strategy import Strategy
-
-__all__ = [
-    "Parameter",
-    "Setup",
-    "agree",
-    "find_parameters",
-    "in_messages",
-    "send_from_first",
-    "share_buffers",
-    "storage_bytes",
-    "written_once",
-]
 
 SHOWN = 5  # names that a message lists
 MESSAGE = 16 << 20  # bytes that are sent together
@@ -247,31 +236,14 @@ def share_buffers(setup: Setup, *, once: bool = False) -> None:
 def send_from_first(comm: Communicator, tensors: Sequence[torch.Tensor]) -> None:
     """Give every rank the first rank's values, in few large messages of bytes."""
     own = [written_once(tensor.detach()) for tensor in tensors if tensor.numel()]
-    begin = 0
-    for count in _cut([(one.nbytes, one.device) for one in own]):
-        _send(comm, own[begin : begin + count])
-        begin += count
+    for run in runs([one.device for one in own], [one.nbytes for one in own], most=MESSAGE):
+        _send(comm, [own[at] for at in run])
 
 
 def in_messages(sizes: Sequence[tuple[int, torch.device]]) -> list[int]:
     """Return the bytes of each message in which so many bytes, on these devices, are sent."""
-    counts = _cut(sizes)
-    ends = [sum(counts[: at + 1]) for at in range(len(counts))]
-    return [sum(nbytes for nbytes, _ in sizes[end - count : end])
-            for end, count in zip(ends, counts, strict=True)]  # fmt: skip
-
-
-def _cut(sizes: Sequence[tuple[int, torch.device]]) -> list[int]:
-    """Return how many tensors each message has: of one device, and not too long."""
-    counts: list[int] = []
-    room, where = 0, None
-    for nbytes, device in sizes:
-        if not counts or device != where or room + nbytes > MESSAGE:
-            counts.append(0)
-            room, where = 0, device
-        counts[-1] += 1
-        room += nbytes
-    return counts
+    listed = runs([device for _, device in sizes], [nbytes for nbytes, _ in sizes], most=MESSAGE)
+    return [sum(sizes[at][0] for at in run) for run in listed]
 
 
 def written_once(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,6 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.training._setup import Setup
 from roundelay.training.strategy import Strategy
 
-__all__ = ["add_up_rows", "refuse_odd", "sparse_parameters"]
-
 #: What comes to the same on a sparse gradient and on a dense one, where rows of zeros are none.
 SAME = (torch.optim.SGD, torch.optim.Adagrad)
 

@@ -14,8 +14,6 @@ import torch
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._origins import Origins, Turn
 
-__all__ = ["AGAIN", "StepState"]
-
 Rates = tuple[tuple[int, str, Any], ...]  # group, option, value
 MARKS = 1 << 22  # different marks of a step
 DEEDS = 100  # things done to gradients that are kept in mind, where no backward pass tells them

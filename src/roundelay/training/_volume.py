@@ -22,17 +22,6 @@ from roundelay.training.shards.shard import Shard
 from roundelay.training.strategy import Volume
 from roundelay.tuning import default_for
 
-__all__ = [
-    "add_up",
-    "buffers_volume",
-    "exchanged",
-    "held_by",
-    "held_by_model",
-    "model_bytes",
-    "state_and_masters",
-    "state_bytes",
-]
-
 SMALL = 1 << 12  # elements that cost nothing to step on
 CORNERS = (4, 8)  # sizes of dims from which larger ones are computed
 

@@ -60,7 +60,7 @@ class Scaler:
 
     def _begun(self, _: torch.Tensor) -> None:
         self._passing = True
-        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as in _arrivals
+        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as in _autograd
         engine.queue_callback(self._over)
 
     def _over(self) -> None:

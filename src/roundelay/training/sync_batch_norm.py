@@ -12,8 +12,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._autograd import kept
 from roundelay.training._run import Run, refuse_prepared
-from roundelay.training._weighted_grads import kept
 
 __all__ = ["SyncBatchNorm", "join_norms"]
 

@@ -12,8 +12,6 @@ from roundelay.view._rank_names import RankNames
 if TYPE_CHECKING:
     from roundelay.view.picture import Frame
 
-__all__ = ["ContractProgress", "Payload", "counted", "span"]
-
 
 def span(values: Collection[int]) -> str:
     """Write what several counts have in common.

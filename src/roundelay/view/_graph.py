@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from roundelay.schedule import Schedule, Transfer
 
-__all__ = ["Shape", "Tree", "components", "inferred_hosts", "shape_of"]
-
 #: A schedule over more different trees than this is no picture of trees.
 MOST_TREES = 2
 

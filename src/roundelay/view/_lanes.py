@@ -11,8 +11,6 @@ from roundelay.view._shape import messages, slots
 from roundelay.view.captions import brief, printable
 from roundelay.view.picture import Picture
 
-__all__ = ["Lanes"]
-
 LABELS = 250  # left of the lanes: what each step does
 MEASURE = 38  # characters of that abreast
 LINE = 15.5  # its height, line by line

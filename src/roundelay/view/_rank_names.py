@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from roundelay.view._graph import Groups
 
-__all__ = ["RankNames", "Route"]
-
 #: So many ranks are named one by one.
 FEW = 4
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from roundelay.schedule import Cell, Transfer
 from roundelay.view.picture import Picture
 
-__all__ = ["Message", "chunk_hues", "colour", "hues", "messages", "op_of", "slots"]
-
 #: Up to here every rank shows a slot for every chunk, held or not, so that columns line up.
 ALWAYS_ALIGNED = 16
 

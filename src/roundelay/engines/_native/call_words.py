@@ -12,8 +12,6 @@ from typing import NamedTuple
 from roundelay.collectives import collectives
 from roundelay.engines._call import AXIS, CollectiveCall
 
-__all__ = ["Word", "read_word", "word_of"]
-
 #: Calls that are made of others; a list that all ranks have in the same order.
 CALLS = (
     "", *collectives.names(), "all_gather_object", "broadcast_object", "close", "gather_object",

@@ -12,8 +12,6 @@ from roundelay import _core
 from roundelay.reductions import Array
 from roundelay.schedule import Apply, Operand, Programs, Schedule, Wait
 
-__all__ = ["encoded", "idle", "view"]
-
 SPACES = {name: number for number, name in enumerate(_core.SPACES)}
 WAIT, APPLY, POST = (_core.INSTRUCTIONS.index(name) for name in ("wait", "apply", "post"))
 

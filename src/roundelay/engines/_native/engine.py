@@ -50,8 +50,6 @@ from roundelay.processes.death import DEAD, LOSSES
 from roundelay.processes.limits import limit_hit
 from roundelay.reductions import CODES, Array
 
-__all__ = ["NativeEngine"]
-
 CLOSED = "This communicator is closed."
 REGROUP = INNER_TAGS + (1 << 61)  # a tag that no other message has
 PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do

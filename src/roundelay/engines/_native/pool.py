@@ -12,8 +12,6 @@ from roundelay import _core
 from roundelay.errors import NoRoomError
 from roundelay.reductions import Array
 
-__all__ = ["Pool"]
-
 
 class Pool:
     """Blocks of the arena by size. Other ranks can reach them, as all of the arena.

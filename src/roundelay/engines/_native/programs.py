@@ -22,8 +22,6 @@ from roundelay.engines._selector import Selector
 from roundelay.reductions import CODES, OPS
 from roundelay.schedule import Reach, Schedule, compile_schedule
 
-__all__ = ["IN_ARENA", "PRIVATE", "ProgramCache"]
-
 PRIVATE = Reach()
 #: What is reached into where these buffers of all ranks lie in the arena. Not those of scans: a
 #: result in place of its input would overwrite what later ranks still read.

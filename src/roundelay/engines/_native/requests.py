@@ -12,8 +12,6 @@ from roundelay.reductions import DTYPES
 if TYPE_CHECKING:
     from roundelay.engines._native.engine import NativeEngine
 
-__all__ = ["NativeCallRequest", "NativeMessageRequest"]
-
 #: The native core's numbers for a message that nobody carries any more, or whose rank is lost.
 BROKEN, LOST = 3, 4
 

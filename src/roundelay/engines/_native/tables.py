@@ -12,8 +12,6 @@ from roundelay.engines._call import ENDINGS, INNER_TAGS
 from roundelay.errors import NoEngineError
 from roundelay.reductions import DTYPES, REDUCTIONS
 
-__all__ = ["check_tables"]
-
 TABLES: dict[str, Any] = {  # Any: of names, and a number
     "DTYPES": tuple(DTYPES),
     "REDUCTIONS": tuple(REDUCTIONS),

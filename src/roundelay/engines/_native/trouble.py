@@ -23,17 +23,6 @@ from roundelay.processes.death import step_of
 if TYPE_CHECKING:
     from roundelay.engines._native.engine import NativeEngine
 
-__all__ = [
-    "cancelled",
-    "explain",
-    "own_doing",
-    "refuse_nested",
-    "tell_broken",
-    "tell_slow",
-    "told_lost",
-    "warn_slow",
-]
-
 
 PATIENCE = 1.0  # seconds, for ranks that are on their way, and perhaps still compile
 BEAT = 0.5  # seconds without a heartbeat that mean a stopped process

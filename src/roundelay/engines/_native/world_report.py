@@ -11,8 +11,6 @@ from roundelay.engines._native.call_words import read_word
 from roundelay.errors import ranks_text
 from roundelay.reductions import DTYPES, OPS
 
-__all__ = ["WorldReport", "left_over"]
-
 CallRecord = tuple[int, int, int, int, int, int, int, str]
 
 CALL, RECV = _core.WAITS.index("call"), _core.WAITS.index("recv")

@@ -16,8 +16,6 @@ from roundelay.engines._call_signature import CallSignature, encode, mismatch
 from roundelay.engines._over_messages import native_fold
 from roundelay.reductions import Array
 
-__all__ = ["GlooAgreement"]
-
 HEAD = 64  # bytes for the number; what follows keeps its alignment
 SHORT = 1024  # bytes of data that travel along: all fits into one packet
 

@@ -25,8 +25,6 @@ from roundelay.engines.gloo.groups import as_tensor, seconds
 from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.reductions import DTYPES, Array
 
-__all__ = ["GlooPointToPoint"]
-
 #: Slots of the process group: walked schedules use 1, headers 2, the rest is what they announce.
 HEADER, CONTENT, NUMBERS = 2, 16, 1 << 30
 SMALL = 64 * 1024  # bytes up to which a message comes without being asked for
@@ -219,23 +217,23 @@ class GlooPointToPoint:
     def _take(self, arrived: Arrived) -> None:
         """Match what has come; large ones that nobody asked for stay, unless this rank waits."""
         with self._news:
-            receipt = next((each for each in self._wanted if each.fits(arrived)), None)
-            if receipt is not None:
-                self._wanted.remove(receipt)
+            receipt = self._asking(arrived)
+        if receipt is None:
+            if arrived.nbytes <= SMALL or self._waiting:
+                self._fetch(arrived)
+            with self._news:
+                receipt = self._asking(arrived)  # somebody may have in the meantime
+                if receipt is None:
+                    self._unasked.append(arrived)
         if receipt is not None:
             self._fill(receipt, arrived)
-            return
-        if arrived.nbytes <= SMALL or self._waiting:
-            self._fetch(arrived)
-        with self._news:
-            # Somebody may have asked for it in the meantime.
-            receipt = next((each for each in self._wanted if each.fits(arrived)), None)
-            if receipt is None:
-                self._unasked.append(arrived)
-            else:
-                self._wanted.remove(receipt)
+
+    def _asking(self, arrived: Arrived) -> GlooReceipt | None:
+        """Take the first who asks for a message out of the line."""
+        receipt = next((each for each in self._wanted if each.fits(arrived)), None)
         if receipt is not None:
-            self._fill(receipt, arrived)
+            self._wanted.remove(receipt)
+        return receipt
 
     def _fill(self, receipt: GlooReceipt, arrived: Arrived) -> None:
         """Bring the content to who asked for it; its sender has begun, so it will come."""

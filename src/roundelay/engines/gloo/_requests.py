@@ -12,8 +12,6 @@ from roundelay.engines._call import Status, tag_fits
 from roundelay.errors import CollectiveTimeout, CommunicationError
 from roundelay.reductions import Array
 
-__all__ = ["EVER", "Arrived", "GlooMessageRequest", "GlooReceipt", "GlooSend", "SlotRequest"]
-
 EVER = timedelta(days=3650)
 
 

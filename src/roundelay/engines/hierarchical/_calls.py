@@ -20,16 +20,7 @@ from roundelay.engines._call import CollectiveCall
 from roundelay.engines.hierarchical._cells import HostCells, same
 from roundelay.reductions import Array
 from roundelay.rendezvous.topology import HostTopology
-from roundelay.schedule import (
-    NestedCall,
-    NestedSchedule,
-    RankPhase,
-    lanes_for,
-    over_hosts,
-    split,
-)
-
-__all__ = ["HierarchicalCalls"]
+from roundelay.schedule import NestedCall, NestedSchedule, RankPhase, lanes_for, over_hosts, split
 
 PART = 16 << 20  # bytes of a call that are worth a walk of their own
 MOST_PARTS = 2  # more gained nothing where hosts had no core to spare

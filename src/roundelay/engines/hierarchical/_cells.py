@@ -8,8 +8,6 @@ from roundelay.engines._call import CollectiveCall
 from roundelay.reductions import Array
 from roundelay.schedule import NestedSchedule, split
 
-__all__ = ["HostCells", "same"]
-
 #: Returns memory for so many elements, by a name under which it is kept.
 Scratch = Callable[[str, int], Array]
 

@@ -19,8 +19,6 @@ from roundelay.engines._call import CollectiveCall, divide
 from roundelay.engines.mpi._progress import Requests, Steps
 from roundelay.reductions import Array
 
-__all__ = ["OwnCalls"]
-
 LOGICAL = {"land": "LAND", "lor": "LOR", "lxor": "LXOR"}
 NUMERIC = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
 BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}

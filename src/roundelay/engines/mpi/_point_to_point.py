@@ -18,8 +18,6 @@ from roundelay.engines._call import MessageCall, Status, tag_fits
 from roundelay.engines.mpi._progress import Requests
 from roundelay.reductions import CODES, DTYPES, Array
 
-__all__ = ["HEAD_TAG", "WALK_TAG", "MpiMessage", "MpiPointToPoint", "MpiReceipt", "pieces"]
-
 HEAD_TAG, WALK_TAG = 0, 1
 FIRST_DATA_TAG = 2
 HEAD = struct.Struct("<qqiB")  # the user's tag, bytes, the number of the data, dtype

@@ -16,8 +16,6 @@ from typing import Any, Protocol
 
 from roundelay.engines._call import Request
 
-__all__ = ["MpiProgress", "PolledCall", "PolledQueue", "Requests", "Steps"]
-
 #: Looks that only give way to others, before waiting sleeps; with more ranks than cores, too.
 QUICK_LOOKS = 50
 SHORTEST_S, LONGEST_S = 20e-6, 0.5e-3

@@ -12,8 +12,6 @@ from typing import IO
 from roundelay.engines.mpi.mpirun import clean_environment, mpirun
 from roundelay.errors import RankFailed
 
-__all__ = ["MpirunRanks"]
-
 END_S = 5.0
 SHOWN = 2000  # characters of what mpirun said
 

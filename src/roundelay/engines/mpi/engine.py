@@ -8,14 +8,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
+
 from roundelay.engines._base import Engine
 from roundelay.engines._call import CollectiveCall, MessageCall, Request, Status
-from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
+from roundelay.engines._call_signature import (
+    LONGEST,
+    CallSignature,
+    encode,
+    end_signature,
+    mismatch,
+    signature_of,
+)
 from roundelay.engines._over_messages import OverMessages
 from roundelay.engines._rank_pool import RankPool
 from roundelay.engines._run_schedule import ScheduleRunner
 from roundelay.engines._selector import Select
-from roundelay.engines.mpi._agreement import MpiAgreement
 from roundelay.engines.mpi._calls import OwnCalls
 from roundelay.engines.mpi._point_to_point import WALK_TAG, MpiMessage, MpiPointToPoint, pieces
 from roundelay.engines.mpi._progress import MpiProgress, PolledCall, PolledQueue, Requests, Steps
@@ -264,3 +272,27 @@ class MpiMessageRequest:
 
     def _over(self) -> bool:
         return self._handed_over or self._message.over
+
+
+class MpiAgreement:
+    """Compares the plans of the ranks of one MPI communicator."""
+
+    def __init__(self, mpi: Any, comm: Any) -> None:  # without types, see load_mpi
+        self._mpi, self._comm = mpi, comm
+        self._size: int = comm.Get_size()
+
+    def steps(self, signature: CallSignature) -> Steps:
+        """Go on if all ranks plan the same; otherwise raise, on all of them, who plans what."""
+        if self._size == 1:
+            return
+        number = signature.number
+        both = np.array([number, -number], np.int64)
+        send, kept = [both, self._mpi.INT64_T], np.empty_like(both)
+        call = self._comm.Iallreduce(send, [kept, self._mpi.INT64_T], self._mpi.MAX)
+        yield [Requests([call], both, kept)]
+        if kept[0] == -kept[1]:
+            return
+        mine, every = encode(signature), np.empty((self._size, LONGEST), np.uint8)
+        call = self._comm.Iallgather([mine, self._mpi.BYTE], [every, self._mpi.BYTE])
+        yield [Requests([call], mine, every)]
+        raise mismatch(every)

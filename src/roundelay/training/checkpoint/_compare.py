@@ -11,13 +11,7 @@ import msgspec
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run
 from roundelay.training.checkpoint._manifest import Manifest, Optimizer
-from roundelay.training.checkpoint._write import (
-    aliases_of,
-    buffers_of,
-    modules_with_extra,
-)
-
-__all__ = ["Differences", "Rename", "compare", "extra_state_key", "renamed"]
+from roundelay.training.checkpoint._write import aliases_of, buffers_of, modules_with_extra
 
 Shapes = Mapping[str, tuple[int, ...]]
 EXTRA_STATE = "_extra_state"

@@ -23,8 +23,6 @@ import torch
 from roundelay.errors import CheckpointError
 from roundelay.training.checkpoint._manifest import FOLDER, MANIFEST, REMOVED, File
 
-__all__ = ["Disk", "check_file", "clear", "make_folder", "put_in_place", "write_tensors"]
-
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",

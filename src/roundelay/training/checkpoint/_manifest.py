@@ -11,19 +11,6 @@ import msgspec
 
 from roundelay.errors import CheckpointError
 
-__all__ = [
-    "MANIFEST",
-    "REMOVED",
-    "File",
-    "Group",
-    "Manifest",
-    "Optimizer",
-    "TensorEntry",
-    "Where",
-    "decode",
-    "encode",
-]
-
 MANIFEST = "checkpoint.json"
 REMOVED = f"{MANIFEST}.removed"  # what it is called while its checkpoint is being removed
 FORMAT = "roundelay checkpoint 1"

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["random_state", "restore_random", "seed_from"]
-
 
 def random_state() -> dict[str, Any]:  # Any: numbers and tensors
     """Return the state of every generator that programs use without asking."""

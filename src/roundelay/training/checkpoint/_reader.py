@@ -13,9 +13,6 @@ from roundelay.training.checkpoint._files import NAMES, PAIRS
 from roundelay.training.checkpoint._manifest import MANIFEST, Manifest, TensorEntry
 from roundelay.training.checkpoint.values import unpack
 
-__all__ = ["Reader", "manifest_text", "need_safetensors"]
-
-
 DTYPES = {word: dtype for dtype, word in NAMES.items()}
 COMPLEX = {dtype: made for made, dtype in PAIRS.items()}  # of two
 

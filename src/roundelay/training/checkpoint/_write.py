@@ -24,17 +24,6 @@ from roundelay.training.checkpoint._manifest import (
 from roundelay.training.checkpoint._random_state import random_state
 from roundelay.training.checkpoint.values import pack
 
-__all__ = [
-    "Sheet",
-    "aliases_of",
-    "buffers_of",
-    "gather_up",
-    "modules_with_extra",
-    "outline",
-    "take_down",
-    "write_down",
-]
-
 
 class Sheet(msgspec.Struct):
     """One rank's account of what it has written."""

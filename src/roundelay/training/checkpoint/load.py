@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,9 @@ from roundelay.training._run import Run
 from roundelay.training.checkpoint._compare import Differences, Rename, compare, renamed
 from roundelay.training.checkpoint._files import check_file
 from roundelay.training.checkpoint._manifest import MANIFEST, Manifest, decode
-from roundelay.training.checkpoint._partial import Partial, present
 from roundelay.training.checkpoint._random_state import restore_random, seed_from
 from roundelay.training.checkpoint._reader import Reader, manifest_text, need_safetensors
-from roundelay.training.checkpoint._write import (
-    buffers_of,
-    modules_with_extra,
-)
+from roundelay.training.checkpoint._write import buffers_of, modules_with_extra
 from roundelay.training.checkpoint.save import checked_run
 from roundelay.training.checkpoint.saving import together
 from roundelay.training.optimizer.state_tree import each_tensor, put_beside
@@ -89,7 +85,7 @@ def load(
     together(comm, f"load {where}", check)
     saved = Reader(where, manifest, written)
     with_state = optimizer is not None and not found.optimizer
-    only = Partial(saved, present(run, found.untouched), with_state=with_state)
+    only = _Partial(saved, _present(run, found.untouched), with_state=with_state)
 
     def take() -> None:
         others = saved.beside() if with_state else []
@@ -151,3 +147,37 @@ def _go_on_randomly(saved: Reader, comm: Communicator) -> None:
         restore_random(saved.unpack(states[comm.rank]))
     else:
         seed_from(saved.unpack(states[0]), comm.rank)
+
+
+class _Partial:
+    """What the checkpoint has, and beside it what the model has; strategies know it as `Saved`."""
+
+    def __init__(
+        self, saved: Reader, here: Mapping[str, torch.Tensor], *, with_state: bool
+    ) -> None:
+        self._saved, self._here, self._with_state = saved, here, with_state
+
+    def values(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Return some elements of a flattened parameter."""
+        if name in self._here:
+            return self._here[name].reshape(-1)[start:stop]
+        return self._saved.values(name, start, stop)
+
+    def state(self, name: str, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Return the optimizer's state on these elements, flat; none where it begins anew."""
+        return {} if self._new(name) else self._saved.state(name, start, stop)
+
+    def whole_state(self, name: str) -> dict[str, Any]:
+        """Return the optimizer's state that belongs to the whole parameter; none likewise."""
+        return {} if self._new(name) else self._saved.whole_state(name)
+
+    def _new(self, name: str) -> bool:
+        return not self._with_state or name in self._here
+
+
+def _present(run: Run, names: set[str]) -> dict[str, torch.Tensor]:
+    """Return these parameters whole, as they are on all ranks together. Every rank calls it."""
+    wanted = {name for name, _ in run.setup.model.named_parameters()} & names
+    if not wanted:
+        return {}
+    return {name: one.detach().clone() for name, one in run.state.whole_tensors() if name in wanted}

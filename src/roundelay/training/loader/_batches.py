@@ -17,8 +17,6 @@ from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
 from roundelay.schedule.layout import split
 
-__all__ = ["Collate", "Cut", "Drawn", "Order", "Plan", "RowStream", "emptied", "tell_epoch"]
-
 
 class Cut(NamedTuple):
     """One rank's micro-batch: its place in a batch of all ranks, and how much it weighs there."""

@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader
 from roundelay.arguments import index_of, shown, truth, whole
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 
-__all__ = ["check_options", "checked_state"]
-
 MOST_WORKERS = 1024
 SAME = ("batch_size", "rows", "shuffle", "drop_last")  # what a loader's state must be of
 #: What `rd.loader` has arguments of its own for.

@@ -23,8 +23,6 @@ from torch.utils.data import Dataset
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch
 
-__all__ = ["compare_rows"]
-
 DEEPEST = 4  # datasets inside one another
 PLAIN = (str, bytes, bool, int, float, complex, np.generic, PathLike, type(None))
 LISTED = (list, tuple, range, torch.Tensor, np.ndarray)

@@ -11,10 +11,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.training.shards._reductions import REDUCTIONS, norms
 from roundelay.training.shards._views import is_view, same, view_of
-from roundelay.training.shards.operands import operation, told, wrote
+from roundelay.training.shards.operands import operation, tensors_in, told, written_by, wrote
 from roundelay.training.shards.shard import Shard
-
-__all__ = ["operate"]
 
 #: What works element by element, beside what torch says does.
 PIECEWISE = {
@@ -81,26 +79,13 @@ def _shards(values: Any) -> list[Shard]:
     return [one for one in tree_leaves(values) if isinstance(one, Shard)]
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
-
-
-def _written(func: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors that an operation writes into."""
-    found = []
-    for number, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has no other name
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _tensors(args[number] if number < len(args) else kwargs.get(argument.name))
-    return found
-
-
 # ---- on pieces
 
 
 def _on_pieces(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Work element by element on what is here; NotImplemented where the whole is needed."""
-    written = _written(func, args, kwargs)
-    tensors = _tensors((args, kwargs))
+    written = written_by(func, args, kwargs)
+    tensors = tensors_in((args, kwargs))
     lead = next(one for one in (written or tensors) if isinstance(one, Shard) or written)
     if not isinstance(lead, Shard) or not all(map(lead.lies_like, written)):
         return NotImplemented
@@ -156,7 +141,7 @@ def _on_lists(func: Operator, name: str, args: tuple[Any, ...], kwargs: dict[str
     if name == UNSCALE:
         return _unscale(func, *args)
     if name.startswith("_fused_"):
-        shards = [one for one in _written(func, args, kwargs) if isinstance(one, Shard)]
+        shards = [one for one in written_by(func, args, kwargs) if isinstance(one, Shard)]
         what = operation(name, args, kwargs)
         made = func(*tree_map(_piece, args), **tree_map(_piece, kwargs))
         for shard in shards:
@@ -233,7 +218,7 @@ def _on_whole(
 ) -> Any:
     """Compute from whole tensors, on every rank alike; or `cut` the result into pieces again."""
     lead = _shards((args, kwargs))[0]
-    writes = [one for one in _written(func, args, kwargs) if isinstance(one, Shard)]
+    writes = [one for one in written_by(func, args, kwargs) if isinstance(one, Shard)]
     first = args[0] if args else None
     opened: dict[int, _Open] = {}
 

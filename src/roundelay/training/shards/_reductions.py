@@ -15,8 +15,6 @@ import torch
 if TYPE_CHECKING:
     from roundelay.training.shards.shard import Shard
 
-__all__ = ["REDUCTIONS", "norms"]
-
 aten = torch.ops.aten
 #: Takes a divided tensor and the rest of the arguments; NotImplemented where the whole is needed.
 Reduction = Callable[..., Any]

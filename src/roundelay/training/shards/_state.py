@@ -17,8 +17,6 @@ from roundelay.training.shards.shard import Shard
 if TYPE_CHECKING:
     from roundelay.training.shards.groups import ShardedGroups
 
-__all__ = ["States", "cut_out", "divided", "lies_as"]
-
 Key = TypeVar("Key")
 
 

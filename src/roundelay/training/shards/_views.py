@@ -9,8 +9,6 @@ import torch
 
 from roundelay.training.shards.shard import Shard
 
-__all__ = ["is_view", "same", "view_of"]
-
 #: Views that keep all elements in their order.
 RESHAPES = {
     "view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "alias", "detach",

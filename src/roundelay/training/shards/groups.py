@@ -17,7 +17,7 @@ import torch
 
 from roundelay.training._parameter_edits import StateEdits
 from roundelay.training.checkpoint.parts import Saved, by_element, placed, restore_state, taken
-from roundelay.training.optimizer.joined import JoinedOptimizers
+from roundelay.training.optimizer.joined import JoinedOptimizers, kept
 from roundelay.training.optimizer.state_arrays import as_arrays, as_tensors
 from roundelay.training.optimizer.state_tree import Slot, each_tensor
 from roundelay.training.shards._state import States, cut_out, divided, lies_as
@@ -80,8 +80,7 @@ class ShardedGroups:
     @property
     def raw(self) -> MutableMapping[torch.Tensor, dict[str, Any]]:
         """The optimizer's own state, by what it steps on."""
-        found: MutableMapping[torch.Tensor, dict[str, Any]] = vars(self.optimizer)["state"]
-        return found
+        return kept(self.optimizer)
 
     def _cut_state(self) -> None:
         """Divide the state of what was stepped on alone."""

@@ -14,7 +14,7 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.reductions import Array
 from roundelay.training._step import StepState
 
-__all__ = ["Home"]
+__all__ = ["Home", "as_bytes"]
 
 Thing = TypeVar("Thing")
 
@@ -87,7 +87,7 @@ class Home:
         whole = torch.empty(sum(self.counts), dtype=piece.dtype, device=piece.device)
         if whole.numel():
             counts = [count * piece.element_size() for count in self.counts]
-            self._call(_as_bytes(piece.contiguous()), _as_bytes(whole), counts)
+            self._call(as_bytes(piece.contiguous()), as_bytes(whole), counts)
         return whole
 
     def together(self, mine: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ class Home:
         if len(self.counts) == 1:
             return rows.to(mine.device)
         every = rows.new_empty(len(self.counts), rows.shape[1])
-        self._call(_as_bytes(rows.reshape(-1)), _as_bytes(every.reshape(-1)), None)
+        self._call(as_bytes(rows.reshape(-1)), as_bytes(every.reshape(-1)), None)
         return every.to(mine.device)
 
     def _call(self, mine: Any, out: Any, counts: Sequence[int] | None) -> None:
@@ -114,6 +114,7 @@ class Home:
             ) from None
 
 
-def _as_bytes(flat: torch.Tensor) -> Array | torch.Tensor:
+def as_bytes(flat: torch.Tensor) -> Array | torch.Tensor:
+    """Return the bytes of a tensor as collectives take them: an array, or on a device itself."""
     seen = flat.detach().view(torch.uint8)
     return seen.numpy() if seen.device.type == "cpu" else seen

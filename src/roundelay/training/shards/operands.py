@@ -10,16 +10,31 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from roundelay.training._fingerprint import mark_of
 from roundelay.training.shards.shard import Shard
 
-__all__ = ["digest", "operation", "told", "wrote"]
+__all__ = ["digest", "operation", "tensors_in", "told", "written_by", "wrote"]
 
 LONGEST = 120  # letters of an operation, of which the rest is a number
 PLAIN = (type(None), bool, int, float, complex, str, torch.dtype)
 #: What leaves nothing of what was there.
 OVERWRITE = {"copy_", "fill_", "zero_"}
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a structure."""
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an operator of torch's writes into."""
+    found = []
+    for number, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - has no other name
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[number] if number < len(args) else kwargs.get(argument.name))
+    return tensors_in(found)
 
 
 @torch.no_grad()

@@ -84,20 +84,14 @@ class ShardedParameter(torch.nn.Parameter):
             what = vars(next(one for one in tree_leaves((args, kwargs)) if type(one) is cls))[MARK]
             raise InvalidArgumentError(TRANSFORMED.format(name=what.name))
         if name == "detach" and sys._getframe(1).f_code is _MAKES:  # noqa: SLF001 - who asks
-            what = vars(args[0])[MARK]
-            raise InvalidArgumentError(
-                f"nn.Parameter(…) needs the parameter {what.name}, which {what.why}"
-            )
+            _refuse("nn.Parameter(…)", args[0])
         if not name:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
                 return func(*args, **(kwargs or {}))
         given = tuple(args), dict(kwargs or {})
         for one in tree_leaves(given):
             if type(one) is cls and vars(one)[MARK].shard is None:
-                what = vars(one)[MARK]
-                raise InvalidArgumentError(
-                    f"{name} needs the parameter {what.name}, which {what.why}"
-                )
+                _refuse(name, one)
         if name == "data":
             return _data(*args)
         apart = name == "detach" or not torch.is_grad_enabled()
@@ -109,23 +103,15 @@ class ShardedParameter(torch.nn.Parameter):
 
     def set_(self, *_: Any) -> NoReturn:  # which torch does without asking
         """Refuse: it would be another parameter."""
-        raise InvalidArgumentError(
-            f"set_ needs the memory of {vars(self)[MARK].name}, which {vars(self)[MARK].why}"
-        )
+        _refuse("set_", self, "memory of")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse: what is kept of it would be a part of one rank's."""
-        what = vars(self)[MARK]
-        raise InvalidArgumentError(
-            f"Pickling or copying needs the parameter {what.name}, which {what.why}"
-        )
+        _refuse("Pickling or copying", self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
         """Refuse: the copy would hold nothing."""
-        what = vars(self)[MARK]
-        raise InvalidArgumentError(
-            f"A copy of the model needs the parameter {what.name}, which {what.why}"
-        )
+        _refuse("A copy of the model", self)
 
     def __repr__(self) -> str:  # type: ignore[override] # torch's takes contents to be shown
         return (
@@ -142,6 +128,12 @@ class Absence:
     why: str  # ends the sentence "needs the parameter …, which …"
     shard: Shard | None  # what can be computed with
     nothing: torch.Tensor  # of its shape
+
+
+def _refuse(call: str, parameter: torch.Tensor, what: str = "parameter") -> NoReturn:
+    """Raise that a call needs a parameter that is away, or what there is of it."""
+    absent: Absence = vars(parameter)[MARK]
+    raise InvalidArgumentError(f"{call} needs the {what} {absent.name}, which {absent.why}")
 
 
 def _taken(value: Any, *, apart: bool, first: Any) -> Any:

@@ -19,7 +19,7 @@ from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
-from roundelay.training._buckets import Bucket, bucket_limit, make_buckets, planned
+from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
 from roundelay.training._exchange import Intake, refuse_broken, tell_all, told_bytes
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._sparse import add_up_rows, sparse_parameters
@@ -114,7 +114,6 @@ class _Averaging(WholeGradients):
         self._arrived: list[int] = []
         self._settled = False  # whether the order of use is known
         self._buckets: list[Bucket] = []
-        self._plan: list[list[int]] = []  # which parameters each of them has
         self._of: dict[int, Bucket] = {}
         self._next = 0  # the first bucket that is not on its way
         self._waits: list[Callable[[], Any]] = []
@@ -129,11 +128,9 @@ class _Averaging(WholeGradients):
         kinds = [self._kind(tensor) for tensor in self._tensors]
         device = self._tensors[0].device if self._tensors else torch.device("cpu")
         most = bucket_limit(self.options.bucket_bytes, self._tensors)
-        order = self._order
         self._buckets = make_buckets(
-            self.setup.comm, shapes, kinds, device, order=order, most_bytes=most
+            self.setup.comm, shapes, kinds, device, order=self._order, most_bytes=most
         )
-        self._plan = planned(shapes, kinds, order=order, most_bytes=most)
         self._of = {place.index: bucket for bucket in self._buckets for place in bucket.places}
 
     def _kind(self, tensor: torch.Tensor) -> torch.dtype:
@@ -333,8 +330,9 @@ class _Averaging(WholeGradients):
         setup, comm = self.setup, self.setup.comm
         numel = [tensor.shape.numel() for tensor in self._tensors]
         kinds = [self._kind(tensor) for tensor in self._tensors]
-        flats = [sum(numel[at] * kinds[at].itemsize for at in run) for run in self._plan]
-        real = [kinds[run[0]].itemsize // (1 + kinds[run[0]].is_complex) for run in self._plan]
+        inside = [[place.index for place in bucket.places] for bucket in self._buckets]
+        flats = [sum(numel[at] * kinds[at].itemsize for at in run) for run in inside]
+        real = [kinds[run[0]].itemsize // (1 + kinds[run[0]].is_complex) for run in inside]
         sent = [exchanged(comm, "all_reduce", nbytes, item=item)
                 for nbytes, item in zip(flats, real, strict=True)]  # fmt: skip
         told = exchanged(comm, "all_reduce", told_bytes(len(self._tensors)), item=8)

@@ -21,8 +21,6 @@ from roundelay.training.strategies.parameter_server._messages import (
     as_text,
 )
 
-__all__ = ["EVER", "Answers", "Channels"]
-
 EVER = 10 * 365 * 86400.0  # seconds that a server waits for somebody to ask
 
 

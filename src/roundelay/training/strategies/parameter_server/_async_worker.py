@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
+from collections.abc import Collection
+from typing import Any
 
 from roundelay.errors import InvalidArgumentError, NotFiniteError
 from roundelay.training._exchange import finite
-from roundelay.training._setup import Setup
 from roundelay.training._whole_gradients import clamp, drop, norm_of, scale
 from roundelay.training.strategies.parameter_server._messages import Kind, ServerRequest
-from roundelay.training.strategies.parameter_server._server_client import ServerClient
-from roundelay.training.strategies.parameter_server.share import Share
 from roundelay.training.strategies.parameter_server.worker import Worker, evaluated
 from roundelay.training.strategy import Held, Only, Volume
-
-if TYPE_CHECKING:
-    from roundelay.training.strategies.parameter_server._server_optimizer import Options
-    from roundelay.training.strategies.parameter_server.strategy import ParameterServer
-
-__all__ = ["AsyncWorker"]
 
 
 class AsyncWorker(Worker):
     """Gradients stay this worker's own until the step, which brings them to the servers."""
 
-    def __init__(
-        self,
-        options: ParameterServer,
-        setup: Setup,
-        client: ServerClient,
-        grads: Sequence[Share],
-        values: Sequence[Share],
-        known: Options,
-    ) -> None:
-        super().__init__(options, setup, client, grads)
-        self._know_values(values)
-        self._known = known
-        self._versions = [0] * len(client.servers)  # of the parameters that the model has
-        self._pushes = 0
-
     compares = False  # every worker has weights of its own age
+    _pushes = 0
 
     def grad_ready(self, index: int) -> None:
         """Leave the gradient where it is."""
@@ -96,7 +71,7 @@ class AsyncWorker(Worker):
             else:
                 out.copy_(grad)
         self._pushes += 1
-        numbers = self._known.read(self.setup.optimizer)
+        numbers = self._options_now()
         requests = [
             ServerRequest(
                 Kind.APPLY, self._pushes, version, place=place, used=mine, options=numbers
@@ -104,24 +79,13 @@ class AsyncWorker(Worker):
             for version, mine in zip(self._versions, self._of_server(used), strict=True)
         ]
         replies = self.client.ask(requests, "values")
-        self._versions = [reply.version for reply in replies]
         self._count_staleness(replies)
-        self._take()
+        self._take(replies)
         return loss
 
     def forget(self, only: Only = None) -> None:
         """Let go of gradients."""
         drop(self._tensors, only)
-
-    def pull(self) -> None:
-        """Take the servers' parameters as they are now."""
-        replies = self.client.ask(ServerRequest(Kind.PULL), "values")
-        self._versions = [reply.version for reply in replies]
-        self._take()
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the state with the parameters as the servers have them, once all workers ask."""
-        return self._pulled_state()
 
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out for the gradient and Ψ in for the parameters; a server has all workers'."""

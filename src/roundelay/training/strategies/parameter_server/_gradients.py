@@ -17,8 +17,6 @@ from roundelay.training.strategies.parameter_server.aggregate import (
 )
 from roundelay.training.strategies.parameter_server.share import Share
 
-__all__ = ["ServerGradients", "UpdateRules", "Updates"]
-
 
 @dataclass(frozen=True, slots=True)
 class UpdateRules:

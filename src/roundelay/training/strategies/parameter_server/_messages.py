@@ -16,20 +16,6 @@ from roundelay import errors
 from roundelay.errors import NotFiniteError, PeerLost, RoundelayError
 from roundelay.reductions import Array
 
-__all__ = [
-    "DATA",
-    "GOODBYE",
-    "REPLY",
-    "REQUEST",
-    "TEXT",
-    "Kind",
-    "ServerReply",
-    "ServerRequest",
-    "Status",
-    "as_error",
-    "as_text",
-]
-
 #: Tags.
 REQUEST, REPLY, TEXT, GOODBYE, DATA = 0, 1, 2, 3, 16
 FACTORS = 4  # by which gradients may be multiplied, one after the other

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +19,6 @@ from roundelay.training.optimizer.state_tree import beside
 from roundelay.training.precision import cast_model, master_dtype
 from roundelay.training.strategies.parameter_server._answers import Channels
 from roundelay.training.strategies.parameter_server._async_worker import AsyncWorker
-from roundelay.training.strategies.parameter_server._coupled import refuse_coupled
 from roundelay.training.strategies.parameter_server._gradients import UpdateRules, Updates
 from roundelay.training.strategies.parameter_server._server import ServerLoop
 from roundelay.training.strategies.parameter_server._server_client import ServerClient
@@ -37,10 +37,11 @@ from roundelay.training.strategies.parameter_server.worker import Worker
 if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server.strategy import ParameterServer
 
-__all__ = ["LOST_WORKERS", "build_roles"]
-
 #: What `lost_workers=` means for the job, by the words of communicators.
 LOST_WORKERS = {"allow": "passes", "fail": "fails"}
+SHAPE = (6, 4)
+SIZES = (1.0, 1e3, 1e-3)  # of the gradients of each step: what clips by size shows in one of them
+CLOSE = 1e-9  # in float64: far above rounding, far below any difference in kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +98,8 @@ def _share_gradients(
     options: ParameterServer, setup: Setup, roles: _Roles, channels: Channels
 ) -> Worker:
     masters = make_masters(setup)
-    grads = [_share(setup, part, master=False) for part in roles.parts]
-    client = ServerClient(
-        channels,
-        servers=roles.servers,
-        workers=len(roles.workers),
-        grads=grads,
-        values=None,
-        options=0,
-    )
-    if roles.own is not None:
-        client.serve_here(_server(options, setup, roles, channels, None))
-    return AggregatingWorker(options, setup, client, grads, masters)
+    client = _client(options, setup, roles, channels)
+    return AggregatingWorker(options, setup, client, masters)
 
 
 def _share_updates(
@@ -120,19 +111,25 @@ def _share_updates(
     for parameter in setup.parameters:
         setup.optimizer.state.pop(parameter.tensor, None)  # the servers have it now
     cast_model(setup.model, setup.precision)
+    client = _client(options, setup, roles, channels, values, updates, known)
+    return (UpdatedWorker if options.mode == "sync" else AsyncWorker)(options, setup, client)
+
+
+def _client(
+    options: ParameterServer,
+    setup: Setup,
+    roles: _Roles,
+    channels: Channels,
+    values: Sequence[Share] | None = None,
+    updates: Updates | None = None,
+    known: Options | None = None,
+) -> ServerClient:
+    """Return this worker's line to all servers, with the one on its own rank at work."""
     grads = [_share(setup, part, master=False) for part in roles.parts]
-    client = ServerClient(
-        channels,
-        servers=roles.servers,
-        workers=len(roles.workers),
-        grads=grads,
-        values=values,
-        options=known.count,
-    )
-    if updates is not None:
+    client = ServerClient(channels, roles.servers, len(roles.workers), grads, values, known)
+    if roles.own is not None:
         client.serve_here(_server(options, setup, roles, channels, updates))
-    kind = UpdatedWorker if options.mode == "sync" else AsyncWorker
-    return kind(options, setup, client, grads, values, known)
+    return client
 
 
 def _server(
@@ -167,7 +164,7 @@ def _check(options: ParameterServer, setup: Setup) -> None:
         raise InvalidArgumentError(beside_refused(unknown))
     if len(options.places(setup.comm.size)[0]) > 1:
         for optimizer in setup.optimizer.all:
-            refuse_coupled(optimizer)
+            _refuse_coupled(optimizer)
     if setup.scaler is not None:
         raise InvalidArgumentError(
             "A server that updates parameters can't skip steps for a scaled loss. Use "
@@ -197,3 +194,51 @@ def _updates(setup: Setup, part: Sequence[int], options: Options) -> Updates:
         for old, new in zip(before, after, strict=True):
             new.copy_(old)
     return Updates(values, after, server_optimizers(setup.optimizer, before, after), options)
+
+
+def _refuse_coupled(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that looks at several parameters at once.
+
+    It steps on two small parameters together, and on each of them by itself.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        options = _options(optimizer, group)
+        why, cause = "it steps differently on one parameter by itself", None
+        try:
+            whole = _stepped(optimizer, options, [[0, 1]])
+            divided = _stepped(optimizer, options, [[0], [1]])
+            if all(torch.allclose(one, two, rtol=CLOSE, atol=CLOSE)
+                   for one, two in zip(whole, divided, strict=True)):  # fmt: skip
+                continue
+        except Exception as error:  # noqa: BLE001 - whatever an optimizer raises
+            why, cause = f"it raises {type(error).__name__}: {error}", error
+        raise InvalidArgumentError(
+            f"Several servers have some of the parameters each, and {type(optimizer).__name__} "
+            f"(group {number}) needs all of them at once: {why}. Use ParameterServer(servers=1), "
+            f"update='worker', or another strategy."
+        ) from cause
+
+
+def _options(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the optimizer was made with: options of a group, and attributes of its own."""
+    taken = inspect.signature(type(optimizer)).parameters
+    known = {**vars(optimizer), **group}
+    options = {key: known[key] for key in taken if key in known and key != "params"}
+    if "lr" in options and float(options["lr"]) == 0:
+        options["lr"] = 1e-2  # a warm-up begins at 0, which would show nothing
+    return options
+
+
+def _stepped(
+    optimizer: torch.optim.Optimizer, options: dict[str, Any], shares: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
+    """Step on two parameters, of which each optimizer has a share; return both."""
+    line = torch.linspace(-1, 1, SHAPE[0] * SHAPE[1], dtype=torch.float64).view(SHAPE)
+    values = [torch.nn.Parameter(line + 0.25 * two) for two in range(2)]
+    for share in shares:
+        small = type(optimizer)([values[number] for number in share], **options)
+        for step, size in enumerate(SIZES):
+            for number in share:
+                values[number].grad = size * torch.cos((7 + number) * line + step)
+            small.step()
+    return [one.detach() for one in values]

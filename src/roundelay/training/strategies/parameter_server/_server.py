@@ -34,8 +34,6 @@ from roundelay.training.strategies.parameter_server.clock import Clock, stalenes
 from roundelay.training.strategies.parameter_server.server_state import edit, packed, put_back
 from roundelay.training.strategies.parameter_server.share import Share
 
-__all__ = ["WITH_GRADIENTS", "ServerLoop"]
-
 WITH_GRADIENTS = (Kind.PUSH, Kind.APPLY)
 WORDS = {Kind.PUSH: "brings gradients", Kind.STEP: "steps", Kind.NORM: "asks for a norm",
          Kind.CLAMP: "clips values"}  # fmt: skip

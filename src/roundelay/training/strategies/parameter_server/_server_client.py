@@ -26,11 +26,10 @@ from roundelay.training.strategies.parameter_server._messages import (
     as_text,
 )
 from roundelay.training.strategies.parameter_server._server import WITH_GRADIENTS, ServerLoop
+from roundelay.training.strategies.parameter_server._server_optimizer import Options
 from roundelay.training.strategies.parameter_server._shutdown import Shutdown
 from roundelay.training.strategies.parameter_server.share import Share
 from roundelay.training.strategy import Volume
-
-__all__ = ["ServerClient"]
 
 
 class ServerClient:
@@ -39,24 +38,26 @@ class ServerClient:
     def __init__(
         self,
         channels: Channels,
-        *,
         servers: Sequence[int],
         workers: int,
         grads: Sequence[Share],
         values: Sequence[Share] | None,
-        options: int,
+        known: Options | None,
     ) -> None:
         self._channels, self.servers = channels, list(servers)
         self._counts = [len(share.indexes) for share in grads]
         self.out = [share.make() for share in grads]
         self.grads_in = [share.make() for share in grads] if values is None else []
         self.values_in = [] if values is None else [share.make() for share in values]
+        #: The numbers in the optimizer's options, where servers step it.
+        self.known = known
+        options = 0 if known is None else known.count
         #: Numbers in a request and in an answer.
         self._rooms = [(ServerRequest.room(count, options), ServerReply.room(count, workers))
                        for count in self._counts]  # fmt: skip
         self._asked = [np.zeros(asked) for asked, _ in self._rooms]
         self._told = [np.zeros(told) for _, told in self._rooms]
-        self._grads, self._values = list(grads), list(values or grads)
+        self.grads, self.values = list(grads), list(values or grads)
         self._under_way: list[Any] = []  # letters, which need their memory until they are done
         self._data: list[int] = []  # how many buffers each answer brings
         self._others = workers - 1
@@ -160,15 +161,9 @@ class ServerClient:
             self._channels.answers.recv_object(server, TEXT) for _ in range(self._counts[place])
         ]
 
-    def bring(self, place: int, messages: Sequence[Any]) -> None:
-        """Bring all parameters of one server back to it."""
-        self._ask_one(place, Kind.BRING)
-        for message in messages:
-            self._channels.asks.send_object(message, self.servers[place], TEXT)
-
-    def edit(self, place: int, messages: Sequence[Any]) -> None:
-        """Bring one server what the user has written into its parameters."""
-        self._ask_one(place, Kind.EDIT, number=len(messages))
+    def bring(self, place: int, kind: Kind, messages: Sequence[Any]) -> None:
+        """Bring one server all its parameters back, or what the user has written into some."""
+        self._ask_one(place, kind, number=len(messages))
         for message in messages:
             self._channels.asks.send_object(message, self.servers[place], TEXT)
 
@@ -193,10 +188,6 @@ class ServerClient:
             self._channels.asks.send(self._asked[place], server, REQUEST)
             self._channels.asks.send(text, server, TEXT)
 
-    def part(self) -> None:
-        """Say goodbye to the servers, and wait until all workers have: servers stay till then."""
-        self.shutdown()
-
     # ---- what it holds and exchanges
 
     def held(self) -> list[torch.Tensor]:
@@ -212,9 +203,9 @@ class ServerClient:
         sent = received = calls = 0
         nothing: list[int] = []
         for place, server in enumerate(self.servers):
-            there = self._grads[place].lengths if pushes else nothing
-            back = {"": nothing, "grads": self._grads[place].lengths,
-                    "values": self._values[place].lengths}[takes]  # fmt: skip
+            there = self.grads[place].lengths if pushes else nothing
+            back = {"": nothing, "grads": self.grads[place].lengths,
+                    "values": self.values[place].lengths}[takes]  # fmt: skip
             asked = self._asked[place].nbytes + sum(there)
             told = self._told[place].nbytes + sum(back)
             messages = 2 + len(there) + len(back)

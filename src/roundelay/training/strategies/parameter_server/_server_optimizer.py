@@ -11,8 +11,6 @@ import torch
 from roundelay.errors import InvalidArgumentError
 from roundelay.training.optimizer.joined import JoinedOptimizers
 
-__all__ = ["Options", "server_optimizers"]
-
 
 def server_optimizers(
     optimizer: JoinedOptimizers, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]

@@ -18,8 +18,6 @@ from roundelay.training.strategies.parameter_server._messages import (
     ServerRequest,
 )
 
-__all__ = ["Shutdown"]
-
 
 class Shutdown:
     """What is left of a line when its model is dropped.

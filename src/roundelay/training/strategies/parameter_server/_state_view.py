@@ -9,8 +9,6 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["StateOnServers"]
-
 State = dict[str, Any]  # Any: what an optimizer keeps for a parameter
 
 

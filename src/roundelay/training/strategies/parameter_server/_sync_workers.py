@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._autograd import weakly
 from roundelay.training._exchange import PassReport, refuse_broken, tell_all, told_bytes
 from roundelay.training._refused_grad import RefusedGrad
 from roundelay.training._setup import Setup, share_buffers
@@ -23,15 +22,11 @@ from roundelay.training.strategies.parameter_server._messages import (
     ServerRequest,
 )
 from roundelay.training.strategies.parameter_server._server_client import ServerClient
-from roundelay.training.strategies.parameter_server.share import Share
 from roundelay.training.strategies.parameter_server.worker import Worker, evaluated
 from roundelay.training.strategy import Held, Only, Volume, chosen
 
 if TYPE_CHECKING:
-    from roundelay.training.strategies.parameter_server._server_optimizer import Options
     from roundelay.training.strategies.parameter_server.strategy import ParameterServer
-
-__all__ = ["AggregatingWorker", "UpdatedWorker"]
 
 WHY = (
     "The gradient of {0} is on the parameter server, which updates the parameters itself. "
@@ -43,10 +38,8 @@ WHY = (
 class _SyncWorker(Worker):
     """Pushes at the end of backward, and knows then what all workers know."""
 
-    def __init__(
-        self, options: ParameterServer, setup: Setup, client: ServerClient, grads: Sequence[Share]
-    ) -> None:
-        super().__init__(options, setup, client, grads)
+    def __init__(self, options: ParameterServer, setup: Setup, client: ServerClient) -> None:
+        super().__init__(options, setup, client)
         self._arrived: set[int] = set()
 
     def begin_backward(self) -> None:
@@ -107,11 +100,10 @@ class AggregatingWorker(WholeGradients, _SyncWorker):
         options: ParameterServer,
         setup: Setup,
         client: ServerClient,
-        grads: Sequence[Share],
         masters: Masters | None,
     ) -> None:
-        super().__init__(options, setup, client, grads)
-        self._in = self._by_index(grads, client.grads_in)
+        super().__init__(options, setup, client)
+        self._in = self._by_index(client.grads, client.grads_in)
         self._masters = masters
 
     def backward_done(self) -> None:
@@ -149,18 +141,8 @@ class AggregatingWorker(WholeGradients, _SyncWorker):
 class UpdatedWorker(_SyncWorker):
     """Servers aggregate and update: workers have no whole gradient, and pull parameters."""
 
-    def __init__(
-        self,
-        options: ParameterServer,
-        setup: Setup,
-        client: ServerClient,
-        grads: Sequence[Share],
-        values: Sequence[Share],
-        known: Options,
-    ) -> None:
-        super().__init__(options, setup, client, grads)
-        self._known = known
-        self._know_values(values)
+    def __init__(self, options: ParameterServer, setup: Setup, client: ServerClient) -> None:
+        super().__init__(options, setup, client)
         self._used = [False] * len(self._tensors)
         self._factors: list[float] = []  # that the servers have not heard of
         self._scales: dict[int, float] = {}  # likewise, of some parameters
@@ -174,8 +156,13 @@ class UpdatedWorker(_SyncWorker):
         self._used = [bool(one) for one in told.used]
         named = zip(self.setup.parameters, self._used, strict=True)
         for index, (one, used) in enumerate(named):
-            zero = partial(_zero, weakref.ref(self), index)  # weak, as in Arrivals
+            zero = weakly(self.zeroed, index)
             one.tensor.grad = RefusedGrad(one.tensor, WHY.format(one.name), zero) if used else None
+
+    def zeroed(self, index: int) -> None:
+        """Have a gradient be zero that the user makes so, as `model.zero_grad` does."""
+        self.setup.step.did(f"zero_() into the gradient of {self.setup.parameters[index].name}")
+        self.make_zero(index)
 
     def make_zero(self, index: int) -> None:
         """Have the servers multiply one gradient by zero."""
@@ -237,10 +224,9 @@ class UpdatedWorker(_SyncWorker):
     def step(self, own: Any, closure: Any, place: int = 0) -> Any:
         """Have the servers step the optimizer, with the options that it has here."""
         loss = evaluated(own, closure)
-        numbers = self._known.read(self.setup.optimizer)
+        numbers = self._options_now()
         meant = self._meant(self.setup.only(place))
-        self._ask(Kind.STEP, meant, "values", options=numbers, place=place)
-        self._take()
+        self._take(self._ask(Kind.STEP, meant, "values", options=numbers, place=place))
         return loss
 
     def forget(self, only: Only = None) -> None:
@@ -277,26 +263,8 @@ class UpdatedWorker(_SyncWorker):
                     f"ParameterServer(update='worker') or another strategy to change gradients."
                 )
 
-    def pull(self) -> None:
-        """Take the servers' parameters as they are now."""
-        self.client.ask(ServerRequest(Kind.PULL), "values")
-        self._take()
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the state with the parameters as the servers have them."""
-        return self._pulled_state()
-
     def predicted(self) -> tuple[Held, Volume]:
         """Say Ψ out for gradients and Ψ in for parameters; a server has all workers'."""
         steps = [self.client.volume(pushes=False, takes="values")] * len(self.setup.optimizer.all)
         push = self.client.volume(pushes=True, takes="")
         return self._predicted(0, push, *steps, self.told_volume())
-
-
-def _zero(worker: weakref.ref[UpdatedWorker], index: int) -> None:
-    """Have a gradient be zero that the user makes so, as `model.zero_grad` does."""
-    alive = worker()
-    if alive is not None:
-        name = alive.setup.parameters[index].name
-        alive.setup.step.did(f"zero_() into the gradient of {name}")
-        alive.make_zero(index)

@@ -8,6 +8,7 @@ import torch
 
 from roundelay import _core
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._exchange import bits_of
 
 __all__ = ["OwnAggregate", "aggregate_own", "fold_in_order"]
 
@@ -22,7 +23,7 @@ def fold_in_order(sources: Sequence[torch.Tensor], into: torch.Tensor, *, mean: 
         return
     if into.device.type == "cpu":
         name = str(into.dtype).removeprefix("torch.")
-        arrays = [_array(one) for one in (into, *sources)]
+        arrays = [bits_of(one) for one in (into, *sources)]
         _core.fold("avg" if mean else "sum", name, arrays[:1], arrays[1:], divide_by)
         return
     wide = torch.promote_types(into.dtype, torch.float32)
@@ -30,12 +31,6 @@ def fold_in_order(sources: Sequence[torch.Tensor], into: torch.Tensor, *, mean: 
     for source in sources[1:]:
         total += source
     into.copy_(total / divide_by if mean else total)
-
-
-def _array(tensor: torch.Tensor) -> object:
-    """Return memory that the native core takes; numpy has no bfloat16."""
-    plain = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-    return plain.detach().numpy()
 
 
 def aggregate_own(

@@ -24,6 +24,7 @@ from roundelay.training.checkpoint.parts import (
 )
 from roundelay.training.optimizer.state_arrays import as_arrays, as_tensors, received, sendable
 from roundelay.training.optimizer.state_tree import beside
+from roundelay.training.strategies.parameter_server._messages import Kind
 
 if TYPE_CHECKING:
     from roundelay.training.strategies.parameter_server._gradients import Updates
@@ -84,7 +85,7 @@ def bring(
     for name, tensor in _frozen(setup).items():
         tensor.copy_(saved.values(name, 0, tensor.numel()).view(tensor.shape))
     for place, listed in messages.items():
-        client.bring(place, listed)
+        client.bring(place, Kind.BRING, listed)
 
 
 def asked_by(setup: Setup, client: ServerClient, *, dedicated: bool) -> list[int]:

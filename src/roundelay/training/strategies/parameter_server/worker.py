@@ -55,17 +55,17 @@ class Worker(StrategyState):
         """Whether the optimizer steps here."""
         return not self.options.server_updates
 
-    def __init__(
-        self, options: ParameterServer, setup: Setup, client: ServerClient, grads: Sequence[Share]
-    ) -> None:
+    def __init__(self, options: ParameterServer, setup: Setup, client: ServerClient) -> None:
         self.options, self.setup, self.client = options, setup, client
         self._tensors = [parameter.tensor for parameter in setup.parameters]
         self.everyone = setup.comm  # all workers, lost ones among them
-        self._shares = list(grads)
+        self._shares = client.grads
         self._out = self._by_index(self._shares, client.out)
         self._state_names = {id(parameter.tensor): parameter.name for parameter in setup.parameters}
         #: How many of this worker's gradients were applied so many updates late.
         self.staleness: dict[int, int] = {}
+        if options.server_updates:
+            self._know_values()
 
     def _by_index(
         self, shares: Sequence[Share], buffers: Sequence[Sequence[torch.Tensor]]
@@ -94,16 +94,18 @@ class Worker(StrategyState):
     # ---- parameters, where the servers have them
 
     @torch.no_grad()
-    def _know_values(self, values: Sequence[Share]) -> None:
+    def _know_values(self) -> None:
         """Begin with what the servers have: the model as it is."""
-        self._values = self._by_index(values, self.client.values_in)
+        self._values = self._by_index(self.client.values, self.client.values_in)
+        self._versions = [0] * len(self.client.servers)  # of the parameters that the model has
         self._loaded: set[int] = set()  # parameters that were loaded and not sent yet
         for tensor, value in zip(self._tensors, self._values, strict=True):
             value.copy_(tensor)
 
     @torch.no_grad()
-    def _take(self) -> None:
-        """Bring the servers' parameters, which have come, to the model."""
+    def _take(self, replies: Sequence[ServerReply]) -> None:
+        """Bring the servers' parameters, which have come with these answers, to the model."""
+        self._versions = [reply.version for reply in replies]
         for tensor, value in zip(self._tensors, self._values, strict=True):
             tensor.copy_(value)
 
@@ -141,7 +143,7 @@ class Worker(StrategyState):
         for place, share in enumerate(self._shares):
             edited = [index for index in share.indexes if index in edits]
             if edited and (not together or place in asked):
-                self.client.edit(place, [
+                self.client.bring(place, Kind.EDIT, [
                     {"number": share.indexes.index(index), "where": as_arrays(edits[index]),
                      "values": as_arrays(self._values[index])}
                     for index in edited
@@ -169,8 +171,14 @@ class Worker(StrategyState):
             for reply in self.client.ask(ServerRequest(Kind.COUNT))
         ]
 
-    def _pulled_state(self) -> dict[str, torch.Tensor]:
-        """Return the model's state with the servers' parameters, the same for all workers."""
+    def _options_now(self) -> list[float]:
+        """Return the options of the optimizer that servers are to step with."""
+        return [] if self.client.known is None else self.client.known.read(self.setup.optimizer)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state with the parameters as the servers have them, once all workers ask."""
+        if not self.options.server_updates:
+            return super().full_state_dict()
         self._come_together()
         self.pull()
         share_buffers(self.setup)
@@ -181,7 +189,9 @@ class Worker(StrategyState):
         return state
 
     def pull(self) -> None:
-        """Take the servers' parameters as they are now."""
+        """Take the servers' parameters as they are now, where they update."""
+        if self.options.server_updates:
+            self._take(self.client.ask(ServerRequest(Kind.PULL), "values"))
 
     def rest(self) -> None:
         """Have other workers not wait for this one until it pulls: it may have no more steps."""
@@ -209,7 +219,7 @@ class Worker(StrategyState):
 
     def close(self) -> None:
         """Say goodbye to the servers; all workers do it."""
-        self.client.part()
+        self.client.shutdown()
         if self.client.shutdown.spared:
             self.everyone.spare("ends")
 

@@ -22,8 +22,6 @@ from roundelay.training.strategies.zero._grad_buckets import MOST_GOING, TURNS, 
 from roundelay.training.strategies.zero._partition import STAGES, Partition
 from roundelay.training.strategy import Held, Volume
 
-__all__ = ["held_by_zero", "predicted_for"]
-
 
 def held_by_zero(setup: Setup, partition: Partition, buckets: GradBuckets) -> Held:
     """Count live storages, each once."""

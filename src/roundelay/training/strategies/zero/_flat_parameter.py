@@ -10,13 +10,12 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
-from roundelay.reductions import Array
 from roundelay.training._buckets import BucketPlace, shared_tensor
 from roundelay.training._fingerprint import sums_of
 from roundelay.training._setup import Parameter
 from roundelay.training.optimizer.masters import merge
 from roundelay.training.precision import Precision, master_dtype
-from roundelay.training.shards.home import Home
+from roundelay.training.shards.home import Home, as_bytes
 from roundelay.training.shards.shard import Shard
 from roundelay.training.shards.sharded_parameter import (
     Absence,
@@ -29,8 +28,6 @@ from roundelay.training.strategies.zero._row_pool import RowPool
 
 if TYPE_CHECKING:
     from roundelay.training.strategies.zero.offload import Copy, HostMemory
-
-__all__ = ["FlatParameter", "compute_dtype"]
 
 
 def compute_dtype(tensor: torch.Tensor, precision: Precision) -> torch.dtype:
@@ -206,9 +203,7 @@ class FlatParameter:
         if self._apart is not None and comm.size == 1:
             return self._apart.copy(self.whole, self.part)
         mine = self.part.to(self.whole.device, non_blocking=True)  # as it is, if it is there
-        return comm.start.all_gather(
-            _as_bytes(mine), out=_as_bytes(self.whole), axis=0, label=label
-        )
+        return comm.start.all_gather(as_bytes(mine), out=as_bytes(self.whole), axis=0, label=label)
 
     def attach(self) -> None:
         """Give the parameters the whole row, which has come."""
@@ -263,8 +258,3 @@ class FlatParameter:
         row = self.master.new_empty(self.layout.padded)
         self.comm.all_gather(self.master, out=row, axis=0)
         return row.to(self.whole.device)
-
-
-def _as_bytes(tensor: torch.Tensor) -> Array | torch.Tensor:
-    flat = tensor.view(torch.uint8)
-    return flat.numpy() if flat.device.type == "cpu" else flat

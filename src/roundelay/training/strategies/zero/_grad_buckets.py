@@ -23,8 +23,6 @@ from roundelay.training._setup import Setup
 from roundelay.training.shards.shard import Shard
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 
-__all__ = ["GradBucket", "GradBuckets"]
-
 MOST_GOING = 4  # rows on their way at a time
 OVERTAKEN = 2  # rows whose units backward has left: no longer is the one before them waited for
 TURNS = 3  # rows with memory of their own: one that takes all of backward, one filled, one sent

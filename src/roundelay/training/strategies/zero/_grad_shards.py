@@ -13,8 +13,6 @@ from roundelay.training.shards.parameter import OptimizerParameter
 from roundelay.training.shards.shard import Shard, nothing
 from roundelay.training.strategy import Only, chosen
 
-__all__ = ["GradShards"]
-
 Gradient = Callable[[int], torch.Tensor]
 
 
@@ -33,7 +31,7 @@ class GradShards:
     ) -> None:
         """`gradient` gives this rank's piece of one; `changed` hears that one was written."""
         self._tensors, self._shown = tensors, shown
-        self._gradient, self._changed = gradient, changed
+        self.gradient, self.changed = gradient, changed
         self._made: dict[int, tuple[Shard, Shard]] = {}
         self._alone: list[int] = []  # references to a pair that nobody else holds
 
@@ -75,7 +73,7 @@ class GradShards:
             pair = self._made.pop(index)
             live = pair[0].elements
             if isinstance(live, _Live):
-                live.keep(self._gradient(index).clone())
+                live.keep(self.gradient(index).clone())
             for one in pair:
                 one.wrote, one.past = nothing, pair[0].past
 
@@ -96,14 +94,6 @@ class GradShards:
         for index in chosen(range(len(self._tensors)), only):
             self.release(index)
             self._tensors[index].grad = self._shown[index].grad = None
-
-    def gradient(self, index: int) -> torch.Tensor:
-        """Return this rank's piece of a gradient."""
-        return self._gradient(index)
-
-    def changed(self, index: int, what: str) -> None:
-        """Hear that a gradient was written, and how."""
-        self._changed(index, what)
 
 
 class _Live:

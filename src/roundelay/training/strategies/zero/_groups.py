@@ -15,8 +15,6 @@ from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 if TYPE_CHECKING:
     from roundelay.training.strategies.zero._partition import Partition
 
-__all__ = ["hand_out"]
-
 
 def hand_out(partition: Partition) -> None:
     """Point the optimizer of a model at its divided parameters."""

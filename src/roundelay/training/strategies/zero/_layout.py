@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from roundelay.training._buckets import BucketPlace, divide
 
-__all__ = ["FlatLayout", "Piece", "runs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -93,20 +91,3 @@ class FlatLayout:
             first, last = max(place.start, low), min(place.start + place.numel, high)
             if first < last:
                 yield Piece(place.index, first - place.start, last - place.start, first - low)
-
-
-def runs(keys: Sequence[object], sizes: Sequence[int], *, most: int) -> list[list[int]]:
-    """Cut 0, 1, 2, … into runs of one key and at most so many bytes; a larger one is alone.
-
-    >>> runs(["a", "a", "b", "b"], [3, 3, 3, 9], most=6)
-    [[0, 1], [2], [3]]
-    """
-    found: list[list[int]] = []
-    filled = 0
-    for index, (key, nbytes) in enumerate(zip(keys, sizes, strict=True)):
-        if not found or keys[found[-1][0]] != key or filled + nbytes > most:
-            found.append([])
-            filled = 0
-        found[-1].append(index)
-        filled += nbytes
-    return found

@@ -10,7 +10,7 @@ import torch
 
 from roundelay.communicator import Communicator, Traffic
 from roundelay.communicator.start import Handle
-from roundelay.training._buckets import shared_tensor
+from roundelay.training._buckets import runs, shared_tensor
 from roundelay.training._setup import Parameter, Setup
 from roundelay.training.checkpoint.parts import Saved, SavedPart, stretch
 from roundelay.training.materialize import start_from_first
@@ -21,14 +21,12 @@ from roundelay.training.shards.parameter import OptimizerParameter
 from roundelay.training.shards.sharded_parameter import ShardedParameter
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 from roundelay.training.strategies.zero._groups import hand_out
-from roundelay.training.strategies.zero._layout import Piece, runs
+from roundelay.training.strategies.zero._layout import Piece
 from roundelay.training.strategies.zero._sharded_unit import ShardedUnit
 from roundelay.training.strategies.zero._strays import strays, take_strays
 from roundelay.training.strategies.zero._unit_scheduler import UnitScheduler
 from roundelay.training.strategies.zero.units import Choice, Unit, find_units
 from roundelay.training.strategy import Only
-
-__all__ = ["Partition", "divide"]
 
 EACH = 4  # parameters for each rank, as large as the largest, in a row that cuts none
 STAGES = 2  # memory for this many parts on their way after a step

@@ -9,8 +9,6 @@ import sys
 
 import torch
 
-__all__ = ["RowPool"]
-
 _use_count = torch._C._storage_Use_Count  # noqa: SLF001 - torch has no other name
 
 

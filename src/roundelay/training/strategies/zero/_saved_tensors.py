@@ -19,8 +19,6 @@ from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 if TYPE_CHECKING:
     from roundelay.training.strategies.zero._sharded_unit import ShardedUnit
 
-__all__ = ["SavedTensors"]
-
 _Row = tuple[
     int, int, int, FlatParameter
 ]  # its first byte, that after its last, and the unit's number

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
+from roundelay.training._autograd import weakly
 from roundelay.training._setup import Setup
 from roundelay.training._step import AGAIN
 from roundelay.training.shards.operands import told
@@ -21,8 +21,6 @@ from roundelay.training.strategies.zero._grad_buckets import GradBucket, GradBuc
 from roundelay.training.strategies.zero._grad_shards import GradShards
 from roundelay.training.strategies.zero._partition import Partition
 from roundelay.training.strategy import Only, StrategyState, chosen
-
-__all__ = ["ShardedGrads"]
 
 PARTIAL = (
     "The gradient of {name} is not complete: the backward passes of this step so far were inside "
@@ -52,21 +50,9 @@ class ShardedGrads(StrategyState):
         self._edited = False  # whether they are no longer what was summed up
         self._factor = 1.0  # what sums in half precision are still to be multiplied with
         self._hooks = [
-            tensor.register_hook(self._lift(index))  # type: ignore[no-untyped-call]
+            tensor.register_hook(weakly(self.make_way, index))  # type: ignore[no-untyped-call]
             for index, tensor in enumerate(self._tensors)
         ]
-
-    def _lift(self, index: int) -> Callable[[torch.Tensor], None]:
-        # Weak: the collector does not see through hooks of parameters that a graph holds, so where
-        # a model keeps one of its results, all of this would live for ever.
-        weak = weakref.ref(self)
-
-        def hook(_: torch.Tensor) -> None:
-            alive = weak()
-            if alive is not None:
-                alive.make_way(index)
-
-        return hook
 
     def make_way(self, index: int) -> None:
         """Have the stand-in of a gradient make room for one that is about to come."""

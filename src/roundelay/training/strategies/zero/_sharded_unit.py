@@ -17,8 +17,6 @@ from roundelay.training.strategies.zero._saved_tensors import SavedTensors
 from roundelay.training.strategies.zero.offload import Copy
 from roundelay.training.strategies.zero.units import Unit
 
-__all__ = ["ShardedUnit", "UnitGathering"]
-
 LOST = (
     "A backward pass raised an error on rank {ranks}, and this rank needs units that were not "
     "gathered in the pass before, so that they no longer come and the job can't go on. Have "

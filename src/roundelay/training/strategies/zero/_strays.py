@@ -9,8 +9,6 @@ from roundelay.training._buckets import BucketPlace
 from roundelay.training._setup import Parameter
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 
-__all__ = ["strays", "take_strays"]
-
 
 def strays(parameters: Sequence[Parameter], flat: FlatParameter) -> Iterator[BucketPlace]:
     """Yield the places of parameters that lie elsewhere."""

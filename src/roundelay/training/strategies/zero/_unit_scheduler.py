@@ -9,7 +9,6 @@ backward recomputes activations.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._autograd import BackwardPass, weakly
 from roundelay.training.shards.sharded_parameter import TRANSFORMED, is_divided, transformed
 from roundelay.training.strategies.zero._saved_tensors import SavedTensors
 from roundelay.training.strategies.zero._sharded_unit import ShardedUnit, UnitGathering
-
-__all__ = ["UnitScheduler"]
 
 MOST_NOTED = 8  # calls of each unit that are remembered where the model itself is not called
 FIRST = "_roundelay_first"  # what a tensor's hooks call before all else
@@ -209,15 +207,13 @@ class UnitScheduler(UnitGathering):
     def _before_backward(
         self, needs: Sequence[ShardedUnit], first: list[Callable[[], None]]
     ) -> Callable[[torch.Tensor], None]:
-        weak = weakref.ref(self)  # a graph must not keep the model, which may keep the graph
-        numbers = [self._units.index(unit) for unit in needs]
+        # Weak: a graph must not keep the model, which may keep the graph.
+        come_to = weakly(self.come_to, [self._units.index(unit) for unit in needs])
 
         def hook(_: torch.Tensor) -> None:
             for tell in first:  # modules that were given this tensor are done with it
                 tell()
-            alive = weak()
-            if alive is not None:
-                alive.come_to(numbers)
+            come_to()
 
         return hook
 
@@ -232,8 +228,7 @@ class UnitScheduler(UnitGathering):
     def _begin_backward(self) -> None:
         if not self._inside_backward:
             self._inside_backward, self._prefetched = True, []
-            engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as in _arrivals
-            engine.queue_callback(_Backward(self))
+            BackwardPass(self.end)
 
     def _unshard_for_backward(self, unit: ShardedUnit) -> None:
         if not unit.in_backward:
@@ -281,17 +276,16 @@ class UnitScheduler(UnitGathering):
         if not inputs:
             return
         left = count = len(inputs)  # the hook must not hold the tensors, which hold the hook
-        weak, numbers = weakref.ref(self), [self._units.index(unit) for unit in needs]
+        come_past = weakly(self.come_past, [self._units.index(unit) for unit in needs])
         for unit in needs:
             unit.calls += 1
 
         def tell(*_: torch.Tensor) -> None:
             nonlocal left
             left -= 1
-            alive = weak()
-            if left == 0 and alive is not None:
+            if left == 0:
                 left = count  # the graph may be used again
-                alive.come_past(numbers)
+                come_past()
 
         for tensor in inputs:
             first = vars(tensor).get(FIRST)
@@ -341,23 +335,6 @@ class UnitScheduler(UnitGathering):
 
 def _nobody() -> None:
     """Stand in for a weak reference to nobody."""
-
-
-class _Backward:
-    """A backward pass, held by autograd while it runs; let go before its end, it raised."""
-
-    def __init__(self, scheduler: UnitScheduler) -> None:
-        self._flight: UnitScheduler | None = scheduler
-
-    def __call__(self) -> None:
-        scheduler, self._flight = self._flight, None
-        if scheduler is not None:
-            scheduler.end(whole=True)
-
-    def __del__(self) -> None:
-        scheduler, self._flight = self._flight, None
-        if scheduler is not None:
-            scheduler.end(whole=False)
 
 
 def _differentiable(value: Any) -> list[torch.Tensor]:
