@@ -5,6 +5,7 @@ import math
 import os
 import random
 import signal
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,14 +21,14 @@ from roundelay.processes.amx import keep_off_amx
 
 #: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
 TORCH = (
-    "tests/torch_backend", "tests/training", "tests/communicator/test_torch.py",
+    "tests/torch_backend", "tests/training", "tests/communicator/test_torch",
     "tests/engines/nccl_on_gpu.py", "tests/engines/test_gloo.py",
     "tests/engines/test_hierarchical.py", "tests/engines/test_nccl.py",
     "tests/launch/test_store.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
     "tests/test_examples.py", "tests/test_house_rules.py",
 )  # fmt: skip
 ON_TORCH = ("gloo", "nccl")
-BOTH = ("test_every_engine.py", "conftest.py")
+BOTH = ("test_every_engine.py", "test_one_truth.py", "conftest.py")
 FEW = 50  # descriptors: of pools and worlds that other files use too
 
 #: Large grids: with --sample, one cell in so many is run, and every value of every parameter.
@@ -240,6 +241,15 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Let it be seen again, so that what still lives at the end is told."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_stays_out(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail where a file brings torch into the run without it, and makes every later fork slow."""
+    without = request.config.getoption("--torch") == "without" and "torch" not in sys.modules
+    yield
+    if without and "torch" in sys.modules:
+        pytest.fail("torch was imported: TORCH in tests/conftest.py has to name this file")
 
 
 @pytest.fixture(scope="module", autouse=True)
