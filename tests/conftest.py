@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +27,38 @@ TORCH = (
     "tests/launch/test_store.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
     "tests/test_examples.py", "tests/test_house_rules.py",
 )  # fmt: skip
-ON_TORCH = ("gloo", "nccl")
-BOTH = ("test_every_engine.py", "test_one_truth.py", "conftest.py")
+ON_TORCH = ("gloo", "hierarchical", "nccl")
+BOTH = ("test_every_engine.py", "test_one_truth.py", "test_runner.py", "conftest.py")
 FEW = 50  # descriptors: of pools and worlds that other files use too
 
-#: Large grids: with --sample, one cell in so many is run, and every value of every parameter.
+#: With --sample, of a function with more cells than this one in three is run, and every value of
+#: every parameter; in these files, whose cells take long or are very many, one in so many.
+LARGE, ONE_IN = 12, 3
 SAMPLED = {
     "communicator/test_every_call.py": 3,
     "communicator/test_fault_mismatch.py": 4,
     "engines/test_every_engine.py": 12,
+    "engines/test_hierarchical.py": 3,
     "engines/test_mpi_end.py": 8,
     "engines/test_one_truth.py": 12,
     "engines/test_over_hosts.py": 4,
-    "engines/test_hierarchical.py": 3,
+    "native/test_reduce.py": 6,
     "schedule/test_compile.py": 4,
+    "schedule/test_prove.py": 4,
     "torch_backend/test_collectives.py": 2,
-    "training/test_every_strategy.py": 3,
+    "training/test_ledger_memory.py": 3,
     "training/test_parameter_server.py": 3,
-    "training/test_shard_programs.py": 3,
+    "training/test_ps_order.py": 3,
+    "training/test_same_values.py": 3,
     "training/test_steps.py": 4,
-    "training/test_zero_saved.py": 2,
+    "training/test_zero_late.py": 3,
+    "training/test_zero_offload.py": 3,
+    "training/test_zero_saved.py": 3,
     "training/test_zoo.py": 3,
     "view/test_browser.py": 3,
     "view/test_placing.py": 4,
+    "view/test_story.py": 4,
+    "view/test_terminal.py": 4,
 }
 
 # Where AMX traps, PyTorch's bf16 would take workers down; they and their ranks inherit this.
@@ -116,36 +125,45 @@ def idle(cell: Any) -> bool:
     return any(marker.args[:1] == (True,) for marker in cell.iter_markers("skipif"))
 
 
+def drawn(cells: list[Any], values: Callable[[Any], set[Any]], wanted: int) -> list[Any]:
+    """Take so many cells from the front, or more until every value of every parameter is there."""
+    taken, spare, seen = list[Any](), list[Any](), set[Any]()
+    for cell in cells:
+        (spare if values(cell) <= seen else taken).append(cell)
+        seen |= values(cell)
+    return taken + spare[: max(0, wanted - len(taken))]
+
+
+def parameters(cell: Any) -> set[tuple[str, str]]:
+    return {(name, repr(value)) for name, value in cell.callspec.params.items()}
+
+
 def sampled(cells: list[Any], one_in: int, dice: random.Random) -> list[Any]:
-    """Draw one cell in so many, and more until every value of every parameter was drawn."""
-    drawn, spare = list[Any](), list[Any]()
-    seen = set[tuple[str, str]]()
-    for cell in sorted(dice.sample(cells, len(cells)), key=idle):
-        values = {(name, repr(value)) for name, value in cell.callspec.params.items()}
-        (spare if values <= seen else drawn).append(cell)
-        seen |= values
+    """Draw one test in so many, and more until every value of every parameter was drawn."""
     wanted = math.ceil(sum(not idle(cell) for cell in cells) / one_in)
-    return drawn + spare[: max(0, wanted - len(drawn))]
+    return drawn(sorted(dice.sample(cells, len(cells)), key=idle), parameters, wanted)
 
 
 def leave_out(config: pytest.Config, items: list[Any]) -> None:
     """Of the large grids, keep the cells that the seed draws."""
     seed = config.getoption("--sample")
-    families: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    functions: dict[str, list[Any]] = defaultdict(list)
     for item in items if seed is not None else ():
-        one_in = SAMPLED.get(f"{item.path.parent.name}/{item.path.name}")
-        if one_in and hasattr(item, "callspec"):
-            families[item.nodeid.split("[")[0], one_in].append(item)
+        if hasattr(item, "callspec"):
+            functions[item.nodeid.split("[")[0]].append(item)
     left = set()
-    for (name, one_in), cells in families.items():
-        left |= {*cells} - {*sampled(cells, one_in, random.Random(f"{seed} {name}"))}
+    for name, cells in functions.items():
+        file = f"{cells[0].path.parent.name}/{cells[0].path.name}"
+        one_in = SAMPLED.get(file, ONE_IN if len(cells) > LARGE else None)
+        if one_in is not None:
+            left |= {*cells} - {*sampled(cells, one_in, random.Random(f"{seed} {name}"))}
     if left:
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=list(left))
 
 
 class Sample:
-    """Which points of a long walk inside a test are visited: every one, or some drawn by a seed."""
+    """What of a long walk or a grid inside a test is visited: all, or some drawn by a seed."""
 
     def __init__(self, seed: str | None, name: str) -> None:
         self.seed, self.name = seed, name
@@ -156,6 +174,17 @@ class Sample:
         while True:
             point += 1 if self.seed is None else dice.randint(1, 2 * one_in - 1)
             yield point
+
+    def cells(self, grid: Iterable[tuple[Any, ...]], one_in: int) -> list[tuple[Any, ...]]:
+        """Return all cells; of a sample, one in so many, and every value of every column."""
+        cells = list(grid)
+        if self.seed is None:
+            return cells
+        dice = random.Random(f"{self.seed} {self.name}")
+        order = dice.sample(range(len(cells)), len(cells))
+        wanted = math.ceil(len(cells) / one_in)
+        chosen = drawn(order, lambda at: {*enumerate(map(repr, cells[at]))}, wanted)
+        return [cells[at] for at in sorted(chosen)]
 
     def fewer(self, n: int, one_in: int) -> int:
         """Return how many of n are left, at least, of one in so many."""
@@ -214,13 +243,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Keep the tests of a file on one worker; the grid over engines is one part for each engine."""
+    """Keep the tests of a file on one worker, and those of an engine, which is started once."""
     leave_out(config, items)
     wanted = config.getoption("--torch")
     for item in list(items):
         engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
-        group = f"{item.path.parent.name}-{item.path.stem} {engine or ''}"
-        item.add_marker(pytest.mark.xdist_group(group.strip()))
+        group = engine or f"{item.path.parent.name}-{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group(group))
         if item.path.name in BOTH and wanted not in (
             None,
             "with" if engine in ON_TORCH else "without",
