@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ SAMPLED = {
     "training/test_zero_late.py": 3,
     "training/test_zero_offload.py": 3,
     "training/test_zero_saved.py": 3,
-    "training/test_zoo.py": 3,
     "view/test_browser.py": 3,
     "view/test_placing.py": 4,
     "view/test_story.py": 4,
@@ -186,6 +185,12 @@ class Sample:
         chosen = drawn(order, lambda at: {*enumerate(map(repr, cells[at]))}, wanted)
         return [cells[at] for at in sorted(chosen)]
 
+    def some(self, cells: Sequence[Any], one_in: int) -> list[Any]:
+        """Return all cells; of a sample, one in so many, whichever they are."""
+        if self.seed is None:
+            return list(cells)
+        return random.Random(f"{self.seed} {self.name}").sample(cells, -(-len(cells) // one_in))
+
     def fewer(self, n: int, one_in: int) -> int:
         """Return how many of n are left, at least, of one in so many."""
         return n if self.seed is None else n // (2 * one_in)
@@ -243,12 +248,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Keep the tests of a file on one worker, and those of an engine, which is started once."""
+    """Keep the tests of a file on one worker, and those that share an engine or a browser."""
     leave_out(config, items)
     wanted = config.getoption("--torch")
     for item in list(items):
         engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
-        group = engine or f"{item.path.parent.name}-{item.path.stem}"
+        shared = engine or ("browser" if "browser" in item.fixturenames else None)
+        group = shared or f"{item.path.parent.name}-{item.path.stem}"
         item.add_marker(pytest.mark.xdist_group(group))
         if item.path.name in BOTH and wanted not in (
             None,

@@ -1,8 +1,8 @@
 """The whole surface of a communicator, checked on its ranks against numpy; for any engine.
 
-`failures(comm)` is called on every rank and returns what differs, in words; of the reductions, those
-in `reduced`, which is alike on all ranks. As a script it takes the communicator of `rd.init()` and
-ends with exit code 1 if there was anything.
+`failures(comm)` is called on every rank and returns what differs, in words; `reduced` says which
+reductions, alike on all ranks. As a script it takes the communicator of `rd.init()` and ends with
+exit code 1 if there was anything.
 """
 
 from __future__ import annotations
@@ -85,11 +85,8 @@ class Checks:
 def failures(comm: Any, reduced: Sequence[tuple[str, str, int]] = REDUCED) -> list[str]:
     """Return all that went wrong on this rank; every rank calls it."""
     checks = Checks(comm)
-    parts = {
-        "reductions": reductions(comm, reduced),
-        **{each.__name__: each(comm) for each in PARTS},
-    }
-    for name, part in parts.items():
+    others = {part.__name__: part(comm) for part in PARTS}
+    for name, part in {"reductions": reductions(comm, reduced), **others}.items():
         for what, found, due in part:
             checks.same(f"{name} {what}", found, due)
     return checks.found if checks.made > len(DTYPES) else ["nothing was checked"]
