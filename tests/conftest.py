@@ -247,6 +247,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return with_torch != (wanted == "with") or None
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist's, which reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     """Keep the tests of a file on one worker, and those that share an engine or a browser."""
     leave_out(config, items)
