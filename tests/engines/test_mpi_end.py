@@ -30,7 +30,7 @@ from roundelay.errors import (
 
 SIZES = (1, 2, 5)
 SCRIPT = Path(__file__).parent / "mpi_checks.py"
-LIMIT_S = 180
+LIMIT_S = 500
 MPICH = Path(os.environ.get("ROUNDELAY_MPICH", "/nonexistent"))
 NO_MPICH = pytest.mark.skipif(
     not (MPICH / "bin" / "mpiexec").exists(),
