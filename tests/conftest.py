@@ -29,6 +29,12 @@ TORCH = (
 )  # fmt: skip
 ON_TORCH = ("gloo", "hierarchical", "nccl")
 BOTH = ("test_every_engine.py", "test_one_truth.py", "test_runner.py", "conftest.py")
+#: What takes longest begins first, so that no worker is left alone with it at the end.
+LONGEST = (
+    "mpi", "browser", "engines-test_mpi_end", "cli-test_run", "cli-test_bench", "gloo",
+    "tests-test_docs", "tests-test_examples", "training-test_zoo", "engines-test_hierarchical",
+    "torch_backend-test_one_word", "launch-test_two_hosts", "training-test_zero_saved",
+)  # fmt: skip
 FEW = 50  # descriptors: of pools and worlds that other files use too
 
 #: With --sample, of a function with more cells than this one in three is run, and every value of
@@ -233,6 +239,7 @@ class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
     """Hand out tests by groups, if asked to (make test does)."""
+    config.option.loadscopereorder = False  # as we have put them
     return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
@@ -247,21 +254,30 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return with_torch != (wanted == "with") or None
 
 
+def group_of(item: Any) -> str:
+    """Return with what a test shares its worker: an engine, the browser, or else its file."""
+    if item.path.name in BOTH and "engine" in getattr(item, "fixturenames", ()):
+        return str(item.callspec.params["engine"])
+    if "browser" in getattr(item, "fixturenames", ()):
+        return "browser"
+    return f"{item.path.parent.name}-{item.path.stem}"
+
+
+def is_wanted(item: Any, half: str | None) -> bool:
+    """Tell whether a test of the grid over engines is for this half; other files are by now."""
+    with_torch = group_of(item) in ON_TORCH
+    return half is None or item.path.name not in BOTH or with_torch == (half == "with")
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist's, which reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Keep the tests of a file on one worker, and those that share an engine or a browser."""
+    """Keep what shares something on one worker, and begin with what takes longest."""
     leave_out(config, items)
-    wanted = config.getoption("--torch")
-    for item in list(items):
-        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
-        shared = engine or ("browser" if "browser" in item.fixturenames else None)
-        group = shared or f"{item.path.parent.name}-{item.path.stem}"
-        item.add_marker(pytest.mark.xdist_group(group))
-        if item.path.name in BOTH and wanted not in (
-            None,
-            "with" if engine in ON_TORCH else "without",
-        ):
-            items.remove(item)
+    first = {group: place for place, group in enumerate(LONGEST)}
+    wanted = [item for item in items if is_wanted(item, config.getoption("--torch"))]
+    items[:] = sorted(wanted, key=lambda item: first.get(group_of(item), len(first)))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 def pytest_collection_finish() -> None:

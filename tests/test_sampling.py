@@ -99,10 +99,12 @@ def test_a_grid_inside_a_test_is_visited_whole_or_with_every_value(
         assert len({*few} & {*grid}) == len(few) == -(-len(grid) // one_in)
 
 
-class Item(SimpleNamespace):
-    """Stands in for a test, one of a set."""
+class Item:
+    """Stands in for a test."""
 
-    __hash__ = object.__hash__
+    def __init__(self, file: str, name: str, cell: Any) -> None:
+        self.nodeid, self.path = f"{file}::{name}[{cell.at}]", Path(file)
+        self.callspec, self.iter_markers = cell.callspec, cell.iter_markers
 
 
 class Config:
@@ -117,9 +119,9 @@ class Config:
 def test_no_function_is_left_out(settings: Any, file: str) -> None:
     """Small ones are whole, and of every other there are cells; without a seed there are all."""
     every = [
-        Item(**vars(cell), nodeid=f"{file}::test_{size}[{at}]", path=Path(file))
-        for size in (1, 12, 13, 40)
-        for at, cell in enumerate(cells_of((size // 2 or 1, 2)))
+        Item(file, f"test_{size}", cell)
+        for size in (2, 12, 14, 40)
+        for cell in cells_of((size // 2, 2))
     ]
     for seed in (None, *SEEDS):
         items = list(every)

@@ -67,9 +67,9 @@ def entry() -> None:
 def as_it_was(comm: rd.Communicator, store: str) -> list[str]:
     """Run the script on gloo in a fork, which has torch already; return the losses."""
     torch.set_num_threads(1)
-    text = SCRIPT.replace('"gloo"', f'"gloo", rank={comm.rank}, world_size=2, store=store')
+    place = f'"gloo", init_method="file://{store}", rank={comm.rank}, world_size=2'
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        exec(text, {"store": torch.distributed.FileStore(store, comm.size)})
+        exec(SCRIPT.replace('"gloo"', place), {})
     return [line.split()[-1] for line in said.getvalue().splitlines()]
 
 
