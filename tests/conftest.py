@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
+from roundelay.engines import engines
 from roundelay.processes.amx import keep_off_amx
 
 #: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
@@ -28,12 +30,15 @@ TORCH = (
     "tests/test_examples.py", "tests/test_house_rules.py",
 )  # fmt: skip
 ON_TORCH = ("gloo", "hierarchical", "nccl")
+BROWSER = ("view/test_browser.py", "view/test_placing.py")
 BOTH = ("test_every_engine.py", "test_one_truth.py", "test_runner.py", "conftest.py")
 #: What takes longest begins first, so that no worker is left alone with it at the end.
 LONGEST = (
-    "mpi", "browser", "engines-test_mpi_end", "cli-test_run", "cli-test_bench", "gloo",
-    "tests-test_docs", "tests-test_examples", "training-test_zoo", "engines-test_hierarchical",
-    "torch_backend-test_one_word", "launch-test_two_hosts", "training-test_zero_saved",
+    "mpi", "browser", "gloo", "tests/engines/test_mpi_end.py", "tests/cli/test_run.py",
+    "tests/cli/test_bench.py", "tests/test_docs.py", "tests/test_examples.py",
+    "tests/training/test_zoo.py", "tests/engines/test_hierarchical.py",
+    "tests/torch_backend/test_one_word.py", "tests/launch/test_two_hosts.py",
+    "tests/training/test_zero_saved.py",
 )  # fmt: skip
 FEW = 50  # descriptors: of pools and worlds that other files use too
 
@@ -207,12 +212,25 @@ def sample(request: pytest.FixtureRequest) -> Sample:
     return Sample(request.config.getoption("--sample"), request.node.nodeid)
 
 
+def group_of(nodeid: str) -> str:
+    """Return what shares a worker, and so is started once: an engine, the browser, or a file."""
+    file, _, name = nodeid.partition("::")
+    engine = {*re.split(r"[\[\]-]", name)} & {*engines.names()}
+    if file.endswith(BOTH) and engine:
+        return min(engine)
+    return "browser" if file.endswith(BROWSER) else file
+
+
 class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """As xdist's, but a test that takes its worker down fails, and the rest of its group goes on.
+    """As xdist's, by our groups; and a test that takes its worker down fails alone.
 
     xdist gives the whole group to the next worker, which dies of the same test, until no more
     workers are started; and a worker that got a single test waits for a second one.
     """
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the group of a test; xdist looks for a suffix, which pytest 9 does not let be."""
+        return group_of(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Return the test that the worker ran; all others that it had wait for another worker."""
@@ -254,30 +272,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return with_torch != (wanted == "with") or None
 
 
-def group_of(item: Any) -> str:
-    """Return with what a test shares its worker: an engine, the browser, or else its file."""
-    if item.path.name in BOTH and "engine" in getattr(item, "fixturenames", ()):
-        return str(item.callspec.params["engine"])
-    if "browser" in getattr(item, "fixturenames", ()):
-        return "browser"
-    return f"{item.path.parent.name}-{item.path.stem}"
-
-
 def is_wanted(item: Any, half: str | None) -> bool:
     """Tell whether a test of the grid over engines is for this half; other files are by now."""
-    with_torch = group_of(item) in ON_TORCH
+    with_torch = group_of(item.nodeid) in ON_TORCH
     return half is None or item.path.name not in BOTH or with_torch == (half == "with")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist's, which reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Keep what shares something on one worker, and begin with what takes longest."""
+    """Run what is for this half, of large grids a sample, and first what takes longest."""
     leave_out(config, items)
     first = {group: place for place, group in enumerate(LONGEST)}
     wanted = [item for item in items if is_wanted(item, config.getoption("--torch"))]
-    items[:] = sorted(wanted, key=lambda item: first.get(group_of(item), len(first)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items[:] = sorted(wanted, key=lambda item: first.get(group_of(item.nodeid), len(first)))
 
 
 def pytest_collection_finish() -> None:
