@@ -21,7 +21,7 @@ ENGINES = [
 ]
 
 
-@pytest.fixture(params=ENGINES, scope="session")
+@pytest.fixture(params=ENGINES, scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "mpi":
         try:
