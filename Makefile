@@ -15,9 +15,11 @@ demo: $(READY)
 	$(BIN)/roundelay explain all_reduce --algorithm ring -n 5 --out out/ring.html
 	$(BIN)/roundelay run -n 2 examples/train_gpt.py --size nano --steps 300 --out out
 
-# A worker per core; what a group of tests starts is started once. What needs torch in its own process
-# runs apart, since that makes every fork slow (tests/conftest.py). `pytest` alone runs all.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 100
+# A worker per core and one more, since many tests wait for something; what a group of tests starts is
+# started once. What needs torch in its own process runs apart, since that makes every fork slow
+# (tests/conftest.py). `pytest` alone runs all.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 100
 both = failed=0; $(PYTEST) $(1) --torch without tests || failed=1; \
 	$(PYTEST) $(1) --torch with tests src/roundelay || failed=1; exit $$failed
 

@@ -4,10 +4,12 @@ import gc
 import math
 import os
 import random
+import re
 import signal
+import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +18,57 @@ from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
+from roundelay.engines import engines
 from roundelay.processes.amx import keep_off_amx
 
 #: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
 TORCH = (
-    "tests/torch_backend", "tests/training", "tests/parallel", "tests/communicator/test_torch.py",
+    "tests/torch_backend", "tests/training", "tests/parallel", "tests/communicator/test_torch",
     "tests/engines/nccl_on_gpu.py", "tests/engines/test_gloo.py",
     "tests/engines/test_hierarchical.py", "tests/engines/test_nccl.py",
     "tests/launch/test_store.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
     "tests/test_examples.py", "tests/test_house_rules.py",
 )  # fmt: skip
-ON_TORCH = ("gloo", "nccl")
-BOTH = ("test_every_engine.py", "conftest.py")
+ON_TORCH = ("gloo", "hierarchical", "nccl")
+BROWSER = ("view/test_browser.py", "view/test_placing.py")
+BOTH = ("test_every_engine.py", "test_one_truth.py", "test_runner.py", "conftest.py")
+#: What takes longest begins first, so that no worker is left alone with it at the end.
+LONGEST = (
+    "mpi", "browser", "gloo", "tests/engines/test_mpi_end.py", "tests/cli/test_run.py",
+    "tests/cli/test_bench.py", "tests/test_docs.py", "tests/test_examples.py",
+    "tests/training/test_zoo.py", "tests/engines/test_hierarchical.py",
+    "tests/torch_backend/test_one_word.py", "tests/launch/test_two_hosts.py",
+    "tests/training/test_zero_saved.py",
+)  # fmt: skip
 FEW = 50  # descriptors: of pools and worlds that other files use too
 
-#: Large grids: with --sample, one cell in so many is run, and every value of every parameter.
+#: With --sample, of a function with more cells than this one in three is run, and every value of
+#: every parameter; in these files, whose cells take long or are very many, one in so many.
+LARGE, ONE_IN = 12, 3
 SAMPLED = {
     "communicator/test_every_call.py": 3,
     "communicator/test_fault_mismatch.py": 4,
     "engines/test_every_engine.py": 12,
+    "engines/test_hierarchical.py": 3,
     "engines/test_mpi_end.py": 8,
     "engines/test_one_truth.py": 12,
     "engines/test_over_hosts.py": 4,
-    "engines/test_hierarchical.py": 3,
+    "native/test_reduce.py": 6,
     "schedule/test_compile.py": 4,
+    "schedule/test_prove.py": 4,
     "torch_backend/test_collectives.py": 2,
-    "training/test_every_strategy.py": 3,
+    "training/test_ledger_memory.py": 3,
     "training/test_parameter_server.py": 3,
-    "training/test_shard_programs.py": 3,
+    "training/test_ps_order.py": 3,
+    "training/test_same_values.py": 3,
     "training/test_steps.py": 4,
-    "training/test_zero_saved.py": 2,
-    "training/test_zoo.py": 3,
+    "training/test_zero_late.py": 3,
+    "training/test_zero_offload.py": 3,
+    "training/test_zero_saved.py": 3,
     "view/test_browser.py": 3,
     "view/test_placing.py": 4,
+    "view/test_story.py": 4,
+    "view/test_terminal.py": 4,
 }
 
 # Where AMX traps, PyTorch's bf16 would take workers down; they and their ranks inherit this.
@@ -115,36 +135,45 @@ def idle(cell: Any) -> bool:
     return any(marker.args[:1] == (True,) for marker in cell.iter_markers("skipif"))
 
 
+def drawn(cells: list[Any], values: Callable[[Any], set[Any]], wanted: int) -> list[Any]:
+    """Take so many cells from the front, or more until every value of every parameter is there."""
+    taken, spare, seen = list[Any](), list[Any](), set[Any]()
+    for cell in cells:
+        (spare if values(cell) <= seen else taken).append(cell)
+        seen |= values(cell)
+    return taken + spare[: max(0, wanted - len(taken))]
+
+
+def parameters(cell: Any) -> set[tuple[str, str]]:
+    return {(name, repr(value)) for name, value in cell.callspec.params.items()}
+
+
 def sampled(cells: list[Any], one_in: int, dice: random.Random) -> list[Any]:
-    """Draw one cell in so many, and more until every value of every parameter was drawn."""
-    drawn, spare = list[Any](), list[Any]()
-    seen = set[tuple[str, str]]()
-    for cell in sorted(dice.sample(cells, len(cells)), key=idle):
-        values = {(name, repr(value)) for name, value in cell.callspec.params.items()}
-        (spare if values <= seen else drawn).append(cell)
-        seen |= values
+    """Draw one test in so many, and more until every value of every parameter was drawn."""
     wanted = math.ceil(sum(not idle(cell) for cell in cells) / one_in)
-    return drawn + spare[: max(0, wanted - len(drawn))]
+    return drawn(sorted(dice.sample(cells, len(cells)), key=idle), parameters, wanted)
 
 
 def leave_out(config: pytest.Config, items: list[Any]) -> None:
     """Of the large grids, keep the cells that the seed draws."""
     seed = config.getoption("--sample")
-    families: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    functions: dict[str, list[Any]] = defaultdict(list)
     for item in items if seed is not None else ():
-        one_in = SAMPLED.get(f"{item.path.parent.name}/{item.path.name}")
-        if one_in and hasattr(item, "callspec"):
-            families[item.nodeid.split("[")[0], one_in].append(item)
+        if hasattr(item, "callspec"):
+            functions[item.nodeid.split("[")[0]].append(item)
     left = set()
-    for (name, one_in), cells in families.items():
-        left |= {*cells} - {*sampled(cells, one_in, random.Random(f"{seed} {name}"))}
+    for name, cells in functions.items():
+        file = f"{cells[0].path.parent.name}/{cells[0].path.name}"
+        one_in = SAMPLED.get(file, ONE_IN if len(cells) > LARGE else None)
+        if one_in is not None:
+            left |= {*cells} - {*sampled(cells, one_in, random.Random(f"{seed} {name}"))}
     if left:
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=list(left))
 
 
 class Sample:
-    """Which points of a long walk inside a test are visited: every one, or some drawn by a seed."""
+    """What of a long walk or a grid inside a test is visited: all, or some drawn by a seed."""
 
     def __init__(self, seed: str | None, name: str) -> None:
         self.seed, self.name = seed, name
@@ -156,6 +185,23 @@ class Sample:
             point += 1 if self.seed is None else dice.randint(1, 2 * one_in - 1)
             yield point
 
+    def cells(self, grid: Iterable[tuple[Any, ...]], one_in: int) -> list[tuple[Any, ...]]:
+        """Return all cells; of a sample, one in so many, and every value of every column."""
+        cells = list(grid)
+        if self.seed is None:
+            return cells
+        dice = random.Random(f"{self.seed} {self.name}")
+        order = dice.sample(range(len(cells)), len(cells))
+        wanted = math.ceil(len(cells) / one_in)
+        chosen = drawn(order, lambda at: {*enumerate(map(repr, cells[at]))}, wanted)
+        return [cells[at] for at in sorted(chosen)]
+
+    def some(self, cells: Sequence[Any], one_in: int) -> list[Any]:
+        """Return all cells; of a sample, one in so many, whichever they are."""
+        if self.seed is None:
+            return list(cells)
+        return random.Random(f"{self.seed} {self.name}").sample(cells, -(-len(cells) // one_in))
+
     def fewer(self, n: int, one_in: int) -> int:
         """Return how many of n are left, at least, of one in so many."""
         return n if self.seed is None else n // (2 * one_in)
@@ -166,12 +212,25 @@ def sample(request: pytest.FixtureRequest) -> Sample:
     return Sample(request.config.getoption("--sample"), request.node.nodeid)
 
 
+def group_of(nodeid: str) -> str:
+    """Return what shares a worker, and so is started once: an engine, the browser, or a file."""
+    file, _, name = nodeid.partition("::")
+    engine = {*re.split(r"[\[\]-]", name)} & {*engines.names()}
+    if file.endswith(BOTH) and engine:
+        return min(engine)
+    return "browser" if file.endswith(BROWSER) else file
+
+
 class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """As xdist's, but a test that takes its worker down fails, and the rest of its group goes on.
+    """As xdist's, by our groups; and a test that takes its worker down fails alone.
 
     xdist gives the whole group to the next worker, which dies of the same test, until no more
     workers are started; and a worker that got a single test waits for a second one.
     """
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the group of a test; xdist looks for a suffix, which pytest 9 does not let be."""
+        return group_of(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Return the test that the worker ran; all others that it had wait for another worker."""
@@ -198,6 +257,7 @@ class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
     """Hand out tests by groups, if asked to (make test does)."""
+    config.option.loadscopereorder = False  # as we have put them
     return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
@@ -212,19 +272,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return with_torch != (wanted == "with") or None
 
 
+def is_wanted(item: Any, half: str | None) -> bool:
+    """Tell whether a test of the grid over engines is for this half; other files are by now."""
+    with_torch = group_of(item.nodeid) in ON_TORCH
+    return half is None or item.path.name not in BOTH or with_torch == (half == "with")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Keep the tests of a file on one worker; the grid over engines is one part for each engine."""
+    """Run what is for this half, of large grids a sample, and first what takes longest."""
     leave_out(config, items)
-    wanted = config.getoption("--torch")
-    for item in list(items):
-        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
-        group = f"{item.path.parent.name}-{item.path.stem} {engine or ''}"
-        item.add_marker(pytest.mark.xdist_group(group.strip()))
-        if item.path.name in BOTH and wanted not in (
-            None,
-            "with" if engine in ON_TORCH else "without",
-        ):
-            items.remove(item)
+    first = {group: place for place, group in enumerate(LONGEST)}
+    wanted = [item for item in items if is_wanted(item, config.getoption("--torch"))]
+    items[:] = sorted(wanted, key=lambda item: first.get(group_of(item.nodeid), len(first)))
 
 
 def pytest_collection_finish() -> None:
@@ -240,6 +299,15 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Let it be seen again, so that what still lives at the end is told."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_stays_out(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail where a file brings torch into the run without it, and makes every later fork slow."""
+    without = request.config.getoption("--torch") == "without" and "torch" not in sys.modules
+    yield
+    if without and "torch" in sys.modules:
+        pytest.fail("torch was imported: TORCH in tests/conftest.py has to name this file")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -83,6 +83,56 @@ def test_a_walk_visits_every_point_or_those_of_the_seed(settings: Any) -> None:
     assert walks[3] == walk("3")
 
 
+@pytest.mark.parametrize("one_in", [1, 3, 10])
+@pytest.mark.parametrize("shape", GRIDS)
+def test_a_grid_inside_a_test_is_visited_whole_or_with_every_value(
+    settings: Any, shape: tuple[int, ...], one_in: int
+) -> None:
+    grid = list(product(*map(range, shape)))
+    assert settings.Sample(None, "name").cells(grid, one_in) == grid
+    for seed in SEEDS:
+        found = settings.Sample(seed, "name").cells(grid, one_in)
+        assert found == sorted({*found})
+        assert [{*values} for values in zip(*found, strict=True)] == [{*range(n)} for n in shape]
+        assert len(grid) / one_in <= len(found) <= max(-(-len(grid) // one_in), sum(shape))
+        few = settings.Sample(seed, "name").some(grid, one_in)
+        assert len({*few} & {*grid}) == len(few) == -(-len(grid) // one_in)
+
+
+class Item:
+    """Stands in for a test."""
+
+    def __init__(self, file: str, name: str, cell: Any) -> None:
+        self.nodeid, self.path = f"{file}::{name}[{cell.at}]", Path(file)
+        self.callspec, self.iter_markers = cell.callspec, cell.iter_markers
+
+
+class Config:
+    """Stands in for pytest's: a seed, and nobody who listens."""
+
+    def __init__(self, seed: str | None) -> None:
+        self.hook = SimpleNamespace(pytest_deselected=lambda **_: None)
+        self.getoption = {"--sample": seed}.__getitem__
+
+
+@pytest.mark.parametrize("file", ["engines/test_one_truth.py", "none/test_of_these.py"])
+def test_no_function_is_left_out(settings: Any, file: str) -> None:
+    """Small ones are whole, and of every other there are cells; without a seed there are all."""
+    every = [
+        Item(file, f"test_{size}", cell)
+        for size in (2, 12, 14, 40)
+        for cell in cells_of((size // 2, 2))
+    ]
+    for seed in (None, *SEEDS):
+        items = list(every)
+        settings.leave_out(Config(seed), items)
+        names = [item.nodeid.split("[")[0] for item in items]
+        assert {*names} == {one.nodeid.split("[")[0] for one in every}
+        assert (len(items) == len(every)) == (seed is None)
+        if file not in settings.SAMPLED:
+            assert names.count(f"{file}::test_12") == 12
+
+
 def test_the_large_grids_are_there(settings: Any) -> None:
     for name in settings.SAMPLED:
         assert "parametrize" in (ROOT / "tests" / name).read_text(encoding="utf-8"), name

@@ -1,4 +1,4 @@
-"""A test that takes its worker down fails alone: the rest of its file and all others are run."""
+"""A worker runs whole files, and a test that takes it down fails alone: all others are run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,20 @@ def test_one(number):
 """
 
 
+PLAIN = """
+import os
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range(20))
+def test_plain(number):
+    Path(__file__).with_name(os.environ["PYTEST_XDIST_WORKER"]).touch()
+"""
+
+
 def test_a_worker_that_dies_fails_its_test_alone(tmp_path: Path) -> None:
     (tmp_path / "test_deadly.py").write_text(DEADLY)
-    (tmp_path / "test_plain.py").write_text("def test_plain():\n    pass\n")
+    (tmp_path / "test_plain.py").write_text(PLAIN)
     outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [
@@ -36,5 +47,6 @@ def test_a_worker_that_dies_fails_its_test_alone(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     suite = ET.parse(tmp_path / "found.xml").getroot()[0]
     failed = [case.get("name") for case in suite.iter("testcase") if len(case)]
-    assert (suite.get("tests"), len(failed)) == ("6", 1), done.stdout
+    assert (suite.get("tests"), len(failed)) == ("25", 1), done.stdout
+    assert len(list(tmp_path.glob("gw*"))) == 1  # the tests of a file share what they start
     assert "crashed while running 'test_deadly.py::test_one[2]" in done.stdout

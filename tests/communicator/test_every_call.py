@@ -52,7 +52,7 @@ def pool(dtype: Any) -> Any:
     return drawn(np.random.default_rng(0), dtype, 4 * LARGE // 3)
 
 
-def sample(rng: np.random.Generator, dtype: Any, numel: int) -> Any:
+def numbers(rng: np.random.Generator, dtype: Any, numel: int) -> Any:
     """Return numbers that no other rank or case has."""
     if numel < LARGE // 16:
         return drawn(rng, dtype, numel)
@@ -106,7 +106,7 @@ def make(
 ) -> Case:
     name = schedule.collective.name
     numel = numel_of(name, schedule.size, count)
-    inputs = [sample(rng, dtype, numel) for _ in range(schedule.size)]
+    inputs = [numbers(rng, dtype, numel) for _ in range(schedule.size)]
     due = run_schedule(schedule, inputs, op=op)
     return Case(name, op, schedule.root, algorithm, inputs, due)
 
@@ -168,38 +168,42 @@ def schedule_of(name: str, size: int, root: int = 0) -> Schedule:
     return algorithms.load(name).schedule(size, root)
 
 
-def reducing_cases(size: int) -> Iterator[Case]:
-    rng = np.random.default_rng(size)
-    for collective in REDUCING:
-        for op in REDUCTIONS:
-            for dtype in DTYPES:
-                if not takes(op, dtype, collective):
-                    continue
-                for count in COUNTS:
-                    nbytes = count * np.dtype(dtype).itemsize
-                    name = DEFAULT.choose(collective, nbytes)
-                    schedule = schedule_of(name, size, (size - 1) * (count == 7))
-                    yield make(rng, schedule, dtype, count, op=op)
+REDUCED = [
+    (collective, op, dtype, count)
+    for collective, op, dtype, count in product(REDUCING, REDUCTIONS, DTYPES, COUNTS)
+    if takes(op, dtype, collective)
+]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_reduction_dtype_and_count(size: int, threads: Any, processes: Any) -> None:
-    cases = list(reducing_cases(size))
+def test_every_reduction_dtype_and_count(
+    size: int, threads: Any, processes: Any, sample: Any
+) -> None:
+    rng = np.random.default_rng(size)
+    cases = []
+    for collective, op, dtype, count in sample.cells(REDUCED, 4):
+        name = DEFAULT.choose(collective, count * np.dtype(dtype).itemsize)
+        schedule = schedule_of(name, size, (size - 1) * (count == 7))
+        cases.append(make(rng, schedule, dtype, count, op=op))
     judge(threads, size, cases)
     judge(processes, size, cases)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_root_dtype_and_count_of_what_only_moves(
-    size: int, threads: Any, processes: Any
+    size: int, threads: Any, processes: Any, sample: Any
 ) -> None:
     rng = np.random.default_rng(size)
-    cases = []
-    for collective in MOVING:
-        rooted = collectives.load(collective).rooted
-        for root in range(size if rooted else 1):
-            schedule = schedule_of(DEFAULT.choose(collective, 0), size, root)
-            cases += [make(rng, schedule, d, n) for d in DTYPES for n in COUNTS]
+    grid = [
+        (collective, root, dtype, count)
+        for collective in MOVING
+        for root in range(size if collectives.load(collective).rooted else 1)
+        for dtype, count in product(DTYPES, COUNTS)
+    ]
+    cases = [
+        make(rng, schedule_of(DEFAULT.choose(collective, 0), size, root), dtype, count)
+        for collective, root, dtype, count in sample.cells(grid, 4)
+    ]
     judge(threads, size, cases)
     judge(processes, size, cases)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from roundelay.schedule import Schedule
 from roundelay.tuning import DEFAULT
 
 COUNTS = (0, 1, 7, 1000)
+SEED = os.environ.get("ROUNDELAY_SAMPLE")  # of the tests, where they run a sample
 DTYPES: list[Any] = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", ml_dtypes.bfloat16, "float32", "float64", "complex64", "complex128"),
@@ -130,6 +133,11 @@ def compare(
         yield f"{what}: got {got}, due {due}"
 
 
+def visited(*cell: Any) -> bool:
+    """Tell whether a cell of a large grid is visited, alike on all ranks; of a sample, one in 4."""
+    return SEED is None or random.Random(f"{SEED} {cell}").random() < 1 / 4
+
+
 def check_every_reduction_dtype_and_count(comm: Any) -> Iterator[str]:
     for collective in REDUCING:
         for count in COUNTS:
@@ -137,7 +145,7 @@ def check_every_reduction_dtype_and_count(comm: Any) -> Iterator[str]:
             schedule = algorithms.load(name).schedule(comm.size, (comm.size - 1) * (count == 7))
             for op in REDUCTIONS:
                 for dtype in DTYPES:
-                    if takes(op, dtype, collective):
+                    if takes(op, dtype, collective) and visited(collective, count, op, dtype):
                         yield from compare(comm, schedule, dtype, count, op=op)
 
 
@@ -148,7 +156,8 @@ def check_every_root_and_dtype_of_what_only_moves(comm: Any) -> Iterator[str]:
             schedule = algorithm.schedule(comm.size, root)
             for dtype in DTYPES:
                 for count in COUNTS:
-                    yield from compare(comm, schedule, dtype, count)
+                    if visited(collective, root, dtype, count):
+                        yield from compare(comm, schedule, dtype, count)
 
 
 def check_every_algorithm_by_name(comm: Any) -> Iterator[str]:

@@ -91,7 +91,7 @@ def oracle(name: str, inputs: list[Any], root: int, op: str) -> list[Any]:
     return answers[name]()
 
 
-def sample(dtype: str, numel: int, rank: int) -> Any:
+def numbers(dtype: str, numel: int, rank: int) -> Any:
     """Return small whole numbers, exact in every dtype in every order, zeros among them."""
     values = (np.arange(numel) * 7 + rank * 3) % 4
     if dtype.startswith("complex"):
@@ -119,22 +119,21 @@ def same(found: Any, due: Any) -> None:
 
 
 @pytest.mark.parametrize("name", data_algorithms())
-def test_every_count_and_root(engine: Any, name: str) -> None:
+def test_every_count_and_root(engine: Any, name: str, sample: Any) -> None:
     algorithm = algorithms.load(name)
-    for size in SIZES:
-        for root in range(size if algorithm.collective.rooted else 1):
-            schedule = algorithm.schedule(size, root)
-            for count in COUNTS:
-                inputs = [
-                    sample("int64", numel_of(algorithm, size, count), rank) for rank in range(size)
-                ]
-                if algorithm.collective.name == "scatter":
-                    inputs = [sample("int64", size * count, rank) for rank in range(size)]
-                found = engine.run(schedule, inputs)
-                for got, due in zip(
-                    found, oracle(algorithm.collective.name, inputs, root, "sum"), strict=True
-                ):
-                    same(got, due)
+    collective = algorithm.collective
+    grid = [
+        (size, root, count)
+        for size in SIZES
+        for root in range(size if collective.rooted else 1)
+        for count in COUNTS
+    ]
+    for size, root, count in sample.cells(grid, 4):
+        numel = size * count if collective.name == "scatter" else numel_of(algorithm, size, count)
+        inputs = [numbers("int64", numel, rank) for rank in range(size)]
+        found = engine.run(algorithm.schedule(size, root), inputs)
+        for got, due in zip(found, oracle(collective.name, inputs, root, "sum"), strict=True):
+            same(got, due)
 
 
 REDUCING = [n for n in data_algorithms() if algorithms.load(n).collective.reduces]
@@ -151,23 +150,20 @@ def reductions(name: str, size: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", REDUCING)
-def test_every_reduction_and_dtype(engine: Any, name: str) -> None:
+def test_every_reduction_and_dtype(engine: Any, name: str, sample: Any) -> None:
     algorithm = algorithms.load(name)
-    for size in SIZES:
+    scans = algorithm.collective.name in ("scan", "exscan")
+    grid = [(size, op, dtype) for size in SIZES for op, dtype in reductions(name, size)]
+    for size, op, dtype in sample.cells(grid, 4):
         schedule = algorithm.schedule(size)
-        for op, dtype in reductions(name, size):
-            inputs = [sample(dtype, numel_of(algorithm, size, 3), rank) for rank in range(size)]
-            scans = algorithm.collective.name in ("scan", "exscan")
-            kind = np.dtype(dtype).kind
-            if kind not in REDUCTIONS[op].kinds or (op == "avg" and scans):
-                with pytest.raises(UnsupportedReductionError, match=op):
-                    engine.run(schedule, inputs, op=op)
-                continue
-            found = engine.run(schedule, inputs, op=op)
-            for got, due in zip(
-                found, oracle(algorithm.collective.name, inputs, 0, op), strict=True
-            ):
-                same(got, due)
+        inputs = [numbers(dtype, numel_of(algorithm, size, 3), rank) for rank in range(size)]
+        if np.dtype(dtype).kind not in REDUCTIONS[op].kinds or (op == "avg" and scans):
+            with pytest.raises(UnsupportedReductionError, match=op):
+                engine.run(schedule, inputs, op=op)
+            continue
+        found = engine.run(schedule, inputs, op=op)
+        for got, due in zip(found, oracle(algorithm.collective.name, inputs, 0, op), strict=True):
+            same(got, due)
 
 
 def test_every_algorithm_meets_every_reduction_and_dtype() -> None:
@@ -182,7 +178,7 @@ def test_located_reductions_keep_the_lowest_place(engine: Any, name: str) -> Non
     for size in SIZES:
         schedule = algorithm.schedule(size)
         numel = numel_of(algorithm, size, 4)
-        values = [sample("float64", numel, rank) for rank in range(size)]
+        values = [numbers("float64", numel, rank) for rank in range(size)]
         for op, best in (("maxloc", np.max), ("minloc", np.min)):
             found = engine.run(schedule, values, op=op)
             stacked = np.stack(values)

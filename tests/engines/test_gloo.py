@@ -8,6 +8,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ def surface() -> Any:
     return module
 
 
-def test_the_whole_surface() -> None:
-    failures = surface().failures
+def test_the_whole_surface(sample: Any) -> None:
+    whole = surface()
+    work = partial(whole.failures, reduced=sample.cells(whole.REDUCED, 5))
     for size in (1, 2, 3):
-        assert rd.run(failures, size, engine="gloo", timeout=60) == [[]] * size
+        assert rd.run(work, size, engine="gloo", timeout=60) == [[]] * size
 
 
 def test_it_lives_beside_the_users_own_group(tmp_path: Path) -> None:

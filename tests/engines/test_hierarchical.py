@@ -76,9 +76,10 @@ def on_hosts(
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_the_whole_surface(hosts: tuple[tuple[int, ...], ...]) -> None:
-    size = sum(map(len, hosts))
-    assert on_hosts(hosts, surface().failures) == [[]] * size
+def test_the_whole_surface(hosts: tuple[tuple[int, ...], ...], sample: Any) -> None:
+    size, whole = sum(map(len, hosts)), surface()
+    work = partial(whole.failures, reduced=sample.cells(whole.REDUCED, 5))
+    assert on_hosts(hosts, work) == [[]] * size
 
 
 def test_floats_are_added_as_the_schedule_says() -> None:

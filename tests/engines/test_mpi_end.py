@@ -30,7 +30,7 @@ from roundelay.errors import (
 
 SIZES = (1, 2, 5)
 SCRIPT = Path(__file__).parent / "mpi_checks.py"
-LIMIT_S = 180
+LIMIT_S = 500
 MPICH = Path(os.environ.get("ROUNDELAY_MPICH", "/nonexistent"))
 NO_MPICH = pytest.mark.skipif(
     not (MPICH / "bin" / "mpiexec").exists(),
@@ -70,6 +70,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     given = [getattr(item, "callspec", None) for item in request.session.items]
     params = [spec.params for spec in given if spec and {"check", "library"} <= spec.params.keys()]
 
+    seed = request.config.getoption("--sample")
+
     @cache
     def run(library: str, size: int) -> tuple[list[dict[str, list[str]]], str]:
         words, environment = launcher(library, size)
@@ -77,7 +79,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         names = [at["check"] for at in params if (at["library"], at["size"]) == (library, size)]
         with subprocess.Popen(
             [*words, sys.executable, str(SCRIPT), str(folder), *names],
-            env=environment,
+            env={**environment, **({} if seed is None else {"ROUNDELAY_SAMPLE": seed})},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -5,6 +5,7 @@ The values cancel, so that a cut or an order of addition that is another one sho
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ import roundelay as rd
 from roundelay import _core
 from roundelay.algorithms import Algorithm, algorithms
 from roundelay.communicator import Communicator
-from roundelay.engines import run_schedule
-from roundelay.engines.reference import Reference
+from roundelay.engines import engines, run_schedule
 from roundelay.schedule import Schedule, price, split
 
 SIZES = (2, 3, 4, 5, 7)
@@ -24,6 +24,15 @@ COUNTS = (0, 1, 2, 3, 5, 7, 16, 17, 63, 65, 1000)
 CALLED = (0, 1, 3, 17, 1000, 5_001, 9_001)
 KINDS = (("sum", "float64"), ("avg", "float16"))
 CANCELLING = {"float64": 1e16, "float16": 2048.0}
+
+
+#: All but the one that they are compared with, and what joins others.
+NO_GPU = pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="needs GPUs of NVIDIA")
+OTHERS = [
+    pytest.param(name, marks=NO_GPU if name == "nccl" else ())
+    for name in engines.names()
+    if name not in ("hierarchical", "reference")
+]
 
 
 def cancelling(dtype: str, count: int, rank: int) -> Any:
@@ -61,19 +70,23 @@ def lengths(blocks: int) -> list[list[int]]:
     return [[count] * blocks for count in COUNTS] + (uneven if blocks > 1 else [])
 
 
+@pytest.mark.parametrize("engine", OTHERS, indirect=True)
 @pytest.mark.parametrize("name", data_algorithms())
-def test_every_engine_gives_the_references_bits(engine: Any, name: str) -> None:
-    if isinstance(engine, type(Reference.runner())):
-        pytest.skip("it is what the others are compared with")
+def test_every_engine_gives_the_references_bits(engine: Any, name: str, sample: Any) -> None:
     algorithm = algorithms.load(name)
-    for size in SIZES:
+    grid = [
+        (size, turn, kind)
+        for size in SIZES
+        for turn in range(len(lengths(algorithm.collective.blocks(size))))
+        for kind in ops(algorithm)
+    ]
+    for size, turn, (op, dtype) in sample.cells(grid, 5):
         schedule = algorithm.schedule(size, size - 1 if algorithm.collective.rooted else 0)
-        for counts in lengths(algorithm.collective.blocks(size)):
-            for op, dtype in ops(algorithm):
-                inputs = inputs_of(schedule, counts, dtype)
-                due = run_schedule(schedule, inputs, op=op, counts=counts)
-                found = engine.run(schedule, inputs, op=op, counts=counts)
-                assert list(map(bits, found)) == list(map(bits, due)), (size, counts, op, dtype)
+        counts = lengths(algorithm.collective.blocks(size))[turn]
+        inputs = inputs_of(schedule, counts, dtype)
+        due = run_schedule(schedule, inputs, op=op, counts=counts)
+        found = engine.run(schedule, inputs, op=op, counts=counts)
+        assert list(map(bits, found)) == list(map(bits, due)), (size, counts, op, dtype)
 
 
 def bits(array: Any) -> bytes | None:

@@ -113,9 +113,16 @@ def test_a_schedule_that_does_not_keep_its_contract_is_refused(engine: str) -> N
         runner.run(broken, [np.ones(2)] * 2)
 
 
-def test_engines_that_start_no_ranks_say_so() -> None:
+@pytest.mark.parametrize(
+    ("engine", "error", "message"),
+    [
+        ("hierarchical", InvalidArgumentError, "hierarchical starts no ranks"),
+        ("thread", UnknownNameError, "Did you mean 'threads'"),
+    ],
+)
+def test_engines_that_start_no_ranks_say_so(
+    engine: str, error: type[Exception], message: str
+) -> None:
     ring = algorithms.load("all_reduce_ring").schedule(2)
-    with pytest.raises(InvalidArgumentError, match="hierarchical starts no ranks"):
-        run_schedule(ring, [np.ones(2)] * 2, "hierarchical")
-    with pytest.raises(UnknownNameError, match="Did you mean 'threads'"):
-        run_schedule(ring, [np.ones(2)] * 2, "thread")
+    with pytest.raises(error, match=message):
+        run_schedule(ring, [np.ones(2)] * 2, engine)

@@ -87,26 +87,48 @@ except rd.RoundelayError as error:
 """
 
 
-@pytest.mark.parametrize(("poor", "more"), [(0, 0), (0, 3), (0, 6), (1, 0), (1, 2), (1, 3)])
-def test_a_rank_that_is_poor_in_descriptors_says_so(poor: int, more: int, tmp_path: Path) -> None:
+POOR_RANKS = [(0, 0), (0, 3), (0, 6), (1, 0), (1, 2), (1, 3)]
+
+
+def started(poor: int, more: int, folder: Path) -> list[subprocess.Popen[str]]:
+    """Start three ranks, one of which may open only so many more files."""
+    folder.mkdir()
     common = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": "29500", "TMPDIR": str(tmp_path)}  # fmt: skip
-    started = []
-    for rank in range(3):
-        own = {"RANK": str(rank), **({"MORE": str(more)} if rank == poor else {})}
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", POOR],
-                env={**common, **own},
-                text=True,
-                stdout=subprocess.PIPE,
-            )
+              "MASTER_PORT": "29500", "TMPDIR": str(folder)}  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", POOR],
+            env={**common, "RANK": str(rank), **({"MORE": str(more)} if rank == poor else {})},
+            text=True,
+            stdout=subprocess.PIPE,
         )
-    said = [process.communicate(timeout=60)[0] for process in started]
+        for rank in range(3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def poor_jobs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[tuple[int, int], tuple[list[str], Path]]:
+    """Return what the ranks of each job said, and where they met; all wait at the same time."""
+    folder = tmp_path_factory.mktemp("poor")
+    places = {case: folder / f"{case[0]}-{case[1]}" for case in POOR_RANKS}
+    jobs = {case: started(*case, place) for case, place in places.items()}
+    return {
+        case: ([process.communicate(timeout=60)[0] for process in job], places[case])
+        for case, job in jobs.items()
+    }
+
+
+@pytest.mark.parametrize(("poor", "more"), POOR_RANKS)
+def test_a_rank_that_is_poor_in_descriptors_says_so(
+    poor: int, more: int, poor_jobs: dict[tuple[int, int], tuple[list[str], Path]]
+) -> None:
+    said, folder = poor_jobs[poor, more]
     assert said[poor].startswith("LimitError rank"), said
     assert "`ulimit -n " in said[poor]
     assert all(text.startswith("RendezvousError") for rank, text in enumerate(said) if rank != poor)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 #: Runs jobs as a user who may have ever more processes: this, three ranks, and a thread of each.

@@ -60,12 +60,13 @@ def test_a_namespace_of_the_network_is_another_host(hosts: Any) -> None:
 
 
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 1)])
-def test_the_whole_surface(hosts: Any, ranks: tuple[int, int]) -> None:
-    failures = loaded("surface").failures
+def test_the_whole_surface(hosts: Any, ranks: tuple[int, int], sample: Any) -> None:
+    surface = loaded("surface")
+    reduced = sample.cells(surface.REDUCED, 5)
 
     def work() -> Any:
         comm = rd.init()
-        found = failures(comm)
+        found = surface.failures(comm, reduced)
         comm.close()
         return type(comm._engine).__name__, found
 

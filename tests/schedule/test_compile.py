@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -46,18 +47,24 @@ def compiled(name: str, size: int, reach: Reach, root: int = 0) -> Programs:
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_programs_of_private_buffers_are_proved_for_sizes_1_to_16_and_every_root(name: str) -> None:
-    for size in range(1, 17):
-        for root in roots(name, size):
-            prove_program(compiled(name, size, PRIVATE, root))
+def test_programs_of_private_buffers_are_proved_for_sizes_1_to_16_and_every_root(
+    name: str, sample: Any
+) -> None:
+    grid = [(size, root) for size in range(1, 17) for root in roots(name, size)]
+    for size, root in sample.cells(grid, 4):
+        prove_program(compiled(name, size, PRIVATE, root))
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_programs_are_proved_whatever_can_be_reached(name: str) -> None:
-    for size in (1, 2, 3, 4, 7, 8, 12):
-        for root in {0, size - 1} & set(roots(name, size)):
-            for reach in reaches(name):
-                prove_program(compiled(name, size, reach, root))
+def test_programs_are_proved_whatever_can_be_reached(name: str, sample: Any) -> None:
+    grid = [
+        (size, root, reach)
+        for size in (1, 2, 3, 4, 7, 8, 12)
+        for root in {0, size - 1} & set(roots(name, size))
+        for reach in reaches(name)
+    ]
+    for size, root, reach in sample.cells(grid, 3):
+        prove_program(compiled(name, size, reach, root))
 
 
 @pytest.mark.parametrize("name", [one for one in algorithms.names() if collective(one) in IN_ARENA])

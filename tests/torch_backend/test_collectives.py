@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -71,84 +72,83 @@ FOLDS = {
 }  # fmt: skip
 
 
-def reductions(contiguous: bool, async_op: bool) -> int:
+#: What is reduced, and what is only moved.
+REDUCTIONS = [
+    (dtype, shape, name)
+    for dtype, shape, name in product(REDUCED, SHAPES, FOLDS)
+    if not (dtype.is_floating_point and name.startswith("B"))
+]
+MOVES = list(product(MOVED, SHAPES))
+
+
+def reductions(cells: list[Any], contiguous: bool, async_op: bool) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    tried = 0
-    for dtype in REDUCED:
-        for shape in SHAPES:
-            for name, fold in FOLDS.items():
-                if dtype.is_floating_point and name.startswith("B"):
-                    continue
-                expected = each(fold, dtype, shape, size)
-                op = getattr(dist.ReduceOp, name)
-                given = filled(rank, shape, dtype)
-                x = given.clone() if contiguous else strided(given)
-                finish(dist.all_reduce(x, op, async_op=async_op))
-                assert bits(x) == bits(expected), (dtype, shape, name)
-                x = given.clone() if contiguous else strided(given)
-                finish(dist.reduce(x, size - 1, op, async_op=async_op))
-                assert bits(x) == bits(expected if rank == size - 1 else given)
-                parts = [filled(rank + other, shape, dtype) for other in range(size)]
-                out = torch.zeros_like(given) if contiguous else strided(torch.zeros_like(given))
-                finish(dist.reduce_scatter(out, parts, op, async_op=async_op))
-                wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-                mine = filled(rank, shape, dtype).to(wide)
-                for other in range(1, size):
-                    mine = fold(mine, filled(rank + other, shape, dtype).to(wide))
-                assert bits(out) == bits(mine.to(dtype)), (dtype, shape, name)
-                tried += 1
-    return tried
+    for dtype, shape, name in cells:
+        fold = FOLDS[name]
+        expected = each(fold, dtype, shape, size)
+        op = getattr(dist.ReduceOp, name)
+        given = filled(rank, shape, dtype)
+        x = given.clone() if contiguous else strided(given)
+        finish(dist.all_reduce(x, op, async_op=async_op))
+        assert bits(x) == bits(expected), (dtype, shape, name)
+        x = given.clone() if contiguous else strided(given)
+        finish(dist.reduce(x, size - 1, op, async_op=async_op))
+        assert bits(x) == bits(expected if rank == size - 1 else given)
+        parts = [filled(rank + other, shape, dtype) for other in range(size)]
+        out = torch.zeros_like(given) if contiguous else strided(torch.zeros_like(given))
+        finish(dist.reduce_scatter(out, parts, op, async_op=async_op))
+        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        mine = filled(rank, shape, dtype).to(wide)
+        for other in range(1, size):
+            mine = fold(mine, filled(rank + other, shape, dtype).to(wide))
+        assert bits(out) == bits(mine.to(dtype)), (dtype, shape, name)
 
 
 @pytest.mark.parametrize(("size", "contiguous", "async_op"), CASES)
-def test_reductions(worlds: Any, size: int, contiguous: bool, async_op: bool) -> None:
-    assert min(worlds.of(size)(reductions, contiguous, async_op)) > 100
+def test_reductions(worlds: Any, size: int, contiguous: bool, async_op: bool, sample: Any) -> None:
+    worlds.of(size)(reductions, sample.cells(REDUCTIONS, 4), contiguous, async_op)
 
 
-def moves(contiguous: bool, async_op: bool) -> int:
+def moves(cells: list[Any], contiguous: bool, async_op: bool) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    tried = 0
     lay = (lambda x: x.clone()) if contiguous else strided
-    for dtype in MOVED:
+    for dtype, shape in cells:
         if dtype is torch.complex32 and not contiguous:
             continue
-        for shape in SHAPES:
-            mine = filled(rank, shape, dtype)
-            every = [filled(other, shape, dtype) for other in range(size)]
-            blank = filled(0, shape, dtype)
+        mine = filled(rank, shape, dtype)
+        every = [filled(other, shape, dtype) for other in range(size)]
+        blank = filled(0, shape, dtype)
 
-            x = lay(mine)
-            finish(dist.broadcast(x, size - 1, async_op=async_op))
-            assert bits(x) == bits(every[-1]), (dtype, shape)
+        x = lay(mine)
+        finish(dist.broadcast(x, size - 1, async_op=async_op))
+        assert bits(x) == bits(every[-1]), (dtype, shape)
 
-            outs = [lay(blank) for _ in range(size)]
-            finish(dist.all_gather(outs, lay(mine), async_op=async_op))
-            assert [*map(bits, outs)] == [*map(bits, every)]
+        outs = [lay(blank) for _ in range(size)]
+        finish(dist.all_gather(outs, lay(mine), async_op=async_op))
+        assert [*map(bits, outs)] == [*map(bits, every)]
 
-            outs = [lay(blank) for _ in range(size)]
-            finish(dist.gather(lay(mine), outs if rank == 1 else None, dst=1, async_op=async_op))
-            assert rank != 1 or [*map(bits, outs)] == [*map(bits, every)]
+        outs = [lay(blank) for _ in range(size)]
+        finish(dist.gather(lay(mine), outs if rank == 1 else None, dst=1, async_op=async_op))
+        assert rank != 1 or [*map(bits, outs)] == [*map(bits, every)]
 
-            out = lay(blank)
-            parts = [lay(one) for one in every] if rank == 1 else None
-            finish(dist.scatter(out, parts, src=1, async_op=async_op))
-            assert bits(out) == bits(mine)
+        out = lay(blank)
+        parts = [lay(one) for one in every] if rank == 1 else None
+        finish(dist.scatter(out, parts, src=1, async_op=async_op))
+        assert bits(out) == bits(mine)
 
-            stacked = lay(torch.stack([blank] * size))
-            finish(dist.all_gather_single(stacked, lay(mine), async_op=async_op))
-            assert bits(stacked) == b"".join(map(bits, every))
+        stacked = lay(torch.stack([blank] * size))
+        finish(dist.all_gather_single(stacked, lay(mine), async_op=async_op))
+        assert bits(stacked) == b"".join(map(bits, every))
 
-            outs = [lay(blank) for _ in range(size)]
-            finish(dist.all_to_all(outs, [lay(mine) for _ in range(size)], async_op=async_op))
-            assert [*map(bits, outs)] == [*map(bits, every)]
+        outs = [lay(blank) for _ in range(size)]
+        finish(dist.all_to_all(outs, [lay(mine) for _ in range(size)], async_op=async_op))
+        assert [*map(bits, outs)] == [*map(bits, every)]
 
-            x, out = lay(torch.stack([mine] * size)), lay(torch.stack([blank] * size))
-            finish(dist.all_to_all_single(out, x, async_op=async_op))
-            assert bits(out) == b"".join(map(bits, every))
-            tried += 1
-    return tried
+        x, out = lay(torch.stack([mine] * size)), lay(torch.stack([blank] * size))
+        finish(dist.all_to_all_single(out, x, async_op=async_op))
+        assert bits(out) == b"".join(map(bits, every))
 
 
 @pytest.mark.parametrize(("size", "contiguous", "async_op"), CASES)
-def test_moves(worlds: Any, size: int, contiguous: bool, async_op: bool) -> None:
-    assert min(worlds.of(size)(moves, contiguous, async_op)) > 40
+def test_moves(worlds: Any, size: int, contiguous: bool, async_op: bool, sample: Any) -> None:
+    worlds.of(size)(moves, sample.cells(MOVES, 3), contiguous, async_op)

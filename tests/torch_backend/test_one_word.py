@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import roundelay as rd
 
 SCRIPT = """\
 import torch
@@ -40,14 +44,14 @@ TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 OURS = ["roundelay", "run", "-n", "2"]
 
 
-def losses(script: Path, text: str, launcher: list[str], **environ: str) -> list[str]:
+def losses(script: Path, text: str, launcher: list[str]) -> list[str]:
     script.write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", *launcher, str(script)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
@@ -60,6 +64,15 @@ def entry() -> None:
         pytest.skip("Roundelay was installed before pyproject.toml named its backend to torch")
 
 
+def as_it_was(comm: rd.Communicator, store: str) -> list[str]:
+    """Run the script on gloo in a fork, which has torch already; return the losses."""
+    torch.set_num_threads(1)
+    place = f'"gloo", init_method="file://{store}", rank={comm.rank}, world_size=2'
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(SCRIPT.replace('"gloo"', place), {})
+    return [line.split()[-1] for line in said.getvalue().splitlines()]
+
+
 def test_one_word_is_all_that_changes(tmp_path: Path) -> None:
     changed = SCRIPT.replace('"gloo"', '"roundelay"')
     assert len(changed) - len(SCRIPT) == len("roundelay") - len("gloo")
@@ -67,8 +80,7 @@ def test_one_word_is_all_that_changes(tmp_path: Path) -> None:
     first, again = losses(script, changed, TORCHRUN), losses(script, changed, OURS)
     assert len(first) == 10
     assert first == again  # to the last bit, whatever started them
-    assert losses(script, IMPORT + changed, OURS, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == first
-    gloo = losses(script, SCRIPT, TORCHRUN)
+    gloo = rd.run(as_it_was, 2, args=(f"{tmp_path}/store",))[0]
     numbers = [torch.tensor([float.fromhex(one) for one in run]) for run in (first, gloo)]
     torch.testing.assert_close(*numbers)
 
@@ -88,6 +100,18 @@ for there in (None, object()):
 
 def test_the_name_is_known_to_torch_alone_and_brings_nothing_in() -> None:
     subprocess.run([sys.executable, "-c", NAMED], check=True, timeout=200)
+
+
+IMPORTED = (
+    "import torch\nassert not torch.distributed.is_backend_available('roundelay')\n"
+    + IMPORT
+    + "assert torch.distributed.is_backend_available('roundelay')\n"
+)
+
+
+def test_where_torch_may_not_look_for_names_a_line_is_needed() -> None:
+    environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    subprocess.run([sys.executable, "-c", IMPORTED], check=True, timeout=200, env=environ)
 
 
 FAILING = (

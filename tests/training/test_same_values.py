@@ -152,8 +152,8 @@ def takes(strategy: str, act: Act) -> bool:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_other_values_are_told_and_the_same_are_one_device(strategy: str) -> None:
-    grid = [case for case in cases() if takes(strategy, case[0])]
+def test_other_values_are_told_and_the_same_are_one_device(strategy: str, sample: Any) -> None:
+    grid = sample.cells((case for case in cases() if takes(strategy, case[0])), 3)
 
     def be_rank(comm: Any, chosen: Any, *, alike: bool) -> list[Any]:
         value = 2 if alike else 1 + comm.rank

@@ -8,6 +8,7 @@ and then what has become right must be written down as well.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ KEPT = kept()
 WHOLE = os.environ.get("ROUNDELAY_ZOO") == "all"
 
 
-def sample(number: int) -> list[tuple[str, int]]:
+def between(number: int) -> list[tuple[str, int]]:
     """On two or three ranks by turns: what holds most and what holds least, and some between."""
     size = (2, 3)[number % 2]
     zero = ("zero1", "zero2")[number // 2 % 2]
@@ -31,8 +32,8 @@ def sample(number: int) -> list[tuple[str, int]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", HABITS)
-def test_it_is_right_or_refused_by_name(name: str) -> None:
-    wanted = list(cells()) if WHOLE else sample(list(HABITS).index(name))
+def test_it_is_right_or_refused_by_name(name: str, sample: Any) -> None:
+    wanted = list(cells()) if WHOLE else sample.some(between(list(HABITS).index(name)), 3)
     found = verdicts(HABITS[name], wanted)
     worse = {
         cell: one

@@ -20,26 +20,30 @@ SHOWN = """index => Object.fromEntries(
   [...document.querySelectorAll(`[data-picture="${index}"] td[data-cell]`)]
     .map(cell => [cell.dataset.cell, [cell.title || cell.textContent,
       cell.classList.contains("done"), cell.classList.contains("changed")]]))"""
+#: All that is held against a frame, in one question.
+PANEL = f"""index => {{
+  const panel = document.querySelector(`[data-picture="${{index}}"]`);
+  const all = selector => [...panel.querySelectorAll(selector)];
+  return [({SHOWN})(index), all(".lines .arrow").length,
+          all(".messages li").map(line => line.innerText), all(".spot:not(.empty)").length];
+}}"""
 WINDOWS = [(1280, 800), (390, 844)]
 
 
 def expect(page: Page, picture: Picture, number: int, *, index: int = 0) -> None:
     """Hold every cell of the table, every arrow and every line against one frame."""
     frame = picture.frames[min(number, len(picture.frames) - 1)]
-    shown = page.evaluate(SHOWN, index)
+    shown, arrows, words, filled = page.evaluate(PANEL, index)
     held = {key: cell for key, cell in shown.items() if cell[0]}
     assert held == {
         f"{rank}-{chunk}": [view.text, view.done, (rank, chunk) in frame.changed]
         for (rank, chunk), view in frame.cells.items()
     }
-    panel = page.locator(f'[data-picture="{index}"]')
     pairs = {(transfer.src, transfer.dst) for transfer in frame.transfers}
-    assert panel.locator(".lines .arrow").count() == len(pairs)
-    words = panel.locator(".messages li").all_inner_texts()
+    assert arrows == len(pairs)
     heads = [f"{picture.ranks[src]} → {picture.ranks[dst]}: " for src, dst in pairs]
     assert len(words) == len(heads)
     assert all(any(line.startswith(head) for line in words) for head in heads)
-    filled = panel.locator(".spot:not(.empty)").count()
     assert filled == len(frame.cells)
 
 
