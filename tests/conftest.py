@@ -41,6 +41,7 @@ SAMPLED = {
     "engines/test_hierarchical.py": 3,
     "schedule/test_compile.py": 4,
     "torch_backend/test_collectives.py": 2,
+    "parallel/test_context.py": 4,
     "training/test_every_strategy.py": 3,
     "training/test_parameter_server.py": 3,
     "training/test_shard_programs.py": 3,
