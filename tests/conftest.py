@@ -58,6 +58,7 @@ SAMPLED = {
     "schedule/test_prove.py": 4,
     "torch_backend/test_collectives.py": 2,
     "training/test_ledger_memory.py": 3,
+    "parallel/test_context.py": 4,
     "training/test_parameter_server.py": 3,
     "training/test_ps_order.py": 3,
     "training/test_same_values.py": 3,

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from roundelay.communicator import ANY, Communicator
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
+    from roundelay.parallel.context.attention import attention
+    from roundelay.parallel.context.context_parallel import context_parallel
+    from roundelay.parallel.context.layout import (
+        sequence_positions,
+        shard_sequence,
+        unshard_sequence,
+    )
     from roundelay.parallel.mesh import Mesh
     from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
@@ -53,7 +60,9 @@ __all__ = [
     "Zero",
     "__version__",
     "accumulate",
+    "attention",
     "backward",
+    "context_parallel",
     "evaluate",
     "export",
     "full_state_dict",
@@ -69,8 +78,11 @@ __all__ = [
     "run",
     "save",
     "scheduler",
+    "sequence_positions",
+    "shard_sequence",
     "staleness",
     "unprepare",
+    "unshard_sequence",
     "verify",
     "whole",
     "whole_tensors",
@@ -95,7 +107,9 @@ _WHERE = {
     "SyncBatchNorm": "training.sync_batch_norm",
     "Zero": "training.strategies.zero",
     "accumulate": "training",
+    "attention": "parallel.context.attention",
     "backward": "training",
+    "context_parallel": "parallel.context.context_parallel",
     "evaluate": "training.evaluate",
     "export": "training.checkpoint.export",
     "full_state_dict": "training",
@@ -111,8 +125,11 @@ _WHERE = {
     "run": "launch",
     "save": "training.checkpoint.save",
     "scheduler": "training.scheduler",
+    "sequence_positions": "parallel.context.layout",
+    "shard_sequence": "parallel.context.layout",
     "staleness": "training.staleness",
     "unprepare": "training.unprepare",
+    "unshard_sequence": "parallel.context.layout",
     "verify": "launch.verify",
     "whole": "training.whole",
     "whole_tensors": "training.state",

@@ -87,6 +87,32 @@ def test_sendrecv_around_the_ring(ranks: Any) -> None:
         ranks(size, work)
 
 
+def test_sendrecv_in_the_background(ranks: Any) -> None:
+    """Any message may be taken meanwhile, but not an inner one."""
+
+    def work(comm: Any) -> None:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        anything = comm.start.recv(np.zeros(1), ANY, ANY)
+        inner = comm.start.sendrecv(
+            np.array([0.5 + comm.rank]), right, np.zeros(1), left, tag=2, inner=True
+        )
+        assert inner.wait().tolist() == [0.5 + left]
+        assert inner.done()
+        comm.send(np.array([7.0 + comm.rank]), right)
+        assert anything.wait().tolist() == [7.0 + left]
+        for numel in (0, 300_000):
+            into = np.zeros(numel)
+            under_way = comm.start.sendrecv(
+                np.full(numel, 1.0 + comm.rank), right, into, ANY, tag=3, recv_tag=ANY
+            )
+            assert under_way.wait() is into
+            assert (into == 1 + left).all()
+            comm.barrier()
+
+    for size in (1, 2, 5):
+        ranks(size, work)
+
+
 def test_noncontiguous_buffers_and_background_receives(ranks: Any) -> None:
     def work(comm: Any) -> None:
         other = 1 - comm.rank

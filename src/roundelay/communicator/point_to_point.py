@@ -15,7 +15,7 @@ from roundelay.communicator.memory import contiguous, require_host
 from roundelay.engines import INNER_TAGS, Engine, MessageCall, MessageRequest
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 
-__all__ = ["ANY", "Message", "PointToPoint", "Wanted"]
+__all__ = ["ANY", "Exchange", "Message", "PointToPoint", "Wanted"]
 
 
 class _Any:
@@ -66,6 +66,23 @@ class _ReceivedMessage(Message[ResultT]):
         return cast(ResultT, self._bound.given)
 
 
+class Exchange(Generic[ResultT]):
+    """A send and a receive under way together."""
+
+    def __init__(self, sent: Message[Any], received: Message[ResultT]) -> None:
+        self._sent, self._received = sent, received
+
+    def done(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return self._sent.done() and self._received.done()
+
+    def wait(self) -> ResultT:
+        """Return the buffer that was filled, once the other may be used again, too."""
+        result = self._received.wait()
+        self._sent.wait()
+        return result
+
+
 class PointToPoint(ABC):
     """The part of a communicator that sends and receives."""
 
@@ -93,12 +110,24 @@ class PointToPoint(ABC):
     ) -> BufferT:
         """Send `x` to `dst` and fill `into` from `src` at the same time."""
         expected = tag if recv_tag is None else recv_tag
-        send = self._ready(x, dst, tag, sends=True, background=False, inner=False)
-        receive = self._ready(into, src, expected, sends=False, background=False, inner=False)
+        return self._exchange(x, dst, tag, into, src, expected, background=False).wait()
+
+    def _exchange(
+        self,
+        x: Buffer,
+        dst: Any,
+        tag: Any,
+        into: BufferT,
+        src: Any,
+        recv_tag: Any,
+        *,
+        background: bool,
+        inner: bool = False,
+    ) -> Exchange[BufferT]:
+        send = self._ready(x, dst, tag, sends=True, background=background, inner=inner)
+        receive = self._ready(into, src, recv_tag, sends=False, background=background, inner=inner)
         sent = send()  # both are right, so neither goes without the other
-        result = receive().wait()
-        sent.wait()
-        return result
+        return Exchange(sent, receive())
 
     def _post(
         self,

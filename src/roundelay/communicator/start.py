@@ -6,11 +6,11 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast
 
-from roundelay._typing import BufferT, ResultT
+from roundelay._typing import Buffer, BufferT, ResultT
 from roundelay.communicator.buffers import Bound
 from roundelay.communicator.call_builder import CallBuilder
 from roundelay.communicator.calls import ArrayCalls
-from roundelay.communicator.point_to_point import Message, Wanted
+from roundelay.communicator.point_to_point import Exchange, Message, Wanted
 from roundelay.engines import CollectiveCall, Request, no_fast_path
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Op
@@ -94,6 +94,25 @@ class Start:
     def recv(self, x: BufferT, src: Wanted, tag: Wanted = 0) -> Message[BufferT]:
         """Fill `x` with the next message from `src` with this tag; either may be `rd.ANY`."""
         return self._comm._post(x, src, tag, sends=False)
+
+    def sendrecv(
+        self,
+        x: Buffer,
+        dst: int,
+        into: BufferT,
+        src: Wanted,
+        *,
+        tag: int = 0,
+        recv_tag: Wanted | None = None,
+        inner: bool = False,
+    ) -> Exchange[BufferT]:
+        """Send `x` to `dst` while `into` fills from `src`; leave both alone until that is done.
+
+        Inner messages are part of a larger whole: their tags are their own, and `rd.ANY` takes none
+        of them.
+        """
+        expected = tag if recv_tag is None else recv_tag
+        return self._comm._exchange(x, dst, tag, into, src, expected, background=True, inner=inner)
 
     # ---- what the collectives stand on
 

@@ -1,0 +1,1 @@
+"""Context parallel: the sequence is divided between ranks, and attention goes over all of it."""

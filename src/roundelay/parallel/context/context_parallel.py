@@ -1,0 +1,136 @@
+"""`rd.context_parallel`: a model's own calls of attention go over all ranks, within a block."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from roundelay.arguments import shown
+from roundelay.communicator import Communicator
+from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.context.attention import attention
+from roundelay.parallel.context.plan import METHODS, check_layout
+
+__all__ = ["context_parallel"]
+
+_OURS = torch.nn.functional.scaled_dot_product_attention
+_MODULES_OWN = torch.nn.functional.multi_head_attention_forward
+_SOFTMAX = (torch.softmax, torch.nn.functional.softmax, torch.Tensor.softmax)
+SQUARE = 3  # dims at least of scores by hand: [batch, tokens, tokens]
+
+
+def context_parallel(
+    comm: Communicator, *, method: str = "ring", layout: str = "contiguous"
+) -> AbstractContextManager[None]:
+    """Have every `scaled_dot_product_attention` in a `with` block go over the ranks of `comm`.
+
+    The model gets this rank's tokens, by `rd.shard_sequence`, and their places, by
+    `rd.sequence_positions`. Backward may be called behind the block. Masks, dropout, attention in
+    `nn.MultiheadAttention` or by a softmax of a square are refused, and so is a block in which
+    none was called. What `torch.utils.checkpoint` computes again needs a block of its own, by
+    `context_fn`.
+    """
+    if not isinstance(comm, Communicator):
+        raise InvalidArgumentError(
+            f"context_parallel needs the ranks that share the sequence, mesh['cp'] say, not "
+            f"{shown(comm)}."
+        )
+    if method not in METHODS:
+        raise InvalidArgumentError(
+            f"context_parallel has no method {shown(method)}. Known: {', '.join(METHODS)}."
+        )
+    return _block(_OverRanks(comm, method, check_layout(layout)))
+
+
+@contextmanager
+def _block(mode: _OverRanks) -> Iterator[None]:
+    with mode:
+        yield
+    if not mode.calls:
+        raise InvalidArgumentError(
+            "Nothing in this block of context_parallel called scaled_dot_product_attention, so no "
+            "rank has seen another's tokens. Have the model call that function (in transformers: "
+            "attn_implementation='sdpa'), or rd.attention itself."
+        )
+
+
+class _OverRanks(TorchFunctionMode):
+    """Sees what torch is called for in this thread."""
+
+    def __init__(self, comm: Communicator, method: str, layout: str) -> None:
+        super().__init__()
+        self.comm, self.method, self.layout = comm, method, layout
+        self.calls = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Do what was called for; attention over all ranks."""
+        del types
+        if func is _OURS:
+            self.calls += 1
+            return self._attend(*args, **(kwargs or {}))
+        if func is _MODULES_OWN or (func in _SOFTMAX and _is_square(*args, **(kwargs or {}))):
+            name = "nn.MultiheadAttention" if func is _MODULES_OWN else "a softmax of a square"
+            raise InvalidArgumentError(
+                f"context_parallel sees scaled_dot_product_attention alone, and this model has "
+                f"attention by {name}: it would go over this rank's tokens only. Call "
+                f"torch.nn.functional.scaled_dot_product_attention there, or rd.attention."
+            )
+        return func(*args, **(kwargs or {}))
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001, FBT002 - torch's
+        scale: float | None = None,
+        enable_gqa: bool = False,  # noqa: FBT001, FBT002 - torch's
+    ) -> torch.Tensor:
+        if not enable_gqa and query.size(-3) != key.size(-3):
+            raise InvalidArgumentError(
+                f"scaled_dot_product_attention has {query.size(-3)} heads of queries and "
+                f"{key.size(-3)} of keys: that needs enable_gqa=True."
+            )
+        if not torch.is_grad_enabled():
+            _refuse_checkpoint(sys._getframe())  # noqa: SLF001 - who calls
+        return attention(
+            query, key, value, comm=self.comm, method=self.method, layout=self.layout,
+            causal=bool(is_causal), scale=scale, attn_mask=attn_mask, dropout_p=dropout_p,
+        )  # fmt: skip
+
+
+def _is_square(*args: Any, **kwargs: Any) -> bool:
+    """Tell whether a softmax goes over scores of as many keys as queries."""
+    x = args[0] if args else kwargs.get("input")
+    if not isinstance(x, torch.Tensor) or x.dim() < SQUARE:
+        return False
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return x.size(-1) == x.size(-2) and dim in (-1, x.dim() - 1)
+
+
+def _refuse_checkpoint(frame: FrameType | None) -> None:
+    """Refuse to be called where backward will call again without asking us."""
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            raise InvalidArgumentError(
+                "context_parallel can't be behind checkpoint(…, use_reentrant=True): what that "
+                "computes again in backward would see this rank's tokens alone. Pass "
+                "use_reentrant=False, context_fn=lambda: (nullcontext(), rd.context_parallel(…)), "
+                "or use rd.attention in the model."
+            )
+        frame = frame.f_back

@@ -1,0 +1,171 @@
+"""Attention within one block, with the log-sum-exp by which blocks are put together.
+
+PyTorch's own kernels where they take the tensors, and `blockwise` for all others. Backward of a
+block is given the output and log-sum-exp of the whole row, so that blocks add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from roundelay.parallel.context import blockwise
+
+__all__ = ["Kernel", "Rows", "Tile", "block_backward", "block_forward", "kernel_for"]
+
+HALVES = (torch.float16, torch.bfloat16)
+WIDEST = 256  # dims of a head that flash attention on a GPU takes
+LANES = 8  # of which kernels for GPUs take multiples
+ALIGNED_ROWS = 32  # to a multiple of which the efficient kernel pads its log-sum-exp
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_aten: Any = torch.ops.aten  # Any: torch does not say what its operators take
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Queries, keys and values of one block: [batch, heads, tokens, dim].
+
+    There may be fewer heads of keys and values; `causal` is for as many keys as queries.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    causal: bool
+    scale: float
+
+
+class Rows(NamedTuple):
+    """What backward needs of the queries' whole rows: gradient, output and log-sum-exp."""
+
+    grad: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+
+
+class Kernel(NamedTuple):
+    """One way to compute a block: its output and log-sum-exp, and the gradients of q, k and v."""
+
+    forward: Callable[[Tile], Pair]
+    backward: Callable[[Tile, Rows], Three]
+    lanes: int = 1  # the dims of a head must be a multiple of this
+
+
+def kernel_for(q: torch.Tensor, dim: int) -> Kernel:
+    """Choose the fastest kernel that takes such queries, with heads of so many dims."""
+    if q.device.type == "cpu" and q.dtype in (torch.float64, torch.float32, *HALVES):
+        return CPU_FLASH
+    if q.device.type == "cuda" and q.dtype in HALVES and dim <= WIDEST:
+        return CUDA_FLASH
+    if q.device.type == "cuda" and q.dtype in (torch.float32, *HALVES):
+        return CUDA_EFFICIENT
+    return Kernel(_own_forward, _own_backward)
+
+
+def block_forward(tile: Tile) -> Pair:
+    """Return the output of a block, and the log-sum-exp of each row of its scores."""
+    dim = tile.v.size(-1)
+    kernel, width = _chosen(tile)
+    out, lse = kernel.forward(_widened(tile, width))
+    return out[..., :dim], lse
+
+
+def block_backward(tile: Tile, rows: Rows) -> Three:
+    """Return the gradients of a block's queries, keys and values."""
+    kernel, width = _chosen(tile)
+    wide = Rows(_wide(rows.grad, width), _wide(rows.out, width), rows.lse)
+    dq, dk, dv = kernel.backward(_widened(tile, width), wide)
+    return dq[..., : tile.q.size(-1)], dk[..., : tile.k.size(-1)], dv[..., : tile.v.size(-1)]
+
+
+def _chosen(tile: Tile) -> tuple[Kernel, int]:
+    """Return a kernel, and how many dims heads have there; zeros beyond change no score."""
+    dim = max(tile.q.size(-1), tile.v.size(-1))
+    kernel = kernel_for(tile.q, dim)
+    return kernel, -(-dim // kernel.lanes) * kernel.lanes
+
+
+def _widened(tile: Tile, width: int) -> Tile:
+    if tile.q.size(-1) == tile.v.size(-1) == width:
+        return tile
+    q, k, v = (_wide(x, width) for x in (tile.q, tile.k, tile.v))
+    return replace(tile, q=q, k=k, v=v)
+
+
+def _wide(x: torch.Tensor, width: int) -> torch.Tensor:
+    more = width - x.size(-1)
+    return torch.nn.functional.pad(x, (0, more)) if more else x
+
+
+def _cpu_forward(tile: Tile) -> Pair:
+    run = _aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - torch has no other name
+    out, lse = run(tile.q, tile.k, tile.v, 0.0, tile.causal, scale=tile.scale)
+    return out, lse
+
+
+def _cpu_backward(tile: Tile, rows: Rows) -> Three:
+    run = _aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001 - likewise
+    dq, dk, dv = run(
+        rows.grad, tile.q, tile.k, tile.v, rows.out, rows.lse, 0.0, tile.causal, scale=tile.scale
+    )
+    return dq, dk, dv
+
+
+def _flash_forward(tile: Tile) -> Pair:
+    run = _aten._scaled_dot_product_flash_attention  # noqa: SLF001 - likewise
+    out, lse, *_ = run(tile.q, tile.k, tile.v, 0.0, tile.causal, scale=tile.scale)
+    return out, lse
+
+
+def _flash_backward(tile: Tile, rows: Rows) -> Three:
+    run = _aten._scaled_dot_product_flash_attention_backward  # noqa: SLF001 - likewise
+    none = torch.empty(0, dtype=torch.int64)  # no packed sequences, and no dropout's random numbers
+    dq, dk, dv = run(
+        rows.grad, tile.q, tile.k, tile.v, rows.out, rows.lse.contiguous(), none, none,
+        tile.q.size(-2), tile.k.size(-2), 0.0, tile.causal, none, none, scale=tile.scale,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def _efficient_forward(tile: Tile) -> Pair:
+    run = _aten._scaled_dot_product_efficient_attention  # noqa: SLF001 - likewise
+    k, v = (_every_head(x, tile.q.size(1)) for x in (tile.k, tile.v))
+    out, lse, *_ = run(tile.q, k, v, None, True, 0.0, tile.causal, scale=tile.scale)  # noqa: FBT003
+    return out, lse[..., : tile.q.size(-2)]
+
+
+def _efficient_backward(tile: Tile, rows: Rows) -> Three:
+    run = _aten._scaled_dot_product_efficient_attention_backward  # noqa: SLF001 - likewise
+    k, v = (_every_head(x, tile.q.size(1)) for x in (tile.k, tile.v))
+    more = -rows.lse.size(-1) % ALIGNED_ROWS
+    lse = torch.nn.functional.pad(rows.lse, (0, more), value=float("inf"))
+    none = torch.zeros((), dtype=torch.int64)
+    wanted = [True, True, True, False]
+    dq, dk, dv, _ = run(
+        rows.grad, tile.q, k, v, None, rows.out, lse, none, none, 0.0, wanted, tile.causal,
+        scale=tile.scale,
+    )  # fmt: skip
+    heads = tile.k.size(1)
+    return dq, dk.unflatten(1, (heads, -1)).sum(2), dv.unflatten(1, (heads, -1)).sum(2)
+
+
+def _every_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), 1)
+
+
+def _own_forward(tile: Tile) -> Pair:
+    return blockwise.forward(tile.q, tile.k, tile.v, causal=tile.causal, scale=tile.scale)
+
+
+def _own_backward(tile: Tile, rows: Rows) -> Three:
+    return blockwise.backward(rows, tile.q, tile.k, tile.v, causal=tile.causal, scale=tile.scale)
+
+
+CPU_FLASH = Kernel(_cpu_forward, _cpu_backward)
+CUDA_FLASH = Kernel(_flash_forward, _flash_backward, LANES)
+CUDA_EFFICIENT = Kernel(_efficient_forward, _efficient_backward, LANES)
