@@ -35,7 +35,7 @@ class Block(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.heads = size.heads
+        self.head_width = size.width // size.heads
         self.before_attention = nn.LayerNorm(size.width)
         self.queries_keys_values = nn.Linear(size.width, 3 * size.width)
         self.attended = nn.Linear(size.width, size.width)
@@ -46,12 +46,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with what the block has to add."""
-        batch, length, width = x.shape
         three = self.queries_keys_values(self.before_attention(x))
-        parts = three.view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        q, k, v = parts
+        # As many heads as there are: with tensor parallel, those of this rank.
+        q, k, v = three.unflatten(2, (3, -1, self.head_width)).permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attended(seen.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.attended(seen.transpose(1, 2).flatten(2))
         more: Tensor = self.perceptron(self.before_perceptron(x))
         return x + more
 

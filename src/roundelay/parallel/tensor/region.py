@@ -1,0 +1,167 @@
+"""Modules around cut layers: their input comes in once, and they count this rank's heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from roundelay.errors import InvalidArgumentError
+from roundelay.parallel import functions
+from roundelay.parallel.sharding import Sharding
+from roundelay.parallel.tensor._layer import LayerPlan
+
+__all__ = ["Gather", "Region", "Replicate", "Split"]
+
+
+class Region(LayerPlan):
+    """Bring in the input for all cut layers inside: `region`, or `region:num_heads,split_size`.
+
+    Queries, keys and values then share one copy of it, and what the module reads off its input is
+    of the whole sequence. After the colon stand attributes of the module that count heads: the
+    first one, and multiples of it, become this rank's. One with a question mark need not be there.
+    """
+
+    argued = True
+
+    def cuts(self) -> dict[str, Sharding]:
+        """Cut nothing; refuse parameters of the module's own, and heads that are too few."""
+        _no_parameters(self.place.label, self.place.module, "region")
+        if self.place.inside:
+            raise InvalidArgumentError(
+                f"{self.place.label} is a 'region' inside of another one, whose input has come in."
+            )
+        self._shares()
+        return {}
+
+    def _shares(self) -> dict[str, int]:
+        """Return what every attribute becomes."""
+        module, comm = self.place.module, self.axis.comm
+        asked = [name.strip() for name in self.place.argument.split(",") if name.strip()]
+        values: dict[str, int] = {}
+        for name in asked:
+            value = getattr(module, name.rstrip("?"), None)
+            if isinstance(value, int) and value > 0:
+                values[name.rstrip("?")] = value
+            elif not name.endswith("?"):
+                raise InvalidArgumentError(
+                    f"{self.place.label} has no attribute {name!r} with a whole number above 0."
+                )
+        if not values:
+            return {}
+        heads = next(iter(values.values()))
+        here = self.counts(heads, 1)[comm.rank]
+        odd = [name for name, value in values.items() if value % heads]
+        if odd:
+            raise InvalidArgumentError(
+                f"{self.place.label}.{odd[0]} is {values[odd[0]]}, no multiple of "
+                f"{next(iter(values))}, which is {heads}."
+            )
+        return {name: value // heads * here for name, value in values.items()}
+
+    def apply(self, cuts: Mapping[str, Sharding]) -> None:
+        """Set attributes, and look at what comes in."""
+        del cuts
+        for name, share in self._shares().items():
+            setattr(self.place.module, name, share)
+        self.place.module.register_forward_pre_hook(
+            _first(self._enter, self._copy), with_kwargs=True
+        )
+
+    def _enter(self, x: torch.Tensor) -> torch.Tensor:
+        return self.axis.enter(x, self.place.label)
+
+    def _copy(self, x: torch.Tensor) -> torch.Tensor:
+        return functions.copy(x, self.axis.comm) if x.requires_grad else x
+
+
+class Split(LayerPlan):
+    """Divide the sequence at the input of a module: here the sequence-parallel part begins."""
+
+    def cuts(self) -> dict[str, Sharding]:
+        """Cut nothing; refuse parameters of the module's own."""
+        _no_parameters(self.place.label, self.place.module, "split")
+        return {}
+
+    def apply(self, cuts: Mapping[str, Sharding]) -> None:
+        """Look at what comes in."""
+        del cuts
+        if self.axis.dim is not None:
+            hook = _first(lambda x: self.axis.split(x, self.place.label))
+            self.place.module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+class Gather(LayerPlan):
+    """Make the output of a module the whole sequence: here the sequence-parallel part ends."""
+
+    def cuts(self) -> dict[str, Sharding]:
+        """Cut nothing; refuse parameters of the module's own."""
+        _no_parameters(self.place.label, self.place.module, "gather")
+        return {}
+
+    def apply(self, cuts: Mapping[str, Sharding]) -> None:
+        """Look at what goes out."""
+        del cuts
+        if self.axis.dim is not None:
+            self.place.module.register_forward_hook(
+                lambda _module, _inputs, output: self.axis.gather(output, self.place.label)
+            )
+
+
+class Replicate(LayerPlan):
+    """Leave a layer as it is, on every rank alike."""
+
+    def cuts(self) -> dict[str, Sharding]:
+        """Cut nothing; refuse one that a region's gradients pass in parts."""
+        own = any(True for _ in self.place.module.parameters(recurse=False))
+        if self.place.inside and own:
+            raise InvalidArgumentError(
+                f"{self.place.label} lies in a 'region' of the plan, where every rank has its own "
+                f"heads or features, and is 'replicate': say 'norm sharded', by which its "
+                f"gradients are summed."
+            )
+        return {}
+
+    def apply(self, cuts: Mapping[str, Sharding]) -> None:
+        """Refuse shards of the sequence, once they come."""
+        del cuts
+        module = self.place.module
+        own = any(True for _ in module.parameters(recurse=False))
+        if self.axis.dim is not None and own and not isinstance(module, nn.Embedding):
+            module.register_forward_pre_hook(_first(self._check), with_kwargs=True)
+
+    def _check(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_floating_point() and self.axis.dim is not None and x.dim() >= -self.axis.dim:
+            self.axis.expect_whole(x, self.place.label)
+        return x
+
+
+def _no_parameters(label: str, module: nn.Module, word: str) -> None:
+    for name, _ in module.named_parameters(recurse=False):
+        raise InvalidArgumentError(
+            f"{label} is {word!r} in the plan, and has a parameter of its own, {name!r}, which "
+            f"nobody's word says how to treat. Name modules without any."
+        )
+
+
+def _first(change: Any, others: Any = None) -> Any:  # Any: torch's hooks are not typed
+    """Return a hook that changes the first tensor that comes in, and the others otherwise."""
+
+    def each(value: Any, done: list[bool]) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(each(part, done) for part in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not done:
+            done.append(True)
+            return change(value)
+        return value if others is None else others(value)
+
+    def hook(_module: nn.Module, inputs: Any, options: Any) -> Any:
+        done: list[bool] = []
+        changed = tuple(each(value, done) for value in inputs)
+        return changed, {key: each(value, done) for key, value in options.items()}
+
+    return hook
