@@ -29,6 +29,7 @@ from roundelay import errors
 from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli._choose import adds_up, algorithms_of, default_algorithm
 from roundelay.cli._group import COMMANDS, roundelay
+from roundelay.cli.explain import SUBJECTS
 from roundelay.collectives import collectives
 from roundelay.networks import networks
 from roundelay.reductions import KINDS, REDUCTIONS
@@ -49,6 +50,9 @@ EXTRA_PICTURES = {
     "five_gpus_left": ["all_reduce", "-n", "5", "-O", "direction=left"],
     "parameter_server": ["all_reduce", "-a", "parameter_server", "-n", "5"],
     "all_reduce_two_shot": ["all_reduce", "-a", "two_shot", "-n", "4"],
+    "cube_batch": ["matmul", "--split", "batch"],
+    "cube_rows": ["matmul", "--split", "rows", "-n", "3"],
+    "cube_batch_columns": ["matmul", "--split", "batch,columns", "-n", "2,3"],
     "all_gather_two_hosts": ["all_gather", "--hosts", "2", "-n", "6"],
 }
 
@@ -224,6 +228,7 @@ def cli_page() -> str:
         "into a pipe or a file has no colours.",
         "",
         *(_help(name) for name in ["", *COMMANDS.names()]),
+        *(_help("explain", subject) for subject in SUBJECTS),
         "## Exit codes and errors",
         "",
         "The exit code is 0 for success, 1 if the work failed (a proof, for example), 2 for wrong",
@@ -240,8 +245,8 @@ def cli_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def _help(name: str) -> str:
-    arguments = [*([name] if name else []), "--help"]
+def _help(*names: str) -> str:
+    arguments = [*filter(None, names), "--help"]
     shown = CliRunner(env={"COLUMNS": WIDTH}).invoke(roundelay, arguments, prog_name="roundelay")
     title = " ".join(["roundelay", *arguments[:-1]])
     return f"## {title}\n\n```console\n$ {title} --help\n{shown.output}```\n"

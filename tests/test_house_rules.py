@@ -23,7 +23,7 @@ FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("
 LAYERS = {
     "arguments": 0, "errors": 0, "registry": 0, "signals": 0,
     "collectives": 1,
-    "schedule": 2,
+    "schedule": 2, "contraction": 2,
     "networks": 3,
     "algorithms": 4,
     "engines": 5, "processes": 5, "rendezvous": 5, "reductions": 5, "_core": 5, "_typing": 5,

@@ -20,11 +20,7 @@ OPENING = {
 
 def check_out(path: Path, *, several: bool) -> None:
     """Refuse a file that can't be written, before any work is done."""
-    if path.is_dir():
-        raise InvalidArgumentError(
-            f"--out {path}: this is a folder. Add a file name: {path / 'ring.html'}."
-        )
-    if path.suffix.lower() not in OPENING:
+    if path.suffix.lower() not in OPENING and not path.is_dir():
         raise InvalidArgumentError(
             f"--out {path}: the name must end in .html (a page to step through), .svg (a drawing) "
             f"or .json (the schedule itself)."
@@ -32,6 +28,24 @@ def check_out(path: Path, *, several: bool) -> None:
     if several and path.suffix.lower() == ".json":
         raise InvalidArgumentError(
             f"--out {path}: a .json file holds one schedule. Leave out --diff, or write .html."
+        )
+    _check_place(path)
+
+
+def check_drawing(path: Path) -> None:
+    """Refuse a file that is neither a page nor a drawing, or can't be written."""
+    if path.suffix.lower() not in (".html", ".svg") and not path.is_dir():
+        raise InvalidArgumentError(
+            f"--out {path}: the name must end in .html (a page to step through) or .svg "
+            f"(a drawing)."
+        )
+    _check_place(path)
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir():
+        raise InvalidArgumentError(
+            f"--out {path}: this is a folder. Add a file name: {path / 'ring.html'}."
         )
     if not path.parent.is_dir():
         raise InvalidArgumentError(
@@ -41,8 +55,12 @@ def check_out(path: Path, *, several: bool) -> None:
 
 def write(path: Path, pictures: Sequence[Picture]) -> None:
     """Write the pictures and say, on stderr, how to open them."""
+    write_text(path, _text(path.suffix.lower(), pictures))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write one file and say, on stderr, how to open it."""
     kind = path.suffix.lower()
-    text = _text(kind, pictures)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

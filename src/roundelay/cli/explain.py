@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,28 @@ Examples:
   roundelay explain all_gather --hosts 2 -n 8             inside hosts, between
   roundelay explain all_reduce --out ring.html --out ring.svg
   roundelay explain --schedule mine.json
+  roundelay explain matmul --split batch,columns -n 2,3   a product that is cut
 """
+
+#: What is no collective, and has options of its own: the module that has its command.
+SUBJECTS = {"matmul": "roundelay.cli._matmul"}
+
+
+class Explain(click.Command):
+    """Hands over where the first word is a subject of its own."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # what click hands over
+    ) -> click.Context:
+        """Read the words as the subject's own command does, if there is one."""
+        if not args or args[0] not in SUBJECTS:
+            return super().make_context(info_name, args, parent, **extra)
+        subject: click.Command = import_module(SUBJECTS[args[0]]).command
+        return subject.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +95,7 @@ class ExplainOptions:
     hosts: str | None
 
 
-@click.command("explain", epilog=EXAMPLES)
+@click.command("explain", cls=Explain, epilog=EXAMPLES)
 @click.argument("collective", required=False)
 @click.option("-a", "--algorithm", metavar="NAME", help="Which algorithm; `roundelay list` knows.")
 @click.option("-n", "--size", type=int, help=f"How many ranks.  [default: {DEFAULT_SIZE}]")

@@ -18,7 +18,7 @@ from roundelay.view._shape import chunk_hues, messages, slots
 from roundelay.view.captions import about, brief, costs, failures, printable, step_cost
 from roundelay.view.picture import CellView, Frame, Picture
 
-__all__ = ["html"]
+__all__ = ["digest", "embedded", "html", "read"]
 
 #: In the order in which they build on each other; joined, they are the page's one script.
 SCRIPTS = (
@@ -54,31 +54,33 @@ def html(pictures: Sequence[Picture]) -> str:
             f"html draws 1 or {MOST_PICTURES} pictures, not {len(pictures)}. Draw more pages."
         )
     title, titles = _titles([picture.title for picture in pictures])
-    style = _read("page.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(map(_read, SCRIPTS)) + "\n})();\n"
+    style = read("page.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(map(read, SCRIPTS)) + "\n})();\n"
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     # One pass over the template, so that a title that looks like a placeholder stays a title.
-    return Template(_read("page.html")).substitute(
+    return Template(read("page.html")).substitute(
         policy=policy,
         title=escape(printable(title)),
         style=style,
-        data=_embedded({"pictures": [*map(_data, pictures, titles)]}),
+        data=embedded({"pictures": [*map(_data, pictures, titles)]}),
         script=script,
     )
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
+    """Return a file of the page."""
     return resources.files("roundelay.view").joinpath("page", name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return what a policy calls a script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _embedded(data: Json) -> str:
+def embedded(data: Json) -> str:
     """Write JSON that can't end its script element: no `<`, and nothing outside ASCII."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 

@@ -18,17 +18,6 @@ from roundelay.parallel.functions import counts_of
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor.axis import TensorAxis
 
-__all__ = [
-    "LayerPlan",
-    "Place",
-    "become",
-    "is_conv1d",
-    "own_parameter",
-    "product",
-    "resize",
-    "weight_of",
-]
-
 
 @dataclass(frozen=True)
 class Place:

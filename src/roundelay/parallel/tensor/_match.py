@@ -19,8 +19,6 @@ from roundelay.parallel.tensor.qkv import Qkv
 from roundelay.parallel.tensor.region import Gather, Region, Replicate, Split
 from roundelay.parallel.tensor.row import Row
 
-__all__ = ["layers_of", "problems_of"]
-
 KINDS: dict[str, type[LayerPlan]] = {
     "column": Column,
     "dropout": Dropout,

@@ -1,0 +1,57 @@
+"""A cut matrix product as one HTML file that steps from product to product; needs no network."""
+
+from __future__ import annotations
+
+from html import escape
+from string import Template
+
+from roundelay.view.cube import CubePicture
+from roundelay.view.cube_svg import WIDTH, cube_drawing, cube_style
+from roundelay.view.html import digest, embedded, read
+
+__all__ = ["cube_page"]
+
+STYLE = """
+.cube{display:block;width:100%;height:auto}
+.cube .frame{transition:opacity .2s}
+.cube .frame.away{opacity:.22}
+.cube-words{min-height:3em;max-width:92ch;font-size:16px;padding-top:12px}
+.cube .page{fill:none}
+"""
+
+
+def cube_page(picture: CubePicture) -> str:
+    """Return a page: the drawing, with one product in the light at a time, and words to it."""
+    style = f"{read('page.css')}{cube_style(picture)}{STYLE}"
+    script = f'"use strict";\n(() => {{\n{read("cube.js")}\n}})();\n'
+    policy = (
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    height, parts = cube_drawing(picture)
+    top = 74  # the page has its own title
+    drawing = (
+        f'<svg class="cube" role="img" aria-label="{escape(picture.title)}" '
+        f'viewBox="0 {top} {WIDTH:g} {height - top:g}">{"".join(parts)}</svg>'
+    )
+    words = [["The cut", _cut_words()]]
+    words += [
+        [frame.title, f"{frame.moves[0].upper()}{frame.moves[1:]}. {frame.why}. {frame.result}."]
+        for frame in picture.frames
+    ]
+    return Template(read("cube.html")).substitute(
+        policy=policy,
+        title=escape(picture.title),
+        about=escape(picture.about),
+        style=style,
+        drawing=drawing,
+        data=embedded({"frames": words}),
+        script=script,
+    )
+
+
+def _cut_words() -> str:
+    return (
+        "X, W and Y are three faces of the cube. A face that a cut goes through is in pieces; one "
+        "that it leaves whole is on every rank, and if it is computed, it is a sum of all of them."
+    )
