@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -79,13 +79,16 @@ def planned(
     *,
     order: Sequence[int],
     most_bytes: int,
+    apart: Collection[int] = (),
 ) -> list[list[int]]:
-    """Return which gradients go into each bucket."""
+    """Return which gradients go into each bucket; some are by themselves."""
     runs: list[list[int]] = []
     filled = 0
     for index in order:
         nbytes = math.prod(shapes[index]) * dtypes[index].itemsize
-        if not runs or dtypes[runs[-1][0]] != dtypes[index] or filled + nbytes > most_bytes:
+        last = runs[-1][0] if runs else index
+        other = dtypes[last] != dtypes[index] or (last in apart) != (index in apart)
+        if not runs or other or filled + nbytes > most_bytes:
             runs.append([])
             filled = 0
         runs[-1].append(index)
@@ -101,10 +104,11 @@ def make_buckets(
     *,
     order: Sequence[int],
     most_bytes: int,
+    apart: Collection[int] = (),
 ) -> list[Bucket]:
     """Cut the gradients, in this order, into buckets of one dtype and about so many bytes."""
     buckets = []
-    for run in planned(shapes, dtypes, order=order, most_bytes=most_bytes):
+    for run in planned(shapes, dtypes, order=order, most_bytes=most_bytes, apart=apart):
         places, start = [], 0
         for index in run:
             places.append(BucketPlace(index, start, tuple(shapes[index])))

@@ -65,7 +65,7 @@ class Run:
             hook = partial(_saw_forward, weakref.ref(self.step))
             self.hooks.append(setup.model.register_forward_hook(hook, always_call=True))
         setup.comm.at_step(0)
-        self.saves = Saves(lambda: setup.comm)
+        self.saves = Saves(lambda: setup.everyone)
         vars(setup.model)[_KEPT] = _Kept(self)
         _live.runs = [weakref.ref(run) for run in (*live_runs(), self)]
 
@@ -101,6 +101,11 @@ class Run:
     def comm(self) -> Communicator:
         """The ranks that train together."""
         return self.setup.comm
+
+    @property
+    def everyone(self) -> Communicator:
+        """These, and the ranks that have other parts of the model."""
+        return self.setup.everyone
 
     @property
     def steps(self) -> int:
@@ -177,7 +182,7 @@ class Run:
             return True
         if self.step.verdict is None:
             names = [parameter.name for parameter in self.setup.parameters]
-            fit = scaler.settle(self.comm, self.steps, names)
+            fit = scaler.settle(self.everyone, self.steps, names)
             self.step.fit += fit
             self.step.skipped += not fit
             self.step.verdict = fit
@@ -211,7 +216,7 @@ class Run:
 
     def compare(self) -> None:
         """See that all ranks did the same since their last backward pass. Every rank calls it."""
-        if self.mark() is not None and self.comm.size > 1:
+        if self.mark() is not None and self.everyone.size > 1:
             compare_steps(self.comm, self.step)
 
     def mark(self) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from roundelay.training._mesh_state import whole_tensors
 from roundelay.training._run import Run
 from roundelay.training.checkpoint._reader import Reader
 
@@ -44,4 +45,5 @@ def present(run: Run, names: set[str]) -> dict[str, torch.Tensor]:
     wanted = {name for name, _ in run.setup.model.named_parameters()} & names
     if not wanted:
         return {}
-    return {name: one.detach().clone() for name, one in run.state.whole_tensors() if name in wanted}
+    tensors = whole_tensors(run.state)
+    return {name: one.detach().clone() for name, one in tensors if name in wanted}

@@ -25,6 +25,7 @@ from roundelay.training.checkpoint._write import (
 )
 from roundelay.training.checkpoint.save import checked_run
 from roundelay.training.checkpoint.saving import together
+from roundelay.training.checkpoint.window import local_state
 from roundelay.training.optimizer.state_tree import each_tensor, put_beside
 
 __all__ = ["Loaded", "load"]
@@ -70,7 +71,7 @@ def load(
     """
     strict = truth("strict of load", strict)
     run, where = checked_run("load", model, optimizer), path_of("path of load", path)
-    comm = run.comm
+    comm = run.everyone
     run.saves.settle(where)
     text: bytes = together(
         comm, f"load {where}", lambda: manifest_text(where) if comm.rank == 0 else b""
@@ -90,11 +91,12 @@ def load(
     saved = Reader(where, manifest, written)
     with_state = optimizer is not None and not found.optimizer
     only = Partial(saved, present(run, found.untouched), with_state=with_state)
+    local = local_state(run.setup, only)
 
     def take() -> None:
         others = saved.beside() if with_state else []
         run.state.check_beside([key for one in others for key in one])
-        run.state.take_back(only)
+        run.state.take_back(local)
         _take_beside(run, others)
         _take_modules(run, saved, seen, found)
         if optimizer is not None:
