@@ -35,6 +35,8 @@ class MeshRanks:
         self.experts = label(along(mesh, (EXPERTS,)))
         #: Ranks with the same data and other parts of the model.
         self.beside = label(along(mesh, set(mesh.axes) - {*DATA}))
+        #: All ranks that have the same modules.
+        self.alike = label(self.same_part(None))
         #: What `data` counts as its ranks, as the mesh counts them.
         self.numbers = mesh.ranks(*DATA)
         #: How parameters are divided, by every name that they have.
@@ -102,6 +104,21 @@ class MeshRanks:
         """Return the axis that divides a parameter; None if ranks have it whole."""
         sharding = self.shardings.get(name)
         return None if sharding is None else sharding.axis
+
+    def sent(self) -> dict[str, int] | None:
+        """Return what this rank has sent along each axis that has no data of its own, so far.
+
+        None where the engine does not count. Every rank calls it.
+        """
+        axes = [name for name, length in self.mesh.axes.items()
+                if length > 1 and (name not in DATA or self.data.size > length)]  # fmt: skip
+        found: dict[str, int] = {}
+        for name in axes:
+            traffic = self.mesh[name].traffic()
+            if traffic is None:
+                return None
+            found[name] = traffic[self.mesh[name].rank].sent
+        return found
 
 
 def along(mesh: Mesh, names: Collection[str]) -> Communicator:

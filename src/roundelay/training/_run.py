@@ -32,11 +32,16 @@ __all__ = [
     "Run",
     "found_run",
     "live_runs",
+    "refuse_divided",
     "refuse_prepared",
     "run_of",
     "run_with",
 ]
 
+WHOLE_BY_NAME = (
+    "rd.full_state_dict(model) has whole tensors for a model that you build anew, and rd.save a "
+    "checkpoint that loads on any mesh, or none."
+)
 FIRST_UNPREPARE = "Take it back first: model, optimizer = rd.unprepare(model)."
 
 
@@ -51,6 +56,7 @@ class Run:
         self.grad_hooks.at_end.append(self._share_out)
         #: The steps, and what the ranks had exchanged, when counting began.
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.state.traffic()
+        self.along_from = self.sent_along()
         self.trained = {
             id(parameter.tensor) for parameter in setup.parameters
         }  # parameters of the model
@@ -108,9 +114,20 @@ class Run:
         return self.setup.everyone
 
     @property
+    def alike(self) -> Communicator:
+        """All ranks that have the same modules, whatever data they see."""
+        mesh = self.setup.mesh
+        return self.comm if mesh is None or mesh.alone else mesh.alike
+
+    @property
     def steps(self) -> int:
         """How many steps were taken."""
         return self.step.number
+
+    def sent_along(self) -> dict[str, int] | None:
+        """Return the bytes that were sent along axes of a mesh on which no strategy acts alone."""
+        mesh = self.setup.mesh
+        return None if mesh is None or mesh.alone else mesh.sent()
 
     def _share_out(self) -> None:
         """Make the sum over a loader's micro-batches their mean; weighted losses need it not."""
@@ -266,6 +283,25 @@ def _parameters(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
             if child is not None and child not in known:
                 known.add(child)
                 left.append(child)
+
+
+def refuse_divided(run: Run, call: str, module: torch.nn.Module | None = None) -> None:
+    """Refuse what needs whole parameters in layers that a mesh has divided, or in all stages."""
+    mesh = run.setup.mesh
+    if mesh is None:
+        return
+    mine = None if module is None else {id(one) for one in module.parameters()}
+    for name, one in run.setup.model.named_parameters():
+        if name in mesh.shardings and (mine is None or id(one) in mine):
+            raise InvalidArgumentError(
+                f"{call} would have {name} whole, and its layer computes with the part that "
+                f"{mesh.mesh!r} gives this rank. {WHOLE_BY_NAME}"
+            )
+    if module is None and mesh.staged:
+        raise InvalidArgumentError(
+            f"{call} would have the whole model, and {mesh.mesh!r} gives each rank one stage of "
+            f"it. {WHOLE_BY_NAME}"
+        )
 
 
 _KEPT = "_roundelay_run"  # the attribute by which a model keeps its run

@@ -110,7 +110,7 @@ def load(
     if optimizer is not None:
         run.step.number = manifest.steps
         run.step.forget_deeds()  # of which nothing is left
-        run.counted_from = run.steps, run.state.traffic()
+        run.counted_from, run.along_from = (run.steps, run.state.traffic()), run.sent_along()
     extra = saved.unpack(manifest.extra)
     if optimizer is not None and manifest.random:
         _go_on_randomly(saved, comm)
