@@ -161,6 +161,17 @@ def train(mesh: Any, net: Any, optimizer: Any, data: Any, clip: float = 0.1) -> 
     return norms
 
 
+def shown(axes: dict[str, int]) -> str:
+    return ",".join(f"{name}={length}" for name, length in axes.items())
+
+
+def ranks_of(axes: dict[str, int]) -> int:
+    count = 1
+    for length in axes.values():
+        count *= length
+    return count
+
+
 def close(found: Any, expected: Any, tolerance: float = 1e-12) -> bool:
     scale = float(expected.abs().max()) or 1.0
     return float((found.double() - expected.double()).abs().max()) <= tolerance * scale

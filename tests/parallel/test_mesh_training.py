@@ -17,6 +17,8 @@ from tests.parallel.mesh_models import (  # noqa: E402 - only with torch
     make_net,
     one_device,
     prepare_on,
+    ranks_of,
+    shown,
     train,
 )
 
@@ -29,17 +31,6 @@ WITH_EXPERTS: list[dict[str, int]] = [
     {"dp": 2, "ep": 2}, {"dp": 2, "ep": 2, "tp": 2}, {"ep": 2, "dp": 2}, {"cp": 2, "ep": 2},
     {"dp": 3, "ep": 2},
 ]  # fmt: skip
-
-
-def shown(axes: dict[str, int]) -> str:
-    return ",".join(f"{name}={length}" for name, length in axes.items())
-
-
-def ranks_of(axes: dict[str, int]) -> int:
-    count = 1
-    for length in axes.values():
-        count *= length
-    return count
 
 
 def same_as_one_device(axes: dict[str, int], strategy: Any, *, experts: bool = False) -> None:

@@ -19,8 +19,11 @@ SOME = 16  # gradients that are told by name
 class GradEdits:
     """The gradients of some parameters, as they were when the ranks brought them together."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        self._tensors, self._names = tensors, names
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], names: Sequence[str], but: Collection[int] = ()
+    ) -> None:
+        """Look at all of them but those of which every rank has others."""
+        self._tensors, self._names, self._but = tensors, names, but
         self._seen: list[tuple[int, ...]] = [()] * len(tensors)
 
     def note(self, only: Collection[int] | None = None) -> None:
@@ -33,7 +36,9 @@ class GradEdits:
         changed = [
             index
             for index, (tensor, seen) in enumerate(zip(self._tensors, self._seen, strict=True))
-            if _mark(tensor.grad) != seen and (only is None or index in only)
+            if _mark(tensor.grad) != seen
+            and (only is None or index in only)
+            and index not in self._but
         ]
         if not changed:
             return []

@@ -51,7 +51,7 @@ class WholeGradients(StrategyState):
         """Remember gradients as they are."""
         if self.setup.comm.size > 1:
             names = [parameter.name for parameter in self.setup.parameters]
-            self._edits = self._edits or GradEdits(self._tensors, names)
+            self._edits = self._edits or GradEdits(self._tensors, names, self.setup.experts)
             self._edits.note(only)
 
     def done_to_grads(self, only: Only = None) -> list[str]:

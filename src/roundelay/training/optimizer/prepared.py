@@ -340,7 +340,10 @@ def _places(optimizer: Any) -> Iterator[tuple[str, Any]]:
     setup = optimizer.run.setup
     named = zip(setup.stepped, setup.parameters, strict=True)
     names = {id(tensor): one.name for tensor, one in named}
+    experts = {id(setup.stepped[index]) for index in setup.experts}
     for key, state in vars(optimizer)["state"].items():
+        if id(key) in experts:  # of which every rank has others
+            continue
         tensor = isinstance(key, torch.Tensor)
         name = names.get(id(key), "a frozen parameter") if tensor else str(key)
         for word, value in (state if isinstance(state, dict) else {"all": state}).items():
