@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -88,12 +88,14 @@ def make_buckets(
     *,
     order: Sequence[int],
     most_bytes: int,
+    apart: Collection[int] = (),
 ) -> list[Bucket]:
     """Cut the gradients, in this order, into buckets of one dtype and about so many bytes."""
     kinds = [dtypes[index] for index in order]
+    keys = [(dtypes[index], index in apart) for index in order]
     sizes = [math.prod(shapes[index]) * dtypes[index].itemsize for index in order]
     buckets = []
-    for run in runs(kinds, sizes, most=most_bytes):
+    for run in runs(keys, sizes, most=most_bytes):
         places, start = [], 0
         for index in (order[at] for at in run):
             places.append(BucketPlace(index, start, tuple(shapes[index])))

@@ -129,6 +129,14 @@ class PassReport:
         #: Whether all ranks take the same step of the same weights: their marks have no variance.
         self.in_step = size * squares == total * total
         self._size = size
+        #: Whether ranks with other parts of the model had gradients that were not finite.
+        self.broken_beside = False
+        self.step: StepState | None = None
+
+    @property
+    def all_finite(self) -> bool:
+        """Whether every gradient is finite, of every part of the model."""
+        return not (self.broken_beside or self.broken.any())
 
     def factor(self) -> float | None:
         """Return what a sum over ranks must be multiplied with; None where the mean is meant."""
@@ -165,10 +173,58 @@ def tell_all(
     step.untold = False
     comm.all_reduce(numbers)
     told = PassReport(numbers, len(flags), comm.size)
-    if told.torn or not told.in_step:
-        _refuse_apart(comm, step, torn=bool(torn))
-    step.told()
+    told.step = step
+    apart = bool(told.torn) or not told.in_step
+    told.broken_beside = _settle(
+        comm, step, apart=apart, torn=bool(torn), broken=not told.all_finite
+    )
     return told
+
+
+def _settle(
+    comm: Communicator, step: StepState, *, apart: bool, torn: bool = False, broken: bool = False
+) -> bool:
+    """Raise if ranks are apart, also of those with other parts of the model.
+
+    Returns whether the latter have gradients that are not finite.
+    """
+    beside = step.beside
+    if beside is None:
+        if apart:
+            _refuse_apart(comm, step, torn=torn)
+        step.told()
+        return False
+    mark = step.shared_mark
+    numbers = np.array([float(apart), float(broken), mark, mark**2])
+    others, bad, total, squares = beside.all_reduce(numbers).tolist()
+    if others or beside.size * squares != total * total:
+        _refuse_beside(comm, beside, step, apart=apart, torn=torn)
+    step.told()
+    return bool(bad)
+
+
+def _refuse_beside(
+    comm: Communicator, beside: Communicator, step: StepState, *, apart: bool, torn: bool
+) -> None:
+    """Raise what ranks with other data have found, on those with other parts of the model too."""
+    text = ""
+    if apart:
+        try:
+            _refuse_apart(comm, step, torn=torn)
+        except CollectiveMismatch as error:
+            text = str(error)
+    every = beside.all_gather_object((text, step.number, step.place, step.rates))
+    for theirs, *_ in every:
+        if theirs:
+            raise CollectiveMismatch(text or f"{theirs} This is of ranks beside this one in the "
+                                     f"mesh, which have other parts of the model.")  # fmt: skip
+    _refuse_places([place for _, _, place, _ in every])
+    _refuse_rates([rates for *_, rates in every])
+    told = ", ".join(f"one in step {number}" for _, number, _, _ in every)
+    raise CollectiveMismatch(
+        f"The ranks that have parts of one model in this mesh are apart: {told}. Call the model, "
+        f"backward and step() in every step on every rank."
+    )
 
 
 def compare_steps(comm: Communicator, step: StepState) -> None:
@@ -179,9 +235,7 @@ def compare_steps(comm: Communicator, step: StepState) -> None:
     mark = step.mark
     numbers = np.array([mark, mark**2])
     total, squares = comm.all_reduce(numbers).tolist()
-    if comm.size * squares != total * total:
-        _refuse_apart(comm, step, torn=False)
-    step.told()
+    _settle(comm, step, apart=comm.size * squares != total * total)
 
 
 def told_bytes(count: int) -> int:
@@ -300,11 +354,17 @@ def refuse_broken(
     comm: Communicator, told: PassReport, mine: Iterable[bool], parameters: list[Parameter]
 ) -> None:
     """Raise on every rank if a gradient is not finite, naming the parameters and the ranks."""
-    if not told.broken.any():
+    if told.all_finite:
         return
     every = comm.all_gather(np.array([float(any(mine))]))[:, 0]
     ranks = [rank for rank, one in enumerate(every) if one]
     names = [parameters[index].name for index in np.flatnonzero(told.broken)]
+    step = told.step
+    if step is not None and step.beside is not None:
+        mine_too = names, [step.numbers[rank] for rank in ranks]
+        pairs = step.beside.all_gather_object(mine_too)
+        names = [*dict.fromkeys(name for others, _ in pairs for name in others)]
+        ranks = sorted({rank for _, others in pairs for rank in others})
     raise NotFiniteError(names, ranks)
 
 

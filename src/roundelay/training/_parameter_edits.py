@@ -19,7 +19,7 @@ class ParameterEdits:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._parameters = setup.parameters
+        self._parameters, self._experts = setup.parameters, setup.experts
         self._seen: list[tuple[int, int]] = []
         self.note()
 
@@ -35,7 +35,8 @@ class ParameterEdits:
         if before == self._seen and not doubtful:
             return {}
         return {
-            parameter.name: _number(index, parameter.tensor)
+            # Of experts every rank has others, and of them only that they were written into.
+            parameter.name: index if index in self._experts else _number(index, parameter.tensor)
             for index, (parameter, then, now) in enumerate(
                 zip(parameters, before, self._seen, strict=True)
             )

@@ -27,6 +27,10 @@ from roundelay.training.strategy import Strategy, StrategyState
 # Source lines in errors are the user's, not those of torch between him and us.
 _core.skip_package(f"{Path(torch.__file__).parent}/")
 
+WHOLE_BY_NAME = (
+    "rd.full_state_dict(model) has whole tensors for a model that you build anew, and rd.save a "
+    "checkpoint that loads on any mesh, or none."
+)
 FIRST_UNPREPARE = "Take it back first: model, optimizer = rd.unprepare(model)."
 
 
@@ -41,6 +45,7 @@ class Run:
         self.grad_hooks.at_end.append(self._share_out)
         #: The steps, and what the ranks had exchanged, when counting began.
         self.counted_from: tuple[int, list[Traffic] | None] = 0, self.state.traffic()
+        self.along_from = self.sent_along()
         self.trained = {
             id(parameter.tensor) for parameter in setup.parameters
         }  # parameters of the model
@@ -55,7 +60,7 @@ class Run:
             hook = partial(_saw_forward, weakref.ref(self.step))
             self.hooks.append(setup.model.register_forward_hook(hook, always_call=True))
         setup.comm.at_step(0)
-        self.saves = Saves(lambda: setup.comm)
+        self.saves = Saves(lambda: setup.everyone)
         vars(setup.model)[_KEPT] = _Kept(self)
         _live.runs = [weakref.ref(run) for run in (*live_runs(), self)]
 
@@ -93,9 +98,25 @@ class Run:
         return self.setup.comm
 
     @property
+    def everyone(self) -> Communicator:
+        """These, and the ranks that have other parts of the model."""
+        return self.setup.everyone
+
+    @property
+    def alike(self) -> Communicator:
+        """All ranks that have the same modules, whatever data they see."""
+        mesh = self.setup.mesh
+        return self.comm if mesh is None or mesh.alone else mesh.alike
+
+    @property
     def steps(self) -> int:
         """How many steps were taken."""
         return self.step.number
+
+    def sent_along(self) -> dict[str, int] | None:
+        """Return the bytes that were sent along axes of a mesh on which no strategy acts alone."""
+        mesh = self.setup.mesh
+        return None if mesh is None or mesh.alone else mesh.sent()
 
     def _share_out(self) -> None:
         """Make the sum over a loader's micro-batches their mean; weighted losses need it not."""
@@ -167,7 +188,7 @@ class Run:
             return True
         if self.step.verdict is None:
             names = [parameter.name for parameter in self.setup.parameters]
-            fit = scaler.settle(self.comm, self.steps, names)
+            fit = scaler.settle(self.everyone, self.steps, names)
             self.step.fit += fit
             self.step.skipped += not fit
             self.step.verdict = fit
@@ -201,7 +222,7 @@ class Run:
 
     def compare(self) -> None:
         """See that all ranks did the same since their last backward pass. Every rank calls it."""
-        if self.mark() is not None and self.comm.size > 1:
+        if self.mark() is not None and self.everyone.size > 1:
             compare_steps(self.comm, self.step)
 
     def mark(self) -> float | None:
@@ -251,6 +272,25 @@ def _parameters(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
             if child is not None and child not in known:
                 known.add(child)
                 left.append(child)
+
+
+def refuse_divided(run: Run, call: str, module: torch.nn.Module | None = None) -> None:
+    """Refuse what needs whole parameters in layers that a mesh has divided, or in all stages."""
+    mesh = run.setup.mesh
+    if mesh is None:
+        return
+    mine = None if module is None else {id(one) for one in module.parameters()}
+    for name, one in run.setup.model.named_parameters():
+        if name in mesh.shardings and (mine is None or id(one) in mine):
+            raise InvalidArgumentError(
+                f"{call} would have {name} whole, and its layer computes with the part that "
+                f"{mesh.mesh!r} gives this rank. {WHOLE_BY_NAME}"
+            )
+    if module is None and mesh.staged:
+        raise InvalidArgumentError(
+            f"{call} would have the whole model, and {mesh.mesh!r} gives each rank one stage of "
+            f"it. {WHOLE_BY_NAME}"
+        )
 
 
 _KEPT = "_roundelay_run"  # the attribute by which a model keeps its run

@@ -11,6 +11,7 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.parallel.sharding import sharding_of
 from roundelay.training._buckets import runs
 from roundelay.training._step import StepState
 from roundelay.training.optimizer.joined import JoinedOptimizers
@@ -18,10 +19,12 @@ from roundelay.training.precision import Precision
 from roundelay.training.scaler import Scaler
 
 if TYPE_CHECKING:
+    from roundelay.training._mesh_ranks import MeshRanks
     from roundelay.training.strategies.zero.offload import HostMemory
     from roundelay.training.strategy import Strategy
 
 SHOWN = 5  # names that a message lists
+OF_ALL = 7  # lines that all ranks share, stages of a pipeline too; the mesh is the last but one
 MESSAGE = 16 << 20  # bytes that are sent together
 
 
@@ -65,6 +68,20 @@ class Setup:
     shards: Communicator | None = None
     replicas: Communicator | None = None
     host: HostMemory | None = None  # where the optimizer's state lies, if not beside the model
+    mesh: MeshRanks | None = None  # of which `comm` has the ranks with other data
+    plan: str = ""  # by which the mesh divides the model, in words
+    #: Numbers of the parameters that are experts, of which `same_experts` bring together gradients.
+    experts: frozenset[int] = frozenset()
+
+    @property
+    def everyone(self) -> Communicator:
+        """All ranks, those that have other parts of the model among them."""
+        return self.comm if self.mesh is None or self.mesh.alone else self.mesh.everyone
+
+    @property
+    def same_experts(self) -> Communicator:
+        """The ranks that have the same experts, and over which their gradients add up."""
+        return self.comm if self.mesh is None else self.mesh.same_experts
 
     @property
     def within(self) -> Communicator:
@@ -151,9 +168,22 @@ def agree(comm: Communicator, make: Callable[[], tuple[Strategy, Setup]]) -> tup
         if theirs[0]:
             raise CollectiveMismatch(f"prepare was refused on rank {rank}: {theirs[0]}")
     for rank, theirs in enumerate(every):
-        if theirs != mine:
-            raise CollectiveMismatch(_difference(comm.rank, mine, rank, theirs))
+        ours, others = _comparable(made[1], mine, rank, theirs)
+        if others != ours:
+            raise CollectiveMismatch(_difference(comm.rank, ours, rank, others))
     return made
+
+
+def _comparable(
+    setup: Setup, mine: list[str], rank: int, theirs: list[str]
+) -> tuple[list[str], list[str]]:
+    """Return what two ranks must have in common: where they are stages, not the model."""
+    mesh = setup.mesh
+    if mesh is None or not mesh.staged or theirs[OF_ALL - 2] != mine[OF_ALL - 2]:
+        return mine, theirs
+    if mesh.stage(rank) == mesh.stage(mesh.everyone.rank):
+        return mine, theirs
+    return mine[:OF_ALL], theirs[:OF_ALL]
 
 
 def _described(strategy: Strategy, setup: Setup) -> list[str]:
@@ -163,14 +193,17 @@ def _described(strategy: Strategy, setup: Setup) -> list[str]:
         f"strategy {type(strategy).__name__}({told})",
         f"precision {setup.precision}",
         f"buffers {setup.buffers!r}",
+        f"{len(setup.optimizer.param_groups)} groups of parameters",
+        "no mesh" if setup.mesh is None else repr(setup.mesh.mesh),
+        setup.plan or "no plan",
     ]
     lines = [
-        f"parameter {', '.join(parameter.names)}: {tuple(parameter.tensor.shape)} "
+        f"parameter {', '.join(parameter.names)}: {_shape(parameter.tensor)} "
         f"{parameter.tensor.dtype} in group {parameter.group}"
         for parameter in setup.parameters
     ]
     frozen = [
-        f"frozen parameter {name}: {tuple(one.shape)} {one.dtype}"
+        f"frozen parameter {name}: {_shape(one)} {one.dtype}"
         for name, one in setup.model.named_parameters()
         if not one.requires_grad
     ]
@@ -185,6 +218,16 @@ def _described(strategy: Strategy, setup: Setup) -> list[str]:
         for number, group in enumerate(own.param_groups)
     ]
     return [*first, *lines, *frozen, *buffers, *groups]
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    """Return the shape of a whole parameter, and how a mesh divides it."""
+    sharding = sharding_of(tensor)
+    if sharding is None:
+        return str(tuple(tensor.shape))
+    return (
+        f"{sharding.whole_shape(tensor.shape)} divided along {sharding.axis} in dim {sharding.dim}"
+    )
 
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object that has no other

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._origins import Origins, Turn
 
@@ -92,6 +93,10 @@ class StepState:
     raised: int = 0  # calls of the model since all ranks had the same mark
     foreign: Turn | None = None  # a loop over micro-batches of another model
     origins: Origins = field(default_factory=Origins)  # of what the model is given
+    #: Ranks of a mesh that have the same data and other parts of the model; and what the mesh
+    #: calls the ranks with other data.
+    beside: Communicator | None = None
+    numbers: Sequence[int] = ()
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
     # ---- of this step
     weight: float = 0.0  # of all losses on this rank
@@ -220,6 +225,13 @@ class StepState:
         self.look_at_rates()
         place = zlib.crc32(repr(self.place).encode())
         return float((place + self.calls + edits + frozen + self.rated + self.done) % MARKS)
+
+    @property
+    def shared_mark(self) -> float:
+        """A number that ranks with other parts of the model share, too, if they are in one step."""
+        self.look_at_rates()
+        place = zlib.crc32(repr(self.place).encode())
+        return float((place + self.calls + self.rated) % MARKS)
 
     @property
     def place(self) -> tuple[list[tuple[int, int, int]], int]:

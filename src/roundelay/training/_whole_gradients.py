@@ -53,7 +53,7 @@ class WholeGradients(StrategyState):
         """Remember gradients as they are."""
         if self.setup.comm.size > 1:
             names = [parameter.name for parameter in self.setup.parameters]
-            self._edits = self._edits or GradEdits(self._tensors, names)
+            self._edits = self._edits or GradEdits(self._tensors, names, self.setup.experts)
             self._edits.note(only)
 
     def done_to_grads(self, only: Only = None) -> list[str]:
@@ -162,8 +162,11 @@ class GradEdits:
     What a user does to them until the step, all ranks must do alike.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        self._tensors, self._names = tensors, names
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], names: Sequence[str], but: Collection[int] = ()
+    ) -> None:
+        """Look at all of them but those of which every rank has others."""
+        self._tensors, self._names, self._but = tensors, names, but
         self._seen: list[tuple[int, ...]] = [()] * len(tensors)
 
     def note(self, only: Collection[int] | None = None) -> None:
@@ -176,7 +179,9 @@ class GradEdits:
         changed = [
             index
             for index, (tensor, seen) in enumerate(zip(self._tensors, self._seen, strict=True))
-            if _mark(tensor.grad) != seen and (only is None or index in only)
+            if _mark(tensor.grad) != seen
+            and (only is None or index in only)
+            and index not in self._but
         ]
         if not changed:
             return []

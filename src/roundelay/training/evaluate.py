@@ -63,8 +63,15 @@ def evaluate(
             )
     if run is not None and len({mark for _, _, mark in every}) > 1:
         run.compare()
-    found = {name: _result(name, [one[name] for _, one, _ in every], sums) for name in totals}
+    counted = _with_other_data(run, every)
+    found = {name: _result(name, [one[name] for _, one, _ in counted], sums) for name in totals}
     return found[""] if [*found] == [""] else found
+
+
+def _with_other_data(run: Run | None, every: list[Any]) -> list[Any]:
+    """Return what ranks have found that see other data; on a mesh, some see the same."""
+    mesh = None if run is None else run.setup.mesh
+    return every if mesh is None or mesh.alone else [every[rank] for rank in mesh.numbers]
 
 
 def _bring_together(
@@ -75,7 +82,8 @@ def _bring_together(
     try:
         if problem is not None and run is not None:
             run.state.leave_evaluation(together=False)
-        every: list[Any] = batches.comm.all_gather_object((told, totals, mark))
+        comm = batches.comm if run is None or run.setup.mesh is None else run.everyone
+        every: list[Any] = comm.all_gather_object((told, totals, mark))
         if run is not None and any(failed for failed, _, _ in every):
             run.state.leave_evaluation(together=True)
     except CommunicationError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -31,6 +32,8 @@ class Entry:
     received_predicted: float
     received: float | None
     calls: dict[str, int]  # collectives of one step
+    #: On a mesh, what was sent along axes beside that: by layers that are divided, for example.
+    along: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Ledger:
         host = any(entry.predicted.host or entry.measured.host for entry in self.entries)
         words = WORDS if host else WORDS[:-1]  # what is on the host is part of what stands before
         named = ["on the host" if word == "host" else word for word in words]
-        head = ["rank", *named, "sent/step", "received/step"]
+        axes = list(self.entries[0].along)
+        head = ["rank", *named, "sent/step", "received/step", *(f"along {name}" for name in axes)]
         rows = [head]
         for entry in self.entries:
             held = [
@@ -57,7 +61,8 @@ class Ledger:
                 for word in words
             ]
             rows.append([str(entry.rank), *held, _pair(entry.sent_predicted, entry.sent),
-                         _pair(entry.received_predicted, entry.received)])  # fmt: skip
+                         _pair(entry.received_predicted, entry.received),
+                         *(_bytes(entry.along[name]) for name in axes)])  # fmt: skip
         widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
                  for row in rows]  # fmt: skip
@@ -83,30 +88,47 @@ def ledger(model: torch.nn.Module) -> Ledger:
     """Return what a step holds and exchanges on every rank, predicted and measured.
 
     Every rank calls it, best right before `zero_grad()`, when all that a step holds is there.
+    On a mesh, parameters are those of this rank's part of the model, and what is exchanged is
+    what the strategy does along the axes of data; what else each axis sent has columns of its own.
     """
     run = run_of("ledger", model)
     run.state.meet()
     held, volume = run.state.predicted()
-    if run.setup.scaler is not None:  # the ranks agree on every step
+    if run.setup.scaler is not None and run.everyone is run.comm:  # the ranks agree on every step
         volume = add_up([volume, exchanged(run.comm, "all_reduce", 8, item=8)])
     found = run.state.held()
     since, before = run.counted_from
     now, steps = run.state.traffic(), run.steps - since
+    counted = [math.nan, math.nan]
+    if now and before and len(now) == len(before) and steps:
+        here = run.comm.rank
+        counted = [(getattr(now[here], word) - getattr(before[here], word)) / steps
+                   for word in ("sent", "received")]  # fmt: skip
+    axes = _along(run, steps)
     mine = [*(getattr(one, word) for one in (held, found) for word in WORDS),
-            volume.sent, volume.received]  # fmt: skip
-    rows = run.comm.all_gather(np.array(mine, np.float64))
+            volume.sent, volume.received, *counted, *axes.values()]  # fmt: skip
+    rows = run.everyone.all_gather(np.array(mine, np.float64))
     entries = []
     for rank, row in enumerate(rows.tolist()):
-        sent = received = None
-        if now and before and len(now) == len(before) and steps:
-            sent = (now[rank].sent - before[rank].sent) / steps
-            received = (now[rank].received - before[rank].received) / steps
         count = len(WORDS)
         whole: list[Any] = [int(number) for number in row[: 2 * count]]
-        out, into = row[2 * count :]
-        entries.append(Entry(rank, Held(*whole[:count]), Held(*whole[count:]), out, sent, into,
-                             received, dict(volume.calls)))  # fmt: skip
+        out, into, sent, received, *others = row[2 * count :]
+        entries.append(Entry(rank, Held(*whole[:count]), Held(*whole[count:]), out, _known(sent),
+                             into, _known(received), dict(volume.calls),
+                             dict(zip(axes, others, strict=True))))  # fmt: skip
     return Ledger(_word(run), steps, entries)
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def _along(run: Run, steps: int) -> dict[str, float]:
+    """Return what this rank sent in a step along each axis of a mesh, beside the strategy."""
+    now = run.sent_along()
+    if now is None or run.along_from is None or not steps:
+        return {}
+    return {name: (sent - run.along_from[name]) / steps for name, sent in now.items()}
 
 
 def _word(run: Run) -> str:

@@ -8,8 +8,18 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, UnknownNameError
+from roundelay.parallel.mesh import Mesh
+from roundelay.training._join_mesh import (
+    Plan,
+    check_mesh,
+    described_plan,
+    join_mesh,
+    refuse_strategy,
+)
+from roundelay.training._mesh_ranks import MeshRanks
 from roundelay.training._run import FIRST_UNPREPARE, Run, refuse_prepared
 from roundelay.training._setup import Setup, agree, find_parameters, send_from_first
 from roundelay.training._sparse import refuse_odd
@@ -32,7 +42,10 @@ def prepare(
     model: Model,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
-    comm: Communicator,
+    comm: Communicator | None = None,
+    mesh: Mesh | None = None,
+    plan: Plan | None = None,
+    sequence_parallel: bool = False,
     strategy: str | Strategy = "ddp",
     precision: str | Precision = "fp32",
     buffers: str = "first",
@@ -44,36 +57,54 @@ def prepare(
     `model(x)`, `loss.backward()`, `optimizer.step()` and `zero_grad()` stay as they were. The ranks
     must have built the same model; they start from rank 0's weights. After every step buffers are
     rank 0's, or with `buffers="mean"` the mean over the ranks.
+
+    With a mesh in place of a communicator the strategy acts along the axes dp, cp and ep, where
+    ranks see other data. A plan divides layers along tp, with `sequence_parallel` also what lies
+    between them. Parameters that are divided already stay so; all others are whole on every rank.
     """
-    if not isinstance(comm, Communicator):
+    ranks = mesh.comm if isinstance(mesh, Mesh) else comm
+    if not isinstance(ranks, Communicator):
         raise InvalidArgumentError(
-            f"prepare needs comm=, the communicator of rd.init() or rd.run, not {comm!r}."
+            f"prepare needs comm=, the communicator of rd.init() or rd.run, or mesh=, an rd.Mesh "
+            f"of its ranks, not {shown(comm if mesh is None else mesh)}."
         )
+    number = _prepared[ranks] = _prepared.get(ranks, 0) + 1
+
+    def label(group: Communicator) -> Communicator:
+        # Ranks that take one model for another are told in any call.
+        return group.labelled(number) if number > 1 else group
+
+    axes = MeshRanks(mesh, label) if isinstance(mesh, Mesh) else None
 
     def make() -> tuple[Strategy, Setup]:
+        check_mesh(comm, mesh, plan, sequence_parallel=sequence_parallel)
         listed, as_given = _listed(optimizer)
         _check(model, listed)
         if buffers not in BUFFERS:
             raise UnknownNameError("ways to share buffers", str(buffers), BUFFERS)
         joined = JoinedOptimizers(listed)
-        setup = Setup(model, joined, as_given, comm, precision_of(precision), buffers)
+        setup = Setup(model, joined, as_given, ranks, precision_of(precision), buffers, mesh=axes)
+        setup.plan = described_plan(plan, sequence_parallel=sequence_parallel)
         setup.parameters = find_parameters(model, joined)
         setup.groups = [list(group["params"]) for group in joined.param_groups]
-        tensors = (*model.named_parameters(), *model.named_buffers())
-        setup.dtypes = {name: one.dtype for name, one in tensors}
         chosen = strategy_of(strategy)
         refuse_odd(chosen, setup)
+        if axes is not None:
+            refuse_strategy(chosen, axes)
         return chosen, setup
 
-    chosen, setup = agree(comm, make)
-    number = _prepared[comm] = _prepared.get(comm, 0) + 1
-    if number > 1:  # ranks that take one model for another are told in any call
-        setup.comm = comm.labelled(number)
-    if comm.size > 1:
-        made = [parameter for parameter in model.parameters() if not is_later(parameter)]
-        send_from_first(comm, [*made, *model.buffers()])
+    chosen, setup = agree(ranks, make)
+    if axes is None:
+        setup.comm = label(ranks)
+        if ranks.size > 1:
+            made = [parameter for parameter in model.parameters() if not is_later(parameter)]
+            send_from_first(ranks, [*made, *model.buffers()])
+    else:
+        join_mesh(setup, chosen, plan, sequence_parallel=sequence_parallel)
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    setup.dtypes = {name: one.dtype for name, one in tensors}
     if not chosen.materializes:
-        start_from_first(comm, model.parameters())
+        start_from_first(setup.comm, model.parameters())
     setup.scaler = scaler_of(setup.precision)
     hooks = cast_inputs(model, setup.precision)
     run = Run(chosen, setup)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from roundelay.training import _mesh_state
 from roundelay.training._run import Run, run_of
 
 __all__ = ["full_state_dict", "whole_tensors"]
@@ -16,7 +17,7 @@ def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     run = run_of("full_state_dict", model)
     run.state.enter("rd.full_state_dict")
     run.take_edits()
-    state = run.state.full_state_dict()
+    state = _mesh_state.whole_state_dict(run.state)
     run.compare()
     return state
 
@@ -34,5 +35,5 @@ def whole_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _and_compared(run: Run) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from run.state.whole_tensors()
+    yield from _mesh_state.whole_tensors(run.state)
     run.compare()

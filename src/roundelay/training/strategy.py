@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 
 from roundelay.communicator import Traffic
+from roundelay.errors import InvalidArgumentError
 from roundelay.training.checkpoint.parts import Saved, SavedPart, divided, hand_out, restore_whole
 
 if TYPE_CHECKING:
@@ -67,6 +68,14 @@ class Strategy(ABC):
     materializes: ClassVar[bool] = False
     #: Whether it takes sparse gradients and complex parameters.
     takes_odd: ClassVar[bool] = False
+
+    def take_experts(self, setup: Setup, name: str) -> None:  # noqa: ARG002 - others look at it
+        """Take parameters that the axis ep divides, whose gradients fewer ranks bring together."""
+        raise InvalidArgumentError(
+            f"{type(self).__name__} brings all gradients together on one group of ranks, and those "
+            f"of {name}, which is divided along ep, on another. Use strategy='ddp', 'zero1', "
+            f"'zero2' or 'zero3'."
+        )
 
     @abstractmethod
     def share(self, setup: Setup) -> StrategyState:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from roundelay.training._run import run_of
+from roundelay.training._run import refuse_divided, run_of
 from roundelay.training.optimizer.prepared import give_back
 from roundelay.training.shards.sharded_parameter import unshard_parameter
 
@@ -25,6 +25,7 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     run = run_of("unprepare", model)
     run.step.check_shut("unprepare")
     setup = run.setup
+    refuse_divided(run, "unprepare")
     optimizers: list[Any] = setup.optimizer.all
     run.state.enter("rd.unprepare")
     states = [optimizer.state_dict() for optimizer in optimizers]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
-from roundelay.training._run import Run, run_with
+from roundelay.training._run import Run, refuse_divided, run_with
 
 __all__ = ["Whole", "fingerprint", "whole"]
 
@@ -45,6 +45,7 @@ class Whole(Generic[Model]):
 
     def __init__(self, module: Model) -> None:
         self._run: Run = run_with("whole", module)
+        refuse_divided(self._run, "whole", module)
         self._module = module
         self._mark = 0  # of the step when it was entered
         names = {id(one): name for name, one in self._run.setup.model.named_parameters()}
@@ -65,7 +66,9 @@ class Whole(Generic[Model]):
         if not self._run.state.sees_whole:  # or what comes would hide what was written
             self._run.grad_hooks.see_edits()
         self._run.state.open(list(self._tensors.values()))
-        self._mark = int(self._run.mark() or 0)
+        mark = self._run.mark() or 0
+        beside = self._run.step.beside  # where ranks have other parts, not all is the same
+        self._mark = int(mark if beside is None else self._run.step.shared_mark)
         self._run.step.opened += 1
         return self._module
 
@@ -94,7 +97,7 @@ class Whole(Generic[Model]):
 
     def _compare(self, tensors: list[torch.nn.Parameter]) -> tuple[str, bool]:
         """Say which parameter the ranks have written differently, and whether any was written."""
-        state, comm = self._run.state, self._run.comm
+        state, comm = self._run.state, self._run.alike
         written = state.written(tensors)
         if comm.size == 1:
             return "", written

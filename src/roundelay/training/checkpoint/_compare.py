@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run
 from roundelay.training.checkpoint._manifest import Manifest, Optimizer
 from roundelay.training.checkpoint._write import aliases_of, buffers_of, modules_with_extra
+from roundelay.training.checkpoint.window import shapes_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 EXTRA_STATE = "_extra_state"
@@ -27,6 +28,7 @@ class Differences:
     missing: list[str] = field(default_factory=list)  # here, and not in the checkpoint
     unexpected: list[str] = field(default_factory=list)  # in the checkpoint, and not here
     reshaped: list[str] = field(default_factory=list)
+    elsewhere: Collection[str] = ()  # what other stages of a pipeline have
     optimizer: bool = False  # whether state of its parameters can't be taken
     groups: bool = False  # whether options of its groups can't be taken
 
@@ -40,7 +42,7 @@ class Differences:
                 self.reshaped.append(name)
                 self.lines.append(f"{kind} {name}: {shape} here, {there[name]} in the checkpoint")
         for name, shape in there.items():
-            if name not in here:
+            if name not in here and name not in self.elsewhere:
                 self.unexpected.append(name)
                 self.lines.append(f"{kind} {name}: {shape} in the checkpoint, not here")
 
@@ -54,11 +56,11 @@ def compare(manifest: Manifest, run: Run, *, optimizer: bool, scheduler: bool) -
     """Return in what the checkpoint does not fit what is being trained."""
     model = run.setup.model
     shared = aliases_of(model)
-    here = {name: tuple(one.shape) for name, one in model.named_parameters()}
+    here = shapes_of(run.setup)
     here.update({other: here[name] for other, name in shared.items()})
     there = {name: tuple(entry.shape) for name, entry in manifest.parameters.items()}
     there.update({other: there[name] for other, name in manifest.aliases.items() if name in there})
-    found = Differences()
+    found = Differences(elsewhere=set() if run.setup.mesh is None else run.setup.mesh.elsewhere)
     found.shapes("parameter", here, there)
     for other, name in shared.items():
         own, first = (manifest.aliases.get(one, one) for one in (other, name))

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from roundelay.errors import CheckpointError
+from roundelay.training.checkpoint.window import Window
 
 MANIFEST = "checkpoint.json"
 REMOVED = f"{MANIFEST}.removed"  # what it is called while its checkpoint is being removed
@@ -35,11 +36,25 @@ class Where(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: int
 
 
-class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor."""
+class TensorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What ranks of a mesh had of a tensor: `spans` of one dim, and where these lie, flattened."""
+
+    dim: int
+    spans: list[tuple[int, int]]
+    where: list[Where]
+
+    @property
+    def window(self) -> Window:
+        """What it is of the whole tensor."""
+        return Window(self.dim, tuple((start, stop) for start, stop in self.spans))
+
+
+class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One tensor: where it lies, or where its parts do."""
 
     shape: list[int]
     where: list[Where]
+    parts: list[TensorPart] = []
 
     @property
     def numel(self) -> int:
@@ -127,13 +142,37 @@ def _check(manifest: Manifest, path: object) -> None:
     groups = [manifest.parameters, manifest.buffers, manifest.tensors, *manifest.elements.values()]
     for entries in groups:
         for name, entry in entries.items():
-            at = 0
-            for where in entry.where:
-                if where.start != at or where.stop < at or not 0 <= where.file < len(names):
-                    raise CheckpointError(f"{path} does not say where all of {name} lies.")
-                at = where.stop
-            if at != entry.numel or any(length < 0 for length in entry.shape):
-                raise CheckpointError(f"{path} has {at} elements of {name}, not {entry.numel}.")
+            if any(length < 0 for length in entry.shape) or not _divides(entry):
+                raise CheckpointError(f"{path} does not say where all of {name} lies.")
+            if not entry.parts:
+                _check_where(path, name, entry.where, entry.numel, len(names))
+            for part in entry.parts:
+                numel = math.prod(part.window.shape(entry.shape))
+                _check_where(path, name, part.where, numel, len(names))
+
+
+def _divides(entry: TensorEntry) -> bool:
+    """Tell whether the parts of a tensor, if it has some, have each element once."""
+    if not entry.parts:
+        return True
+    dim, at = entry.parts[0].dim, 0
+    if entry.where or not 0 <= dim < len(entry.shape):
+        return False
+    for start, stop in sorted(span for part in entry.parts for span in part.spans):
+        if start != at or stop < at:
+            return False
+        at = stop
+    return at == entry.shape[dim] and all(part.dim == dim for part in entry.parts)
+
+
+def _check_where(path: object, name: str, listed: list[Where], numel: int, files: int) -> None:
+    at = 0
+    for where in listed:
+        if where.start != at or where.stop < at or not 0 <= where.file < files:
+            raise CheckpointError(f"{path} does not say where all of {name} lies.")
+        at = where.stop
+    if at != numel:
+        raise CheckpointError(f"{path} has {at} elements of {name}, not {numel}.")
 
 
 def new(**fields: Any) -> Manifest:  # Any: the fields of a manifest

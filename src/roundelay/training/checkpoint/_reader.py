@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from roundelay.errors import CheckpointError, MissingPackageError
 from roundelay.training.checkpoint._files import NAMES, PAIRS
-from roundelay.training.checkpoint._manifest import MANIFEST, Manifest, TensorEntry
+from roundelay.training.checkpoint._manifest import MANIFEST, Manifest, TensorEntry, Where
 from roundelay.training.checkpoint.values import unpack
+from roundelay.training.checkpoint.window import from_windows
 
 DTYPES = {word: dtype for dtype, word in NAMES.items()}
 COMPLEX = {dtype: made for made, dtype in PAIRS.items()}  # of two
@@ -94,7 +96,7 @@ class Reader:
 
     def dtype(self, key: str, entry: TensorEntry) -> torch.dtype:
         """Return the dtype of a tensor without reading it."""
-        where = entry.where[0]
+        where = next(iter(entry.where or [one for part in entry.parts for one in part.where]))
         word, shape = self._found(
             where.file, f"{key}@{where.start}", lambda part: (part.get_dtype(), part.get_shape())
         )
@@ -112,10 +114,19 @@ class Reader:
 
     def elements(self, key: str, entry: TensorEntry, start: int, stop: int) -> torch.Tensor:
         """Return elements of a flattened tensor, out of as many files as they lie in."""
+        if entry.parts:
+            windows = [(part.window, partial(self._lying, key, entry, part.where))
+                       for part in entry.parts]  # fmt: skip
+            return from_windows(windows, entry.shape, start, stop)
+        return self._lying(key, entry, entry.where, start, stop)
+
+    def _lying(
+        self, key: str, entry: TensorEntry, listed: Sequence[Where], start: int, stop: int
+    ) -> torch.Tensor:
         found = [
             self._slice(where.file, f"{key}@{where.start}", max(start, where.start) - where.start,
                         min(stop, where.stop) - where.start)
-            for where in entry.where
+            for where in listed
             if max(start, where.start) < min(stop, where.stop)
         ]  # fmt: skip
         if not found:

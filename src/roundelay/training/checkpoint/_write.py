@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,23 @@ from roundelay.training.checkpoint._manifest import (
     Manifest,
     Optimizer,
     TensorEntry,
+    TensorPart,
     Where,
 )
 from roundelay.training.checkpoint._random_state import random_state
+from roundelay.training.checkpoint.parts import SavedPart
 from roundelay.training.checkpoint.values import pack
+from roundelay.training.checkpoint.window import of_whole, shapes_of, window_of
+
+
+class Stage(msgspec.Struct):
+    """What one stage of a pipeline has of a model: its tensors by name, with their shapes."""
+
+    parameters: dict[str, list[int]]
+    aliases: dict[str, str]
+    buffers: dict[str, list[int]]
+    groups: list[list[str]]  # of the optimizer, by names
+    modules: dict[str, Any]
 
 
 class Sheet(msgspec.Struct):
@@ -30,11 +44,13 @@ class Sheet(msgspec.Struct):
 
     file: File | None = None
     stretches: dict[str, list[tuple[int, int]]] = {}  # of parameters
+    windows: dict[str, tuple[int, list[tuple[int, int]]]] = {}  # of those that a mesh divides
     elements: dict[str, list[str]] = {}  # the state there is on each
     whole: dict[str, dict[str, Any]] = {}
     tensors: dict[str, list[int]] = {}  # shapes
     random: Any = None
     more: dict[str, Any] = {}  # what the first rank says for all
+    stage: Stage | None = None  # of a later stage of a pipeline, said by its first rank
 
 
 _read = msgspec.json.Decoder(Sheet).decode
@@ -48,7 +64,7 @@ def take_down(
     A copy is for who goes on training before it is written.
     """
     sheet, tensors = Sheet(), dict[str, torch.Tensor]()
-    rank = run.comm.rank
+    rank, mesh = run.everyone.rank, run.setup.mesh
 
     def put(tensor: torch.Tensor) -> str:
         name = f"{rank}.{len(sheet.tensors)}"
@@ -56,7 +72,10 @@ def take_down(
         tensors[f"value/{name}@0"] = tensor.detach().reshape(-1)
         return name
 
-    for part in run.state.to_save():
+    for part in own_parts(run):
+        if mesh is not None and part.name in mesh.shardings:
+            window = window_of(mesh.shardings[part.name])
+            sheet.windows[part.name] = window.dim, [*window.spans]
         sheet.stretches.setdefault(part.name, []).append((part.start, part.stop))
         tensors[f"parameter/{part.name}@{part.start}"] = part.values
         if weights_only:
@@ -66,14 +85,49 @@ def take_down(
             tensors[f"state.{key}/{part.name}@{part.start}"] = values
         if part.whole:
             what = f"the optimizer's state of {part.name}"
-            sheet.whole[part.name] = pack(dict(part.whole), put, what)
+            sheet.whole[part.name] = pack(of_whole(run.setup, part), put, what)
     if not weights_only:
         sheet.random = pack(random_state(), put, "the state of random numbers")
-    if rank == 0:
+    _speak(run, say, sheet, tensors, put)
+    return sheet, _copies(tensors) if copy else tensors
+
+
+def _speak(
+    run: Run,
+    say: Mapping[str, Any],
+    sheet: Sheet,
+    tensors: dict[str, torch.Tensor],
+    put: Callable[[torch.Tensor], str],
+) -> None:
+    """Have the first rank, or that of a stage, say what is the same on all."""
+    rank, mesh = run.everyone.rank, run.setup.mesh
+    staged = mesh is not None and mesh.staged and mesh.first_of_stage
+    if rank == 0 or staged:
         for name, buffer in buffers_of(run.setup.model):
             tensors[f"buffer/{name}@0"] = buffer.detach().reshape(-1)
+    if rank == 0:
         sheet.more = {key: pack(value, put, key) for key, value in say.items()}
-    return sheet, _copies(tensors) if copy else tensors
+    elif staged:
+        sheet.stage = _stage(run, pack(say["modules"], put, "modules"))
+
+
+def own_parts(run: Run) -> Iterator[SavedPart]:
+    """Yield what this rank says of parameters: of what ranks with the same data have alike, one."""
+    mesh = run.setup.mesh
+    for part in run.state.to_save():
+        if mesh is None or part.name in mesh.own:
+            yield part
+
+
+def _stage(run: Run, modules: dict[str, Any]) -> Stage:
+    manifest = outline(run, weights_only=False)
+    return Stage(
+        {name: entry.shape for name, entry in manifest.parameters.items()},
+        manifest.aliases,
+        {name: entry.shape for name, entry in manifest.buffers.items()},
+        [group.names for group in manifest.optimizers[0].groups],
+        modules,
+    )
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -99,12 +153,12 @@ def outline(run: Run, *, weights_only: bool) -> Manifest:
     """Return what a manifest says of the model and its training, as they are now."""
     setup = run.setup
     return form.new(
-        ranks=run.comm.size,
+        ranks=run.everyone.size,
         strategy=type(run.strategy).__name__,
         steps=run.steps,
         saved=time.time(),
         parameters={
-            name: TensorEntry(list(one.shape), []) for name, one in setup.model.named_parameters()
+            name: TensorEntry([*shape], []) for name, shape in shapes_of(run.setup).items()
         },
         aliases=aliases_of(setup.model),
         buffers={
@@ -126,29 +180,21 @@ def _optimizer(run: Run) -> Optimizer:
 def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Manifest:
     """Complete a manifest by what all ranks have written."""
     sheets = [_read(text) for text in accounts]
-    more, shapes = (
-        sheets[0].more,
-        {name: parameter.shape for name, parameter in outline.parameters.items()},
-    )
-    where = {
-        name: sorted(
-            (Where(rank, start, stop) for rank, sheet in enumerate(sheets)
-             for start, stop in sheet.stretches.get(name, [])),
-            key=lambda one: (one.start, one.stop),
-        )
-        for name in shapes
-    }  # fmt: skip
+    for rank, sheet in enumerate(sheets):
+        if sheet.stage is not None:
+            outline = _joined(outline, rank, sheet.stage)
+    more = sheets[0].more
+    entries = {name: _entry(name, parameter.shape, sheets)
+               for name, parameter in outline.parameters.items()}  # fmt: skip
     kinds = {name: kinds for sheet in sheets for name, kinds in sheet.elements.items()}
     options = iter(more["groups"])
     return msgspec.structs.replace(
         outline,
         folder=folder,
         files=[sheet.file for sheet in sheets],
-        parameters={name: TensorEntry(shape, where[name]) for name, shape in shapes.items()},
+        parameters=entries,
         elements={
-            name: {key: TensorEntry(shapes[name], where[name]) for key in found}
-            for name, found in kinds.items()
-            if found
+            name: dict.fromkeys(found, entries[name]) for name, found in kinds.items() if found
         },
         whole={name: found for sheet in sheets for name, found in sheet.whole.items()},
         optimizers=[
@@ -159,7 +205,7 @@ def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Mani
             )
             for optimizer in outline.optimizers
         ],
-        modules=more["modules"],
+        modules={**more["modules"], **outline.modules},
         tensors={
             name: TensorEntry(shape, [Where(rank, 0, torch.Size(shape).numel())])
             for rank, sheet in enumerate(sheets)
@@ -169,6 +215,50 @@ def gather_up(outline: Manifest, folder: str, accounts: Sequence[bytes]) -> Mani
         scheduler=more["scheduler"],
         extra=more["extra"],
     )
+
+
+def _entry(name: str, shape: list[int], sheets: Sequence[Sheet]) -> TensorEntry:
+    """Return where a parameter lies, and its parts where a mesh divides it."""
+    parts: dict[tuple[int, tuple[tuple[int, int], ...]] | None, list[Where]] = {}
+    for rank, sheet in enumerate(sheets):
+        window = sheet.windows.get(name)
+        key = None if window is None else (window[0], tuple(window[1]))
+        for start, stop in sheet.stretches.get(name, []):
+            parts.setdefault(key, []).append(Where(rank, start, stop))
+    for where in parts.values():
+        where.sort(key=lambda stretch: (stretch.start, stretch.stop))
+    if None in parts or not parts:
+        return TensorEntry(shape, parts.get(None, []))
+    listed = [TensorPart(key[0], [*key[1]], where) for key, where in parts.items() if key]
+    return TensorEntry(shape, [], listed)
+
+
+def _joined(outline: Manifest, rank: int, stage: Stage) -> Manifest:
+    """Return an outline with what another stage of a pipeline has."""
+    new = [name for name in stage.buffers if name not in outline.buffers]
+    return msgspec.structs.replace(
+        outline,
+        parameters={
+            **{name: TensorEntry(shape, []) for name, shape in stage.parameters.items()},
+            **outline.parameters,
+        },
+        aliases={**stage.aliases, **outline.aliases},
+        buffers={
+            **outline.buffers,
+            **{name: TensorEntry(stage.buffers[name],
+                                 [Where(rank, 0, math.prod(stage.buffers[name]))])
+               for name in new},
+        },
+        optimizers=[
+            Optimizer(
+                optimizer.kind,
+                [Group([*dict.fromkeys([*group.names, *names])], group.options)
+                 for group, names in zip(optimizer.groups, stage.groups, strict=True)],
+            )
+            for optimizer in outline.optimizers
+        ],
+        modules={**stage.modules, **outline.modules},
+    )  # fmt: skip
 
 
 def aliases_of(model: torch.nn.Module) -> dict[str, str]:

@@ -12,6 +12,7 @@ import torch
 from roundelay.arguments import path_of, truth
 from roundelay.communicator import Communicator
 from roundelay.errors import CheckpointMismatch
+from roundelay.training._mesh_state import whole_tensors
 from roundelay.training._run import Run
 from roundelay.training.checkpoint._compare import Differences, Rename, compare, renamed
 from roundelay.training.checkpoint._files import check_file
@@ -21,6 +22,7 @@ from roundelay.training.checkpoint._reader import Reader, manifest_text, need_sa
 from roundelay.training.checkpoint._write import buffers_of, modules_with_extra
 from roundelay.training.checkpoint.save import checked_run
 from roundelay.training.checkpoint.saving import together
+from roundelay.training.checkpoint.window import local_state
 from roundelay.training.optimizer.state_tree import each_tensor, put_beside
 
 __all__ = ["Loaded", "load"]
@@ -66,7 +68,7 @@ def load(
     """
     strict = truth("strict of load", strict)
     run, where = checked_run("load", model, optimizer), path_of("path of load", path)
-    comm = run.comm
+    comm = run.everyone
     run.saves.settle(where)
     text: bytes = together(
         comm, f"load {where}", lambda: manifest_text(where) if comm.rank == 0 else b""
@@ -86,11 +88,12 @@ def load(
     saved = Reader(where, manifest, written)
     with_state = optimizer is not None and not found.optimizer
     only = _Partial(saved, _present(run, found.untouched), with_state=with_state)
+    local = local_state(run.setup, only)
 
     def take() -> None:
         others = saved.beside() if with_state else []
         run.state.check_beside([key for one in others for key in one])
-        run.state.take_back(only)
+        run.state.take_back(local)
         _take_beside(run, others)
         _take_modules(run, saved, seen, found)
         if optimizer is not None:
@@ -104,7 +107,7 @@ def load(
     if optimizer is not None:
         run.step.number = manifest.steps
         run.step.forget_deeds()  # of which nothing is left
-        run.counted_from = run.steps, run.state.traffic()
+        run.counted_from, run.along_from = (run.steps, run.state.traffic()), run.sent_along()
     extra = saved.unpack(manifest.extra)
     if optimizer is not None and manifest.random:
         _go_on_randomly(saved, comm)
@@ -180,4 +183,5 @@ def _present(run: Run, names: set[str]) -> dict[str, torch.Tensor]:
     wanted = {name for name, _ in run.setup.model.named_parameters()} & names
     if not wanted:
         return {}
-    return {name: one.detach().clone() for name, one in run.state.whole_tensors() if name in wanted}
+    tensors = whole_tensors(run.state)
+    return {name: one.detach().clone() for name, one in tensors if name in wanted}

@@ -16,6 +16,7 @@ import torch
 from roundelay.training.optimizer.state_tree import Made, each_tensor, filled, slots
 
 if TYPE_CHECKING:
+    from roundelay.communicator import Communicator
     from roundelay.training._setup import Setup
     from roundelay.training.optimizer.joined import JoinedOptimizers
 
@@ -110,8 +111,19 @@ def stretch(
 def divided(setup: Setup, tensors: Mapping[str, torch.Tensor] | None = None) -> Iterator[SavedPart]:
     """Yield this rank's even share of what every rank has whole: everything, or these."""
     tensors = named(setup) if tensors is None else tensors
+    experts = {name for name in tensors if setup.mesh and setup.mesh.axis_of(name) == "ep"}
+    alike = {name: tensor for name, tensor in tensors.items() if name not in experts}
+    yield from _share(setup, setup.comm, alike)
+    if experts:
+        apart = {name: tensors[name] for name in tensors if name in experts}
+        yield from _share(setup, setup.same_experts, apart)
+
+
+def _share(
+    setup: Setup, comm: Communicator, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[SavedPart]:
     total = sum(tensor.numel() for tensor in tensors.values())
-    size, rank = setup.comm.size, setup.comm.rank
+    size, rank = comm.size, comm.rank
     low, high = total * rank // size, total * (rank + 1) // size
     first = 0
     for name, tensor in tensors.items():

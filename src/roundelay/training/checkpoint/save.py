@@ -65,11 +65,11 @@ def save(
     wait = truth("wait of save", wait)
     run, where = checked_run("save", model, optimizer), path_of("path of save", path).absolute()
     series = None if keep is None else Series(where, keep)
-    commit = Commit(run.comm if wait else run.saves.beside(), DISK, where, series)
+    commit = Commit(run.everyone if wait else run.saves.beside(), DISK, where, series)
     run.saves.settle(where)
     run.take_edits()
     form = "weights only" if optimizer is None else "with the optimizer", keep, _state_of(run)
-    made = together(run.comm, commit.what, lambda: (commit.make_folder(), form))
+    made = together(run.everyone, commit.what, lambda: (commit.make_folder(), form))
     commit.folder = made[0][0]
     _check_alike(commit, run, [form for _, form in made])
     taken: list[tuple[Manifest, Sheet, dict[str, torch.Tensor]]] = []
@@ -82,7 +82,7 @@ def save(
 
     try:
         run.compare()
-        together(run.comm, commit.what, take)
+        together(run.everyone, commit.what, take)
     except BaseException:
         commit.take_away()
         raise
@@ -98,7 +98,10 @@ def save(
 def _state_of(run: Run) -> tuple[int, dict[str, int]]:
     """Return what ranks share between steps: how many there were, and what was written by hand."""
     run.grad_hooks.see_edits()
-    return (run.step.calls, run.step.written) if run.strategy.synchronous else (0, {})
+    if not run.strategy.synchronous:
+        return 0, {}
+    alike = run.everyone is run.comm  # or ranks have parts, which `compare` does not mix
+    return run.step.calls, run.step.written if alike else {}
 
 
 def _check_alike(commit: Commit, run: Run, forms: list[Any]) -> None:
@@ -114,7 +117,8 @@ def _check_alike(commit: Commit, run: Run, forms: list[Any]) -> None:
         for rank, (what, keep, (calls, written)) in enumerate(forms)
     )
     raise CollectiveMismatch(
-        f"rank {run.comm.rank} could not {commit.what}: the ranks would save different things.\n"
+        f"rank {run.everyone.rank} could not {commit.what}: the ranks would save different "
+        f"things.\n"
         f"{text}\nA checkpoint that was there before is as it was."
     )
 

@@ -12,6 +12,8 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from roundelay.arguments import shown, truth, whole
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.parallel.mesh import Mesh
+from roundelay.training._mesh_ranks import rows_of
 from roundelay.training._run import Run, run_of
 from roundelay.training.loader._batches import Drawn, Order, Plan, RowStream
 from roundelay.training.loader._options import check_options
@@ -27,7 +29,8 @@ def loader(
     dataset: Any,  # Any: torch's datasets, or whatever has rows by number and a length
     batch_size: int | None = None,
     *,
-    comm: Communicator,
+    comm: Communicator | None = None,
+    mesh: Mesh | None = None,
     model: torch.nn.Module | None = None,
     micro_batch: int | None = None,
     shuffle: bool | None = None,
@@ -46,13 +49,12 @@ def loader(
     passes; then pass the prepared `model`, and its `optimizer.step()` and `zero_grad()` act only
     after the last. Rows are shuffled, unless they are a stream or there is a sampler, which then
     says the order of all ranks. More options are DataLoader's. Every rank calls it.
+
+    On a mesh, `mesh=` in place of `comm=`, the axes dp and ep divide the rows; ranks that differ
+    on others only, such as tp or cp, get the same ones.
     """
-    if not isinstance(comm, Communicator):
-        raise InvalidArgumentError(
-            f"loader needs comm=, the communicator of rd.init() or rd.run, not {shown(comm)}."
-        )
     run = None if model is None else run_of("loader", model)
-    group = comm if run is None else run.comm
+    group, everyone = _ranks(comm, mesh, run)
 
     draws = batch_sampler if sampler is None else sampler
 
@@ -74,19 +76,39 @@ def loader(
         }  # fmt: skip
         return plan, state
 
-    plan, state = _agree(group, make, options.get("num_workers", 0))
-    if group.size > 1 and not isinstance(dataset, IterableDataset):
-        compare_rows(group, dataset, reads=draws is None and not options.get("num_workers"))
+    plan, state = _agree(everyone, make, options.get("num_workers", 0))
+    if everyone.size > 1 and not isinstance(dataset, IterableDataset):
+        compare_rows(everyone, dataset, reads=draws is None and not options.get("num_workers"))
     source: Order | Drawn | RowStream
     if draws is not None:
-        source = Drawn(draws, plan.batch_size, group)
+        source = Drawn(draws, plan.batch_size, everyone)
     elif isinstance(dataset, IterableDataset):
         source = RowStream(dataset, plan, drop_last=state["drop_last"])
     else:
         source = Order(state["rows"], plan.batch_size or 1, shuffle=state["shuffle"])
-    if group.rank == 0 and not quiet:
+    if everyone.rank == 0 and not quiet:
         sys.stderr.write(f"roundelay: {plan}{_rest(state)}\n")
     return Loader(dataset, plan, source, run, group, state, **options)
+
+
+def _ranks(comm: object, mesh: object, run: Run | None) -> tuple[Communicator, Communicator]:
+    """Return the ranks that divide rows between them, and all that have some of them."""
+    if mesh is not None and (comm is not None or not isinstance(mesh, Mesh)):
+        raise InvalidArgumentError(
+            f"loader takes comm=, a communicator, or mesh=, an rd.Mesh, not {shown(comm)} and "
+            f"{shown(mesh)}."
+        )
+    if mesh is None and not isinstance(comm, Communicator):
+        raise InvalidArgumentError(
+            f"loader needs comm=, the communicator of rd.init() or rd.run, or mesh=, not "
+            f"{shown(comm)}."
+        )
+    if run is not None:
+        own = None if run.setup.mesh is None else run.setup.mesh.mesh
+        return run.comm if own is None else rows_of(own), run.everyone
+    if isinstance(mesh, Mesh):
+        return rows_of(mesh), mesh.comm
+    return comm, comm  # type: ignore[return-value] # it is one, as asked above
 
 
 def _check_sources(

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError, RoundelayError
+from roundelay.training._mesh_state import grad_norm
 from roundelay.training._parameter_edits import StateEdits
 from roundelay.training._run import Run
 from roundelay.training.optimizer.whole_state import load_whole_state, whole_state
@@ -163,12 +164,18 @@ class PreparedOptimizer:
                 shown.clear()  # which says why it can't be
         vars(self)["state"] = value
 
+    @property
+    def _has_all(self) -> bool:
+        """Whether this rank has the whole state, of whole parameters, of all the model."""
+        mesh = self.run.setup.mesh
+        return self.run.state.sees_whole and (mesh is None or not (mesh.shardings or mesh.staged))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of this optimizer, as one device has it. All ranks call it.
 
         It is gathered on every rank; `rd.save` writes what fits nowhere.
         """
-        if self.run.state.sees_whole:
+        if self._has_all:
             whole: dict[str, Any] = super().state_dict()  # type: ignore[misc]
             return whole
         return whole_state(self.run, self.place)
@@ -182,7 +189,7 @@ class PreparedOptimizer:
                 f"{shown(state_dict)}."
             )
         self.run.grad_hooks.see_edits()
-        if self.run.state.sees_whole:
+        if self._has_all:
             super().load_state_dict(state_dict)  # type: ignore[misc]
         else:
             load_whole_state(self.run, self.place, state_dict)
@@ -234,7 +241,7 @@ class PreparedOptimizer:
         state = self.run.state
         self._see_done()
         self.run.step.did(f"clip_grad_norm_({most}, {order})")
-        norm = state.grad_norm(order, self._only)
+        norm = grad_norm(state, order, self._only)
         factor = most / (norm + 1e-6)  # as torch does
         if factor < 1:
             state.scale_grads(factor, self._only)
@@ -333,7 +340,10 @@ def _places(optimizer: Any) -> Iterator[tuple[str, Any]]:
     setup = optimizer.run.setup
     named = zip(setup.stepped, setup.parameters, strict=True)
     names = {id(tensor): one.name for tensor, one in named}
+    experts = {id(setup.stepped[index]) for index in setup.experts}
     for key, state in vars(optimizer)["state"].items():
+        if id(key) in experts:  # of which every rank has others
+            continue
         tensor = isinstance(key, torch.Tensor)
         name = names.get(id(key), "a frozen parameter") if tensor else str(key)
         for word, value in (state if isinstance(state, dict) else {"all": state}).items():

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from roundelay.errors import InvalidArgumentError, UnsendableError
+from roundelay.training._mesh_state import whole_state_dict
 from roundelay.training._run import Run
+from roundelay.training._setup import Setup
 from roundelay.training.checkpoint.parts import by_element
+from roundelay.training.checkpoint.window import (
+    from_windows,
+    local_state,
+    of_whole,
+    whole_shape,
+    window_of,
+)
 from roundelay.training.optimizer.state_arrays import as_arrays, as_tensors, received, sendable
 from roundelay.training.optimizer.state_tree import beside, each_tensor, filled, put_beside, slots
 from roundelay.training.shards.shard import Shard
@@ -26,19 +36,20 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
     run.take_edits()
     run.state.meet()
     setup = run.setup
+    refuse_stages(run)
     shapes = {
-        parameter.name: parameter.tensor.shape
+        parameter.name: whole_shape(setup, parameter)
         for parameter in setup.parameters
         if parameter.owner == place
     }
-    pieces: dict[str, dict[str, list[torch.Tensor]]] = {}
+    pieces: dict[str, dict[str, list[tuple[int, torch.Tensor]]]] = {}
     found: dict[str, dict[str, Any]] = {}
-    for name, _, elements, whole in _all_parts(run, set(shapes)):
+    for name, window, _, elements, whole in _all_parts(run, set(shapes)):
         found.setdefault(name, {}).update(received(whole))
         for key, values in as_tensors(elements).items():
-            pieces.setdefault(name, {}).setdefault(key, []).append(values)
+            pieces.setdefault(name, {}).setdefault(key, []).append((window, values))
     for name, kinds in pieces.items():
-        flat = {key: torch.cat(values) for key, values in kinds.items()}
+        flat = {key: _flat(setup, name, values) for key, values in kinds.items()}
         inside = slots(found[name])
         found[name] = filled(found[name], flat, torch.Tensor.view)
         found[name] |= {key: one.view(shapes[name]) for key, one in flat.items()
@@ -64,21 +75,54 @@ def _all_parts(run: Run, names: Collection[str]) -> list[Any]:
     """Return what all ranks have of the state of some parameters, in the order of elements."""
 
     def parts() -> Iterator[list[Any]]:
+        mesh = run.setup.mesh
         for part in run.state.to_save():
             if part.name in names and (part.elements or part.whole):
-                whole = sendable(part.whole, f"the optimizer's state of {part.name}")
-                yield [part.name, part.start, as_arrays(dict(part.elements)), whole]
+                if mesh is not None and part.name not in mesh.own:
+                    continue  # another rank with the same data has the same
+                sharding = None if mesh is None else mesh.shardings.get(part.name)
+                window = 0 if sharding is None else sharding.comm.rank
+                kept = of_whole(run.setup, part)
+                whole = sendable(kept, f"the optimizer's state of {part.name}")
+                yield [part.name, window, part.start, as_arrays(dict(part.elements)), whole]
 
     mine, told = [], ""
     try:
         mine = list(parts())
     except UnsendableError as error:  # which all ranks raise
         told = str(error)
-    every = run.comm.all_gather_object((told, mine))
+    every = run.everyone.all_gather_object((told, mine))
     for rank, (told, _) in enumerate(every):
         if told:
             raise UnsendableError(f"optimizer.state_dict() on rank {rank}: {told}")
-    return sorted((part for _, mine in every for part in mine), key=lambda part: part[:2])
+    return sorted((part for _, mine in every for part in mine), key=lambda part: part[:3])
+
+
+def _flat(setup: Setup, name: str, values: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """Return elements of a whole parameter of those in the parts of ranks, in their order."""
+    sharding = None if setup.mesh is None else setup.mesh.shardings.get(name)
+    if sharding is None:
+        return torch.cat([part for _, part in values])
+    rows = [torch.cat([part for at, part in values if at == rank])
+            for rank in range(len(sharding.pieces))]  # fmt: skip
+    windows = [
+        (window_of(sharding, rank), lambda low, high, row=row: row[low:high])
+        for rank, row in enumerate(rows)
+    ]
+    parameter = next(one for one in setup.parameters if one.name == name)
+    shape = whole_shape(setup, parameter)
+    return from_windows(windows, shape, 0, math.prod(shape))
+
+
+def refuse_stages(run: Run) -> None:
+    """Refuse the state of one optimizer where others have the other stages' parameters."""
+    mesh = run.setup.mesh
+    if mesh is not None and mesh.staged:
+        raise InvalidArgumentError(
+            f"optimizer.state_dict() and load_state_dict() know parameters by their number in one "
+            f"optimizer, and in {mesh.mesh!r} every stage has some of them. Use rd.save and "
+            f"rd.load, which know them by name; rd.read_checkpoint(path).optimizers() has it all."
+        )
 
 
 def whole_beside(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
@@ -96,6 +140,7 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
     Each rank and server gets its own part of it.
     """
     setup = run.setup
+    refuse_stages(run)
     optimizer = setup.optimizer.all[place]
     originals = setup.groups[setup.optimizer.groups_of(place)]
     theirs = given["param_groups"]
@@ -119,9 +164,10 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
             elif at in given["state"]:
                 optimizer.state[one] = dict(given["state"][at])
     run.take_edits()
-    weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}
+    weights = {name: one.clone() for name, one in whole_state_dict(run.state).items()
+               if isinstance(one, torch.Tensor)}  # fmt: skip
     with torch.no_grad():
-        run.state.take_back(_GivenState(weights, state))
+        run.state.take_back(local_state(setup, _GivenState(weights, state)))
     run.state.refresh()
     put_beside(optimizer, others)
     for group, options in zip(optimizer.param_groups, theirs, strict=True):

@@ -64,6 +64,14 @@ class Ddp(Strategy):
             raise InvalidArgumentError(f"hook of Ddp is a function, not {shown(self.hook)}.")
         object.__setattr__(self, "check_finite", truth("check_finite", self.check_finite))
 
+    def take_experts(self, setup: Setup, name: str) -> None:  # noqa: ARG002 - as it is called
+        """Have their gradients in buckets of their own; a hook would have to know of them."""
+        if self.hook is not None:
+            raise InvalidArgumentError(
+                f"Ddp(hook=…) gets buckets of all ranks, and {name} is divided along ep. Leave "
+                f"out hook=, or ep."
+            )
+
     def share(self, setup: Setup) -> StrategyState:
         """Give every parameter's gradient a place in a bucket."""
         return _Averaging(self, setup)
@@ -126,10 +134,11 @@ class _Averaging(WholeGradients):
     def _lay_out(self) -> None:
         shapes = [tuple(tensor.shape) for tensor in self._tensors]
         kinds = [self._kind(tensor) for tensor in self._tensors]
+        apart = self.setup.experts
         device = self._tensors[0].device if self._tensors else torch.device("cpu")
         most = bucket_limit(self.options.bucket_bytes, self._tensors)
         self._buckets = make_buckets(
-            self.setup.comm, shapes, kinds, device, order=self._order, most_bytes=most
+            self.setup.comm, shapes, kinds, device, order=self._order, most_bytes=most, apart=apart
         )
         self._of = {place.index: bucket for bucket in self._buckets for place in bucket.places}
 
@@ -177,7 +186,7 @@ class _Averaging(WholeGradients):
         # All ranks send in the same order, whatever order their gradients come in.
         bucket = self._buckets[self._next]
         self._intake.flush()
-        comm = self.setup.comm
+        comm = self._ranks(bucket.places[0].index)
         self._spans.append(Span(self._next, bucket.flat.nbytes, time.monotonic()))
         self._next += 1
         if self.options.hook is not None:
@@ -188,6 +197,11 @@ class _Averaging(WholeGradients):
         handle = comm.start.all_reduce(flat, op)
         self._handles.append(handle)
         self._waits.append(handle.wait)
+
+    def _ranks(self, index: int) -> Communicator:
+        """Return the ranks that bring the gradient of a parameter together."""
+        experts = index in self.setup.experts
+        return self.setup.same_experts if experts else self.setup.comm
 
     def backward_done(self) -> None:
         """Send what is left, wait for all, and give every parameter its average."""
@@ -222,7 +236,8 @@ class _Averaging(WholeGradients):
             if grad is not None:
                 values = grad.coalesce().values() if grad.is_sparse else grad
                 self._intake.look(index, values)
-        return {index: add_up_rows(self.setup.comm, self._tensors[index].grad, self._tensors[index])
+        tensors = self._tensors
+        return {index: add_up_rows(self._ranks(index), tensors[index].grad, tensors[index])
                 for index in self.sparse}  # fmt: skip
 
     def _fill(self, bucket: Bucket, used: list[bool]) -> list[bool]:
@@ -235,6 +250,11 @@ class _Averaging(WholeGradients):
         return used
 
     def _hand_back(self, used: Array, factor: float | None) -> None:
+        if factor is None and self.setup.mesh is not None:
+            # The mean over all ranks, though only those with the same experts have added up.
+            for bucket in self._buckets:
+                if bucket.places[0].index in self.setup.experts:
+                    bucket.flat.div_(self.setup.mesh.experts.size)
         # A parameter that no rank used has no gradient, as on one device.
         grads = {
             # Each counts by itself what is written into it, and is no view for torch.
@@ -333,8 +353,8 @@ class _Averaging(WholeGradients):
         inside = [[place.index for place in bucket.places] for bucket in self._buckets]
         flats = [sum(numel[at] * kinds[at].itemsize for at in run) for run in inside]
         real = [kinds[run[0]].itemsize // (1 + kinds[run[0]].is_complex) for run in inside]
-        sent = [exchanged(comm, "all_reduce", nbytes, item=item)
-                for nbytes, item in zip(flats, real, strict=True)]  # fmt: skip
+        sent = [exchanged(self._ranks(run[0]), "all_reduce", nbytes, item=item)
+                for run, nbytes, item in zip(inside, flats, real, strict=True)]  # fmt: skip
         told = exchanged(comm, "all_reduce", told_bytes(len(self._tensors)), item=8)
         # In a bucket, or by themselves: on one rank, of a dtype of their own, and sparse ones.
         alone = (

@@ -142,7 +142,8 @@ def _volumes(setup: Setup, partition: Partition, rows: Sequence[int]) -> list[Vo
     for flat, nbytes in zip(partition.trained, rows, strict=True):
         item = (setup.precision.reduce or flat.dtype).itemsize
         found.append(exchanged(comm, "reduce_scatter", nbytes, item=item))
-        if setup.replicas is not None:
+        experts = flat.layout.places[0].index in setup.experts
+        if setup.replicas is not None and not experts:
             share = flat.layout.part * item
             found.append(exchanged(setup.replicas, "all_reduce", share, item=item))
     # After the step, or in forward and, where units do not stay, in backward.

@@ -252,7 +252,7 @@ class GradBuckets:
             self._wait_all()
             for bucket, handle in zip(rest, handles, strict=True):
                 handle.wait()
-                if self._replicas is not None:
+                if self._replicas is not None and not self._has_experts(bucket):
                     self._replicas.all_reduce(lost[: bucket.share].view(bucket.dtype), op)
             self._free = list(self._turns)
 
@@ -317,11 +317,17 @@ class GradBuckets:
         one.handle.wait()
         if one.memory is not None:
             self._free.append(one.memory)
-        if self._replicas is None:
+        if self._replicas is None or self._has_experts(one.bucket):
+            if self._replicas is not None and self._op() == "avg":  # over those with others, too
+                one.result.div_(self._replicas.size)
             self._add(one)
         else:
             one.handle = self._replicas.start.all_reduce(one.result, self._op())
             self._across.append(one)
+
+    def _has_experts(self, bucket: GradBucket) -> bool:
+        """Tell whether a row has experts, which the replicas divide between them."""
+        return not self._setup.experts.isdisjoint(bucket.places)
 
     def _wait_all(self) -> None:
         while self._sending:

@@ -203,7 +203,9 @@ class Partition:
         first = replicas is None or replicas.rank == 0
         for optimizer in self.setup.optimizer.all:
             groups_of(optimizer).gather_odd()
-        for _, piece, stepped in self._owned() if first else ():
+        for _, piece, stepped in self._owned():
+            if not first and piece.index not in self.setup.experts:
+                continue
             name = self.parameters[piece.index].name
             owner = self.parameters[piece.index].owner
             state = groups_of(self.setup.optimizer.all[owner]).kept(stepped)
@@ -320,7 +322,8 @@ def _by_buckets(setup: Setup, most: int, cuts: Sequence[bool]) -> list[FlatParam
         order = [at for at in reversed(range(len(setup.parameters)))
                  if setup.parameters[at].owner == owner]  # fmt: skip
         tensors = [setup.parameters[index].tensor for index in order]
-        keys = [(tensor.dtype, tensor.device) for tensor in tensors]
+        keys = [(tensor.dtype, tensor.device, index in setup.experts)
+                for index, tensor in zip(order, tensors, strict=True)]  # fmt: skip
         sizes = [tensor.numel() * tensor.dtype.itemsize for tensor in tensors]
         # Whole parameters are divided evenly where there are several for each rank.
         room = most if cut else max([most, *(EACH * setup.within.size * size for size in sizes)])
@@ -363,8 +366,9 @@ def _rows_of(
     start_from_first(setup.comm, unit.parameters)
     kinds: dict[object, list[int]] = {}
     for tensor in unit.parameters:
-        key = tensor.dtype, tensor.device, listed[number[id(tensor)]].owner
-        kinds.setdefault(key, []).append(number[id(tensor)])
+        index = number[id(tensor)]
+        key = tensor.dtype, tensor.device, listed[index].owner, index in setup.experts
+        kinds.setdefault(key, []).append(index)
     return [
         FlatParameter(setup.within, listed, indices, setup.precision, resident=False,
                       trained=owner >= 0, cut=owner < 0 or cuts[owner], host=setup.host)

@@ -26,6 +26,7 @@ from roundelay.errors import (
 )
 from roundelay.training._buckets import bucket_limit
 from roundelay.training._exchange import PassReport, refuse_broken, tell_all
+from roundelay.training._mesh_ranks import EXPERTS
 from roundelay.training._setup import Setup, share_buffers
 from roundelay.training.checkpoint.parts import Saved, SavedPart
 from roundelay.training.shards.groups import groups_of
@@ -83,12 +84,41 @@ class Zero(Strategy):
                 f"reshard_after_forward= is for stage 3; in stage {self.stage} parameters stay."
             )
 
+    def take_experts(self, setup: Setup, name: str) -> None:
+        """Divide all between ranks that have the same experts; others hold the rest once more."""
+        ranks, frozen = setup.same_experts.size, not _all_trained(setup)
+        wrong = (
+            "frozen, so that no row has it"
+            if frozen
+            else f"the same on {ranks} rank, which has nobody to divide it with"
+            if ranks == 1
+            else f"divided along ep, beside shard_over={self.shard_over}"
+            if self.shard_over is not None
+            else ""
+        )
+        if wrong:
+            raise InvalidArgumentError(
+                f"Zero divides between ranks with the same experts, and {name} is {wrong}. Use "
+                f"strategy='ddp', or a mesh with dp or cp above 1 and experts that are trained."
+            )
+
     def share(self, setup: Setup) -> StrategyState:
         """Divide the model and its optimizer between the ranks."""
         setup.host = host_for(setup, self.offload)
+        if setup.experts and setup.mesh is not None:
+            setup.shards, setup.replicas = setup.same_experts, setup.mesh.experts
         if self.shard_over is not None:
             _make_replicas(setup, self.shard_over)
         return _Divided(self, setup)
+
+
+def _all_trained(setup: Setup) -> bool:
+    """Tell whether every parameter that ep divides is trained."""
+    trained = {name for one in setup.parameters for name in one.names}
+    mesh = setup.mesh
+    return mesh is None or all(
+        name in trained for name in mesh.shardings if mesh.axis_of(name) == EXPERTS
+    )
 
 
 def _make_replicas(setup: Setup, over: int) -> None:

@@ -1,0 +1,144 @@
+"""A mesh as training sees it: which ranks have other data, and which other parts of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from roundelay.communicator import Communicator
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.parallel.mesh import Mesh
+from roundelay.parallel.sharding import Sharding, sharding_of
+
+EXPERTS = "ep"
+STAGES = "pp"
+#: Axes along which ranks see other data, so that gradients are brought together along them.
+DATA = ("dp", "cp", EXPERTS)
+#: Those of them along which ranks have other rows; along cp they have other parts of the same ones.
+ROWS = ("dp", EXPERTS)
+
+
+class MeshRanks:
+    """The ranks of a mesh in groups, each with this rank in it, and what they divide."""
+
+    def __init__(self, mesh: Mesh, label: Callable[[Communicator], Communicator]) -> None:
+        self.mesh = mesh
+        self.everyone = label(mesh.comm)
+        #: Ranks with other data, over which a strategy acts.
+        self.data = label(along(mesh, DATA))
+        #: Those of them that have the same experts.
+        self.same_experts = label(along(mesh, ("dp", "cp")))
+        self.experts = label(along(mesh, (EXPERTS,)))
+        #: Ranks with the same data and other parts of the model.
+        self.beside = label(along(mesh, set(mesh.axes) - {*DATA}))
+        #: All ranks that have the same modules.
+        self.alike = label(self.same_part(None))
+        #: What `data` counts as its ranks, as the mesh counts them.
+        self.numbers = mesh.ranks(*DATA)
+        #: How parameters are divided, by every name that they have.
+        self.shardings: dict[str, Sharding] = {}
+        #: Names of parameters that this rank, and all that have the same part of the model, save
+        #: and count: of what several ranks of `beside` hold alike, the first has it.
+        self.own: set[str] = set()
+        #: Parameters and buffers that only other stages of a pipeline have.
+        self.elsewhere: set[str] = set()
+
+    @property
+    def alone(self) -> bool:
+        """Whether every rank has other data, and no part of the model that others have not."""
+        return self.beside.size == 1
+
+    @property
+    def staged(self) -> bool:
+        """Whether ranks have other modules of the model."""
+        return self.mesh.size(STAGES) > 1
+
+    def stage(self, rank: int) -> int:
+        """Return which stage of a pipeline a rank of the mesh is in."""
+        names = [*self.mesh.axes]
+        if STAGES not in names:
+            return 0
+        after = names[names.index(STAGES) + 1 :]
+        return rank // self.mesh.size(*after) % self.mesh.size(STAGES)
+
+    @property
+    def first_of_stage(self) -> bool:
+        """Whether this is the first rank of its stage of a pipeline, or of all."""
+        return all(place == 0 for name, place in self.mesh.place.items() if name != STAGES)
+
+    def same_part(self, sharding: Sharding | None) -> Communicator:
+        """Return the ranks that hold the same elements of a parameter as this one."""
+        apart = {STAGES} if sharding is None else {STAGES, sharding.axis}
+        return along(self.mesh, set(self.mesh.axes) - apart)
+
+    def learn(self, model: torch.nn.Module) -> None:
+        """Know how the parameters are divided, and who has them. Every rank calls it."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        found = {name: sharding_of(tensor) for name, tensor in parameters.items()}
+        self.shardings = {name: one for name, one in found.items() if one is not None}
+        places = self.mesh.place
+        keys = [
+            (name, -1 if sharding is None else places.get(sharding.axis, -1))
+            for name, sharding in found.items()
+        ]
+        buffers = [name for name, _ in model.named_buffers()]
+        every = self.beside.all_gather_object((keys, buffers))
+        first: dict[tuple[str, int], int] = {}
+        for rank, (theirs, _) in enumerate(every):
+            for name, part in theirs:
+                first.setdefault((name, part), rank)
+        self.own = {name for name, part in keys if first[name, part] == self.beside.rank}
+        names = {name for name, _ in first}.union(*(theirs for _, theirs in every))
+        self.elsewhere = names - parameters.keys() - {*buffers}
+
+    def whole_shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a whole parameter, of which this rank has so much."""
+        sharding = self.shardings.get(name)
+        return tuple(shape) if sharding is None else sharding.whole_shape(shape)
+
+    def axis_of(self, name: str) -> str | None:
+        """Return the axis that divides a parameter; None if ranks have it whole."""
+        sharding = self.shardings.get(name)
+        return None if sharding is None else sharding.axis
+
+    def sent(self) -> dict[str, int] | None:
+        """Return what this rank has sent along each axis that has no data of its own, so far.
+
+        None where the engine does not count. Every rank calls it.
+        """
+        axes = [name for name, length in self.mesh.axes.items()
+                if length > 1 and (name not in DATA or self.data.size > length)]  # fmt: skip
+        found: dict[str, int] = {}
+        for name in axes:
+            traffic = self.mesh[name].traffic()
+            if traffic is None:
+                return None
+            found[name] = traffic[self.mesh[name].rank].sent
+        return found
+
+
+def along(mesh: Mesh, names: Collection[str]) -> Communicator:
+    """Return the ranks along some axes, of which a mesh may have none."""
+    return mesh[tuple(name for name in mesh.axes if name in names)]
+
+
+def rows_of(mesh: Mesh) -> Communicator:
+    """Return the ranks between which the rows of a batch are divided."""
+    return along(mesh, ROWS)
+
+
+def together_on(comm: Communicator, call: str, work: Callable[[], Any]) -> Any:  # Any: its result
+    """Do something on every rank; what is refused on one of them is refused on all."""
+    result, problem = None, None
+    try:
+        result = work()
+    except InvalidArgumentError as error:
+        problem = error
+    for rank, text in enumerate(comm.all_gather_object("" if problem is None else str(problem))):
+        if text and problem is None:
+            raise CollectiveMismatch(f"{call} was refused on rank {rank}: {text}")
+    if problem is not None:
+        raise problem
+    return result
