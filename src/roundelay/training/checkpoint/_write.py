@@ -29,7 +29,7 @@ from roundelay.training.checkpoint.values import pack
 from roundelay.training.checkpoint.window import of_whole, shapes_of, window_of
 
 
-class Stage(msgspec.Struct):
+class SavedStage(msgspec.Struct):
     """What one stage of a pipeline has of a model: its tensors by name, with their shapes."""
 
     parameters: dict[str, list[int]]
@@ -50,7 +50,7 @@ class Sheet(msgspec.Struct):
     tensors: dict[str, list[int]] = {}  # shapes
     random: Any = None
     more: dict[str, Any] = {}  # what the first rank says for all
-    stage: Stage | None = None  # of a later stage of a pipeline, said by its first rank
+    stage: SavedStage | None = None  # of a later stage of a pipeline, said by its first rank
 
 
 _read = msgspec.json.Decoder(Sheet).decode
@@ -119,9 +119,9 @@ def own_parts(run: Run) -> Iterator[SavedPart]:
             yield part
 
 
-def _stage(run: Run, modules: dict[str, Any]) -> Stage:
+def _stage(run: Run, modules: dict[str, Any]) -> SavedStage:
     manifest = outline(run, weights_only=False)
-    return Stage(
+    return SavedStage(
         {name: entry.shape for name, entry in manifest.parameters.items()},
         manifest.aliases,
         {name: entry.shape for name, entry in manifest.buffers.items()},
@@ -233,7 +233,7 @@ def _entry(name: str, shape: list[int], sheets: Sequence[Sheet]) -> TensorEntry:
     return TensorEntry(shape, [], listed)
 
 
-def _joined(outline: Manifest, rank: int, stage: Stage) -> Manifest:
+def _joined(outline: Manifest, rank: int, stage: SavedStage) -> Manifest:
     """Return an outline with what another stage of a pipeline has."""
     new = [name for name in stage.buffers if name not in outline.buffers]
     return msgspec.structs.replace(
