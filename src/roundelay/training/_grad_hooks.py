@@ -99,7 +99,8 @@ class GradHooks:
             self._begin(index)
             if self._sends:
                 self._state.begin_backward()
-        if self._sends:
+        # Without a gradient, as of what was frozen since the forward pass, nothing has come.
+        if self._sends and grad is not None:
             if index in self._come:
                 self._came_again(index)
                 return
@@ -150,7 +151,7 @@ class GradHooks:
         first, before = self._first
         return (
             any(tensor.grad is not None for at, tensor in enumerate(self._tensors) if at != index)
-            or (first == index and before() is self._tensors[index].grad)
+            or (first == index and before() is self._tensors[index].grad is not None)
             or self._state.lifted
         )
 

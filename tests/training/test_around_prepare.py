@@ -1,0 +1,116 @@
+"""What a program does around `prepare` and a pass: as on one device, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import roundelay as rd  # noqa: E402 - only with torch
+from roundelay.training.prepare import known_strategies  # noqa: E402
+
+nn = torch.nn
+SIZES = (1, 2, 3)
+STRATEGIES = {**known_strategies(), "ps, servers update": rd.ParameterServer(update="server")}
+SYNCHRONOUS = [name for name, strategy in STRATEGIES.items() if strategy.synchronous]
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+synchronous = pytest.mark.parametrize("name", SYNCHRONOUS)
+every_size = pytest.mark.parametrize("size", SIZES)
+
+
+def model_of(*, bias: bool = True) -> Any:
+    """Two layers of the same shape; the same weights every time."""
+    model = nn.Sequential(nn.Linear(5, 5, bias=bias), nn.Tanh(), nn.Linear(5, 5, bias=bias))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
+    return model.double()
+
+
+def rows(comm: Any, step: int = 0) -> Any:
+    """This rank's part of a batch; all of it where there are no ranks."""
+    generator = torch.Generator().manual_seed(step)
+    batch = torch.randn(12, 5, dtype=torch.float64, generator=generator)
+    return batch if comm is None else batch.tensor_split(comm.size)[comm.rank]
+
+
+def adam(model: Any) -> Any:
+    return torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+# ---- frozen between forward and backward
+
+
+def freeze_midway(comm: Any, strategy: Any, *, left: bool) -> tuple[list[Any], Any]:
+    """Freeze a weight between forward and backward of one step; `left`: with a gradient there."""
+    model = model_of()
+    optimizer: Any = adam(model)
+    if comm is not None:
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+    seen = []
+    for step in range(4):
+        optimizer.zero_grad()
+        if left and step == 2:
+            add_up(comm, model, step + 10)
+        loss = model(rows(comm, step)).square().mean()
+        model[0].weight.requires_grad_(requires_grad=step != 2)
+        loss.backward()
+        seen.append(model[0].weight.grad is None)
+        optimizer.step()
+        model[0].weight.requires_grad_(requires_grad=True)
+    state = model.state_dict() if comm is None else rd.full_state_dict(model)
+    return seen, {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def add_up(comm: Any, model: Any, step: int) -> None:
+    """Run a backward pass whose gradients wait for those of the next one."""
+    with nullcontext() if comm is None else rd.accumulate(model):
+        model(rows(comm, step)).square().mean().backward()
+
+
+@synchronous
+@every_size
+@pytest.mark.parametrize("left", [False, True])
+def test_what_is_frozen_before_backward_gets_no_gradient(name: str, size: int, left: bool) -> None:  # noqa: FBT001
+    expected = freeze_midway(None, None, left=left)
+    be_rank = partial(freeze_midway, strategy=STRATEGIES[name], left=left)
+    for seen, state in rd.run(be_rank, size, "threads"):
+        assert seen == expected[0]
+        for key, tensor in expected[1].items():
+            torch.testing.assert_close(state[key], tensor, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in SYNCHRONOUS])
+def test_what_is_frozen_before_backward_stays_where_workers_do_not_wait(name: str) -> None:
+    expected = freeze_midway(None, None, left=False)
+    be_rank = partial(freeze_midway, strategy=STRATEGIES[name], left=False)
+    ((seen, state),) = rd.run(be_rank, 1, "threads")
+    assert seen[2] == expected[0][2]
+    for key, tensor in expected[1].items():
+        torch.testing.assert_close(state[key], tensor, rtol=1e-12, atol=1e-12)
+
+
+@synchronous
+@pytest.mark.parametrize("size", [1, 2])
+def test_in_mixed_precision_too(name: str, size: int) -> None:
+    def be_rank(comm: Any) -> bool:
+        model = model_of().float()
+        model, optimizer = rd.prepare(
+            model, adam(model), strategy=STRATEGIES[name], comm=comm, precision="bf16"
+        )
+        model(rows(comm).float()).float().square().mean().backward()
+        optimizer.zero_grad()
+        before = copy.deepcopy(rd.full_state_dict(model)["0.weight"])
+        loss = model(rows(comm).float()).float().square().mean()
+        model[0].weight.requires_grad_(requires_grad=False)
+        loss.backward()
+        optimizer.step()
+        return bool(torch.equal(before, rd.full_state_dict(model)["0.weight"]))
+
+    assert all(rd.run(be_rank, size, "threads"))
