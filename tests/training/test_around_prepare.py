@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
+from roundelay.errors import InvalidArgumentError  # noqa: E402
 from roundelay.training.prepare import known_strategies  # noqa: E402
 
 nn = torch.nn
@@ -114,3 +115,53 @@ def test_in_mixed_precision_too(name: str, size: int) -> None:
         return bool(torch.equal(before, rd.full_state_dict(model)["0.weight"]))
 
     assert all(rd.run(be_rank, size, "threads"))
+
+
+# ---- before prepare
+
+
+def refused(
+    size: int, model: Any, strategy: Any, *, around: Any = nullcontext, **options: Any
+) -> list[str]:
+    """Prepare copies of a model on all ranks, and return what they were told."""
+
+    def be_rank(comm: Any) -> str:
+        mine = model()
+        optimizer = adam(mine)
+        with around(), pytest.raises(InvalidArgumentError) as error:
+            rd.prepare(mine, optimizer, strategy=strategy, comm=comm, **options)
+        return str(error.value)
+
+    return rd.run(be_rank, size, "threads")
+
+
+@every_strategy
+@every_size
+@pytest.mark.parametrize("zeros", [False, True])
+def test_gradients_at_prepare_are_refused(name: str, size: int, zeros: bool) -> None:  # noqa: FBT001
+    def model() -> Any:
+        mine = model_of()
+        mine(rows(None)).square().mean().backward()
+        if zeros:
+            mine.zero_grad()
+            mine[2].weight.grad = torch.zeros_like(mine[2].weight)
+        return mine
+
+    told = refused(size, model, STRATEGIES[name])
+    first = "2.weight" if zeros else "0.weight"
+    assert all(f"parameter {first} has a gradient" in one for one in told), told
+    assert all("optimizer.zero_grad()" in one for one in told), told
+
+
+@every_strategy
+@every_size
+@pytest.mark.parametrize("how", ["prepared", "built"])
+def test_inference_mode_is_refused(name: str, size: int, how: str) -> None:
+    def model() -> Any:
+        with torch.inference_mode(how == "built"):
+            return nn.Linear(3, 2)
+
+    around = torch.inference_mode if how == "prepared" else nullcontext
+    told = refused(size, model, STRATEGIES[name], around=around)
+    assert all("torch.inference_mode()" in one and "torch.no_grad()" in one for one in told), told
+    assert all(("weight" in one) == (how == "built") for one in told), told

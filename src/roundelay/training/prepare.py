@@ -63,6 +63,7 @@ def prepare(
         setup.dtypes = {name: one.dtype for name, one in tensors}
         chosen = strategy_of(strategy)
         refuse_odd(chosen, setup)
+        _refuse_gradients(model)
         return chosen, setup
 
     chosen, setup = agree(comm, make)
@@ -133,3 +134,31 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
         if isinstance(optimizer, PreparedOptimizer):
             raise InvalidArgumentError(f"This optimizer is prepared already. {FIRST_UNPREPARE}")
     refuse_prepared(model)
+    _refuse_inference(model)
+
+
+def _refuse_inference(model: torch.nn.Module) -> None:
+    """Refuse what autograd would refuse in the first pass, far from its cause."""
+    cure = "Use torch.no_grad() in its place, or leave the block before."
+    if torch.is_inference_mode_enabled():
+        raise InvalidArgumentError(
+            f"prepare was called inside torch.inference_mode(), and what it makes there can't be "
+            f"trained. {cure}"
+        )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_inference():
+            raise InvalidArgumentError(
+                f"{name} was made inside torch.inference_mode() and can't be trained, nor written "
+                f"into. {cure}"
+            )
+
+
+def _refuse_gradients(model: torch.nn.Module) -> None:
+    """Refuse gradients of this rank alone, which the next step would take for those of all."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise InvalidArgumentError(
+                f"The parameter {name} has a gradient at prepare. It is this rank's own, and no "
+                f"rank brings it together with those of the others. Call optimizer.zero_grad() "
+                f"before prepare, or run backward after it."
+            )
