@@ -165,3 +165,103 @@ def test_inference_mode_is_refused(name: str, size: int, how: str) -> None:
     told = refused(size, model, STRATEGIES[name], around=around)
     assert all("torch.inference_mode()" in one and "torch.no_grad()" in one for one in told), told
     assert all(("weight" in one) == (how == "built") for one in told), told
+
+
+# ---- memory that is shared
+
+
+class Views(nn.Module):  # type: ignore[misc, name-defined]
+    """A layer, and a view of its weight in another place; or parameters in one memory."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        first, second = model_of(bias=False)[0], model_of(bias=False)[2]
+        self.first, self.second = first, second
+        if kind == "tied":
+            second.weight.data = first.weight.data
+        elif kind == "overlapping":
+            flat = torch.linspace(-1, 1, 45, dtype=torch.float64)
+            first.weight.data, second.weight.data = flat[:25].view(5, 5), flat[20:].view(5, 5)
+        elif kind == "one Parameter":
+            second.weight = first.weight
+        elif kind == "beside each other":
+            flat = torch.linspace(-1, 1, 50, dtype=torch.float64).view(25, 2)
+            first.weight.data, second.weight.data = flat[:, 0].view(5, 5), flat[:, 1].view(5, 5)
+            self.cells = [first.weight, second.weight]
+        elif kind == "buffer":
+            self.register_buffer("row", first.weight.data[0])
+        elif kind == "attribute":
+            self.row = first.weight.detach()[0]
+        else:
+            self.row = {"list": [first.weight[0]], "dict": {"row": first.weight.T}}[kind]
+
+    def forward(self, x: Any) -> Any:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def train_views(comm: Any, kind: str, strategy: Any) -> Any:
+    model = Views(kind)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if comm is not None:
+        model, optimizer = rd.prepare(model, optimizer, strategy=strategy, comm=comm)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(rows(comm, step)).square().mean().backward()
+        optimizer.step()
+    state = model.state_dict() if comm is None else rd.full_state_dict(model)
+    row = model.row.detach().clone() if isinstance(getattr(model, "row", 0), torch.Tensor) else 0
+    return {name: tensor.detach().clone() for name, tensor in state.items()}, row
+
+
+SHARING = ("tied", "overlapping", "buffer", "attribute", "list", "dict")
+
+
+def parts(name: str, kind: str) -> bool:
+    """Tell whether memory that is shared would part."""
+    strategy = STRATEGIES[name]
+    moves = strategy.moves_parameters
+    return moves or (strategy.steps_elsewhere and kind in ("tied", "overlapping"))
+
+
+@every_size
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name in STRATEGIES for kind in SHARING if parts(name, kind)]
+)
+def test_memory_that_would_part_is_refused_by_name(name: str, kind: str, size: int) -> None:
+    told = refused(size, lambda: Views(kind), STRATEGIES[name])
+    word = "second.weight" if kind in ("tied", "overlapping") else "row"
+    assert all("first.weight" in one and word in one for one in told), told
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_in_mixed_precision_it_is_refused_under_ddp(kind: str) -> None:
+    told = refused(2, lambda: Views(kind), "ddp", precision="bf16")
+    assert all("in mixed precision" in one and "first.weight" in one for one in told), told
+
+
+@every_size
+@pytest.mark.parametrize("kind", [*SHARING, "one Parameter", "beside each other"])
+@synchronous
+def test_memory_that_stays_shared_is_right(name: str, kind: str, size: int) -> None:
+    if kind in SHARING and parts(name, kind):
+        pytest.skip("is refused")
+    expected, row = train_views(None, kind, None)
+    for state, seen in rd.run(train_views, size, "threads", args=(kind, STRATEGIES[name])):
+        assert state.keys() == expected.keys()
+        torch.testing.assert_close(seen, row, rtol=1e-12, atol=1e-12)
+        for key, tensor in expected.items():
+            torch.testing.assert_close(state[key], tensor, rtol=1e-12, atol=1e-12)
+
+
+@every_size
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
+def test_weights_that_a_hook_makes_anew_are_right(name: str, size: int) -> None:
+    def be_rank(comm: Any) -> Any:
+        model = model_of()
+        nn.utils.spectral_norm(model[0])
+        model, optimizer = rd.prepare(model, adam(model), strategy=name, comm=comm)
+        model(rows(comm)).square().mean().backward()
+        optimizer.step()
+        return rd.full_state_dict(model)["0.weight_orig"].clone()
+
+    assert all(tensor.isfinite().all() for tensor in rd.run(be_rank, size, "threads"))

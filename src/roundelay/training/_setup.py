@@ -255,7 +255,7 @@ def written_once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _send(comm: Communicator, batch: Sequence[torch.Tensor]) -> None:
-    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in batch])
+    flat = torch.cat([tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in batch])
     comm.broadcast(flat)
     if comm.rank == 0:
         return

@@ -12,6 +12,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.training._run import FIRST_UNPREPARE, Run, refuse_prepared
 from roundelay.training._setup import Setup, agree, find_parameters, send_from_first
+from roundelay.training._shared_memory import refuse_shared_memory
 from roundelay.training._sparse import refuse_odd
 from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.optimizer.joined import JoinedOptimizers
@@ -63,6 +64,7 @@ def prepare(
         setup.dtypes = {name: one.dtype for name, one in tensors}
         chosen = strategy_of(strategy)
         refuse_odd(chosen, setup)
+        refuse_shared_memory(chosen, setup)
         _refuse_gradients(model)
         return chosen, setup
 

@@ -67,6 +67,10 @@ class Strategy(ABC):
     materializes: ClassVar[bool] = False
     #: Whether it takes sparse gradients and complex parameters.
     takes_odd: ClassVar[bool] = False
+    #: Whether it moves parameters to other memory, where views of them don't follow.
+    moves_parameters: ClassVar[bool] = False
+    #: Whether the optimizer steps on copies of the parameters, elsewhere.
+    steps_elsewhere: bool = False
 
     @abstractmethod
     def share(self, setup: Setup) -> StrategyState:

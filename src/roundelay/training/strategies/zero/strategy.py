@@ -50,6 +50,7 @@ class Zero(Strategy):
         f"zero{stage}": {"stage": stage} for stage in STAGES
     }
     materializes: ClassVar[bool] = True
+    moves_parameters: ClassVar[bool] = True
 
     stage: int = 3
     bucket_bytes: int | None = None  # sent together in stages 1, 2; None: as the device likes it
