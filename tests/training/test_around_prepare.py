@@ -265,3 +265,60 @@ def test_weights_that_a_hook_makes_anew_are_right(name: str, size: int) -> None:
         return rd.full_state_dict(model)["0.weight_orig"].clone()
 
     assert all(tensor.isfinite().all() for tensor in rd.run(be_rank, size, "threads"))
+
+
+# ---- layers that change places after prepare
+
+
+def swap(model: Any) -> None:
+    model[0], model[2] = model[2], model[0]
+
+
+def remove(model: Any) -> None:
+    model[2] = nn.Identity()
+
+
+def rename(model: Any) -> None:
+    model.add_module("last", model[2])
+    delattr(model, "2")
+
+
+def put_frozen(model: Any) -> None:
+    """Have another layer of the same name and shape, which nobody trains."""
+    model[2] = nn.Linear(5, 5).double().requires_grad_(requires_grad=False)
+    nn.init.ones_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+
+
+@every_strategy
+@every_size
+@pytest.mark.parametrize("change", [swap, remove, rename, put_frozen])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_whole_states_go_by_the_names_of_now(
+    name: str, size: int, change: Any, precision: str, tmp_path: Any
+) -> None:
+    if size != 2 and precision == "bf16":
+        pytest.skip("is the same")
+    model = model_of().float()
+    change(model)
+    expected = model.state_dict()
+
+    def be_rank(comm: Any) -> tuple[Any, ...]:
+        mine = model_of().float()
+        mine, own = rd.prepare(
+            mine, adam(mine), strategy=STRATEGIES[name], comm=comm, precision=precision
+        )
+        change(mine)
+        with pytest.raises(InvalidArgumentError, match=r"rd\.save .*\d.weight is .*rd\.unprepare"):
+            rd.save(tmp_path / "checkpoint", mine, own)
+        full = {key: one.clone() for key, one in rd.full_state_dict(mine).items()}
+        pieces = {key: one.clone() for key, one in rd.whole_tensors(mine)}
+        mine.load_state_dict(full)
+        again = {key: one.clone() for key, one in rd.full_state_dict(mine).items()}
+        mine, _ = rd.unprepare(mine)
+        return full, pieces, again, mine.state_dict()
+
+    for states in rd.run(be_rank, size, "threads"):
+        for state in states:
+            assert state.keys() == expected.keys()
+            assert all(torch.equal(state[key], expected[key]) for key in expected)

@@ -201,10 +201,10 @@ class StrategyState(ABC):
             own(set_to_none=False)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the whole model's state by its original names. Every rank calls it."""
+        """Return the whole model's state by the names that it has now. Every rank calls it."""
         state = dict(self.setup.model.state_dict())
-        for parameter, tensor in zip(self.setup.parameters, self.setup.stepped, strict=True):
-            state.update({name: tensor.detach() for name in parameter.names if name in state})
+        for names, tensor in zip(self.setup.names_now(), self.setup.stepped, strict=True):
+            state.update({name: tensor.detach() for name in names if name in state})
         return state
 
     def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -35,9 +35,11 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     run.close()
     for optimizer in optimizers:
         give_back(optimizer)
+    kinds = {id(parameter.tensor): setup.dtypes[parameter.name] for parameter in setup.parameters}
     with torch.no_grad():
         for name, one in model.named_parameters():
-            unshard_parameter(one, weights[name].to(one.device, setup.dtypes.get(name, one.dtype)))
+            kind = kinds.get(id(one), setup.dtypes.get(name, one.dtype))
+            unshard_parameter(one, weights[name].to(one.device, kind))
         for name, buffer in model.named_buffers():
             buffer.data = buffer.data.to(setup.dtypes.get(name, buffer.dtype))
     for optimizer, state in zip(optimizers, states, strict=True):

@@ -96,6 +96,7 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
     Each rank and server gets its own part of it.
     """
     setup = run.setup
+    setup.refuse_renamed("optimizer.load_state_dict")
     optimizer = setup.optimizer.all[place]
     originals = setup.groups[setup.optimizer.groups_of(place)]
     theirs = given["param_groups"]
