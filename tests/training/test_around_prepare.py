@@ -322,3 +322,39 @@ def test_whole_states_go_by_the_names_of_now(
         for state in states:
             assert state.keys() == expected.keys()
             assert all(torch.equal(state[key], expected[key]) for key in expected)
+
+
+# ---- taken back between backward and step
+
+
+@every_strategy
+@every_size
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_gradients_that_wait_for_a_step_are_not_dropped(
+    name: str,
+    size: int,
+    precision: str,
+    adds: bool,  # noqa: FBT001
+) -> None:
+    if size != 2 and precision == "bf16":
+        pytest.skip("is the same")
+
+    def be_rank(comm: Any) -> None:
+        model = model_of().float()
+        model, optimizer = rd.prepare(
+            model, adam(model), strategy=STRATEGIES[name], comm=comm, precision=precision
+        )
+        for end in (optimizer.step, optimizer.zero_grad):
+            optimizer.zero_grad()
+            with rd.accumulate(model) if adds else nullcontext():
+                model(rows(comm).float()).float().square().mean().backward()
+            with pytest.raises(InvalidArgumentError, match=r"step\(\) before.*zero_grad\(\)"):
+                rd.unprepare(model)
+            end()
+        model(rows(comm).float()).float().square().mean().backward()
+        optimizer.step()  # whose gradients stay
+        model, _ = rd.unprepare(model)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    rd.run(be_rank, size, "threads")

@@ -258,6 +258,17 @@ class GradHooks:
         self._step.begin()
         self._state.forget()
 
+    def check_stepped(self, call: str) -> None:
+        """Refuse to let gradients go of which no optimizer has made a step yet."""
+        step = self._step
+        there = self._state.lifted or any(tensor.grad is not None for tensor in self._tensors)
+        if step.passes and there and not step.torn:
+            raise InvalidArgumentError(
+                f"{call} was called between a backward pass and the step, and would drop the "
+                f"gradients. Call optimizer.step() before, or optimizer.zero_grad() to have them "
+                f"dropped."
+            )
+
     def remove(self) -> None:
         """Hear no more."""
         for hook in self._hooks:

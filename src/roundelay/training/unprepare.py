@@ -31,6 +31,7 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     run.take_edits()
     weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}
     run.compare()
+    run.grad_hooks.check_stepped("rd.unprepare")  # on all ranks, which are in one step
     run.grad_hooks.forget()
     run.close()
     for optimizer in optimizers:
