@@ -99,7 +99,8 @@ class GradHooks:
             self._begin(index)
             if self._sends:
                 self._state.begin_backward()
-        if self._sends:
+        # Without a gradient, as of what was frozen since the forward pass, nothing has come.
+        if self._sends and grad is not None:
             if index in self._come:
                 self._came_again(index)
                 return
@@ -150,7 +151,7 @@ class GradHooks:
         first, before = self._first
         return (
             any(tensor.grad is not None for at, tensor in enumerate(self._tensors) if at != index)
-            or (first == index and before() is self._tensors[index].grad)
+            or (first == index and before() is self._tensors[index].grad is not None)
             or self._state.lifted
         )
 
@@ -256,6 +257,17 @@ class GradHooks:
         """Let go of all gradients, and of what is known of their step."""
         self._step.begin()
         self._state.forget()
+
+    def check_stepped(self, call: str) -> None:
+        """Refuse to let gradients go of which no optimizer has made a step yet."""
+        step = self._step
+        there = self._state.lifted or any(tensor.grad is not None for tensor in self._tensors)
+        if step.passes and there and not step.torn:
+            raise InvalidArgumentError(
+                f"{call} was called between a backward pass and the step, and would drop the "
+                f"gradients. Call optimizer.step() before, or optimizer.zero_grad() to have them "
+                f"dropped."
+            )
 
     def remove(self) -> None:
         """Hear no more."""

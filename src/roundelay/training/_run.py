@@ -67,8 +67,6 @@ class Run:
     def _follow_loading(self) -> Callable[..., None]:
         """Return what has `model.load_state_dict` reach what the optimizer steps on, unrounded."""
         weak = weakref.ref(self)  # as in `weakly`
-        numbers = {name: index for index, parameter in enumerate(self.setup.parameters)
-                   for name in parameter.names}  # fmt: skip
 
         def follow(
             module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, *_: object
@@ -76,7 +74,8 @@ class Run:
             run = weak()
             if run is None or module is not run.setup.model:  # but a copy of it
                 return
-            for name, index in numbers.items():
+            named = enumerate(run.setup.names_now())
+            for name, index in [(name, index) for index, names in named for name in names]:
                 values, like = state.get(prefix + name), run.setup.parameters[index].tensor
                 if values is not None and values.shape == like.shape:  # torch tells if it is not
                     run.state.loaded(index, values)

@@ -102,6 +102,25 @@ class Setup:
             self._only[place] = frozenset(mine)
         return self._only[place]
 
+    def names_now(self, parameters: Sequence[Parameter] | None = None) -> list[tuple[str, ...]]:
+        """Return the names that the model has for parameters now; none for what it has no more."""
+        names: dict[int, list[str]] = {}
+        for name, tensor in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name)
+        listed = self.parameters if parameters is None else parameters
+        return [tuple(names.get(id(parameter.tensor), ())) for parameter in listed]
+
+    def refuse_renamed(self, call: str) -> None:
+        """Refuse what goes by the names of `prepare`, where the model has others by now."""
+        for parameter, names in zip(self.parameters, self.names_now(), strict=True):
+            if names[:1] != parameter.names[:1]:
+                fate = f"is called {names[0]}" if names else "is no longer in the model"
+                raise InvalidArgumentError(
+                    f"{call} goes by the names that parameters had at prepare, and {parameter.name}"
+                    f" {fate} by now. Take the model back and prepare it again, with an optimizer "
+                    f"for the parameters that it has: model, optimizer = rd.unprepare(model)."
+                )
+
     @property
     def stepped(self) -> list[torch.Tensor]:
         """The whole tensors that the optimizer steps on: master weights, or the parameters."""
@@ -298,7 +317,7 @@ def written_once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _send(comm: Communicator, batch: Sequence[torch.Tensor]) -> None:
-    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in batch])
+    flat = torch.cat([tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in batch])
     comm.broadcast(flat)
     if comm.rank == 0:
         return

@@ -65,7 +65,7 @@ def materialize_later() -> Iterator[None]:
             reshard_parameter(parameter, absence(parameter, name, WHY))
 
 
-def is_later(parameter: torch.nn.Parameter) -> bool:
+def is_later(parameter: torch.Tensor) -> bool:
     """Tell whether a parameter is still to be made."""
     return RECIPE in vars(parameter)
 

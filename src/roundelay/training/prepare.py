@@ -22,6 +22,7 @@ from roundelay.training._join_mesh import (
 from roundelay.training._mesh_ranks import MeshRanks
 from roundelay.training._run import FIRST_UNPREPARE, Run, refuse_prepared
 from roundelay.training._setup import Setup, agree, find_parameters, send_from_first
+from roundelay.training._shared_memory import refuse_shared_memory
 from roundelay.training._sparse import refuse_odd
 from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.optimizer.joined import JoinedOptimizers
@@ -91,6 +92,8 @@ def prepare(
         refuse_odd(chosen, setup)
         if axes is not None:
             refuse_strategy(chosen, axes)
+        refuse_shared_memory(chosen, setup)
+        _refuse_gradients(model)
         return chosen, setup
 
     chosen, setup = agree(ranks, make)
@@ -164,3 +167,31 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
         if isinstance(optimizer, PreparedOptimizer):
             raise InvalidArgumentError(f"This optimizer is prepared already. {FIRST_UNPREPARE}")
     refuse_prepared(model)
+    _refuse_inference(model)
+
+
+def _refuse_inference(model: torch.nn.Module) -> None:
+    """Refuse what autograd would refuse in the first pass, far from its cause."""
+    cure = "Use torch.no_grad() in its place, or leave the block before."
+    if torch.is_inference_mode_enabled():
+        raise InvalidArgumentError(
+            f"prepare was called inside torch.inference_mode(), and what it makes there can't be "
+            f"trained. {cure}"
+        )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_inference():
+            raise InvalidArgumentError(
+                f"{name} was made inside torch.inference_mode() and can't be trained, nor written "
+                f"into. {cure}"
+            )
+
+
+def _refuse_gradients(model: torch.nn.Module) -> None:
+    """Refuse gradients of this rank alone, which the next step would take for those of all."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            raise InvalidArgumentError(
+                f"The parameter {name} has a gradient at prepare. It is this rank's own, and no "
+                f"rank brings it together with those of the others. Call optimizer.zero_grad() "
+                f"before prepare, or run backward after it."
+            )

@@ -1,4 +1,4 @@
-"""The whole state of a model by its original names, whatever the strategy made of it."""
+"""The whole state of a model by its own names, whatever the strategy made of it."""
 
 from __future__ import annotations
 

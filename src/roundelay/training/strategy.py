@@ -68,6 +68,10 @@ class Strategy(ABC):
     materializes: ClassVar[bool] = False
     #: Whether it takes sparse gradients and complex parameters.
     takes_odd: ClassVar[bool] = False
+    #: Whether it moves parameters to other memory, where views of them don't follow.
+    moves_parameters: ClassVar[bool] = False
+    #: Whether the optimizer steps on copies of the parameters, elsewhere.
+    steps_elsewhere: bool = False
 
     def take_experts(self, setup: Setup, name: str) -> None:  # noqa: ARG002 - others look at it
         """Take parameters that the axis ep divides, whose gradients fewer ranks bring together."""
@@ -206,10 +210,10 @@ class StrategyState(ABC):
             own(set_to_none=False)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the whole model's state by its original names. Every rank calls it."""
+        """Return the whole model's state by the names that it has now. Every rank calls it."""
         state = dict(self.setup.model.state_dict())
-        for parameter, tensor in zip(self.setup.parameters, self.setup.stepped, strict=True):
-            state.update({name: tensor.detach() for name in parameter.names if name in state})
+        for names, tensor in zip(self.setup.names_now(), self.setup.stepped, strict=True):
+            state.update({name: tensor.detach() for name in names if name in state})
         return state
 
     def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

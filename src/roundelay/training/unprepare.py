@@ -32,13 +32,16 @@ def unprepare(model: Model) -> tuple[Model, Any]:  # Any: the optimizer, or seve
     run.take_edits()
     weights = {name: one.clone() for name, one in run.state.full_state_dict().items()}
     run.compare()
+    run.grad_hooks.check_stepped("rd.unprepare")  # on all ranks, which are in one step
     run.grad_hooks.forget()
     run.close()
     for optimizer in optimizers:
         give_back(optimizer)
+    kinds = {id(parameter.tensor): setup.dtypes[parameter.name] for parameter in setup.parameters}
     with torch.no_grad():
         for name, one in model.named_parameters():
-            unshard_parameter(one, weights[name].to(one.device, setup.dtypes.get(name, one.dtype)))
+            kind = kinds.get(id(one), setup.dtypes.get(name, one.dtype))
+            unshard_parameter(one, weights[name].to(one.device, kind))
         for name, buffer in model.named_buffers():
             buffer.data = buffer.data.to(setup.dtypes.get(name, buffer.dtype))
     for optimizer, state in zip(optimizers, states, strict=True):

@@ -145,6 +145,7 @@ def checked_run(call: str, model: torch.nn.Module, optimizer: object) -> Run:
     run = run_of(call, model)
     run.state.meet()
     run.state.enter(f"rd.{call}")
+    run.setup.refuse_renamed(f"rd.{call}")
     given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     own = run.setup.optimizer.all
     same = len(given) == len(own) and all(one is two for one, two in zip(given, own, strict=True))

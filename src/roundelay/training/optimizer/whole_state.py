@@ -141,6 +141,7 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
     """
     setup = run.setup
     refuse_stages(run)
+    setup.refuse_renamed("optimizer.load_state_dict")
     optimizer = setup.optimizer.all[place]
     originals = setup.groups[setup.optimizer.groups_of(place)]
     theirs = given["param_groups"]

@@ -88,6 +88,11 @@ class ParameterServer(Strategy):
         return self.mode == "sync" and self.aggregate == "mean"
 
     @property
+    def steps_elsewhere(self) -> bool:  # type: ignore[override] # likewise
+        """Whether servers step, on parameters of their own."""
+        return self.server_updates
+
+    @property
     def bound(self) -> int | None:
         """How many steps a worker may be ahead of the slowest; None where that is not limited."""
         if self.mode != "ssp":

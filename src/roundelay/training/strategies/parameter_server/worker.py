@@ -183,8 +183,8 @@ class Worker(StrategyState):
         self.pull()
         share_buffers(self.setup)
         state = dict(self.setup.model.state_dict())
-        for parameter, value in zip(self.setup.parameters, self._values, strict=True):
-            state.update((name, value.clone()) for name in parameter.names)
+        for names, value in zip(self.setup.names_now(), self._values, strict=True):
+            state.update((name, value.clone()) for name in names if name in state)
         self.setup.comm.barrier()  # or somebody's next gradient would come before a late pull
         return state
 

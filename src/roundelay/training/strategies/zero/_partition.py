@@ -190,12 +190,12 @@ class Partition:
 
     # ---- looking at all of it
 
-    def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every parameter by its first name, whole, one row at a time."""
+    def whole_tensors(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield every parameter by its number, whole, one row at a time."""
         for flat in self.flats:
             row = flat.gather_masters()
             for place in flat.layout.places:
-                yield self.parameters[place.index].name, flat.view(place, row)
+                yield place.index, flat.view(place, row)
 
     def to_save(self) -> Iterator[SavedPart]:
         """Yield this rank's pieces of every row, and some of what every rank has whole."""

@@ -51,6 +51,7 @@ class Zero(Strategy):
         f"zero{stage}": {"stage": stage} for stage in STAGES
     }
     materializes: ClassVar[bool] = True
+    moves_parameters: ClassVar[bool] = True
 
     stage: int = 3
     bucket_bytes: int | None = None  # sent together in stages 1, 2; None: as the device likes it
@@ -310,22 +311,19 @@ class _Divided(ShardedGrads):
     def whole_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the whole model's state, gathering one row of parameters at a time."""
         state = self.setup.model.state_dict(keep_vars=True)  # as it is: nothing is gathered for it
-        names = {parameter.name: parameter.names for parameter in self.partition.parameters}
-        for first, tensor in self.partition.whole_tensors():
-            for name in names[first]:
+        names = self.setup.names_now(self.partition.parameters)
+        for index, tensor in self.partition.whole_tensors():
+            for name in names[index]:
                 if state.pop(name, None) is not None:
                     yield name, tensor.detach()
         for name, other in state.items():
             yield name, other.detach() if isinstance(other, torch.Tensor) else other
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the whole model's state by its original names. Every rank calls it."""
+        """Return the whole model's state by the names that it has now. Every rank calls it."""
         state = dict(self.setup.model.state_dict(keep_vars=True))
-        trained = {
-            name: parameter.name
-            for parameter in self.partition.parameters
-            for name in parameter.names
-        }
+        listed = self.setup.names_now(self.partition.parameters)
+        trained = {name: names[0] for names in listed for name in names}
         copies: dict[str, torch.Tensor] = {}
         for name, tensor in self.whole_tensors():
             first = trained.get(name, name)  # tied parameters stay tied
