@@ -50,6 +50,7 @@ EXTRA_PICTURES = {
     "parameter_server": ["all_reduce", "-a", "parameter_server", "-n", "5"],
     "all_reduce_two_shot": ["all_reduce", "-a", "two_shot", "-n", "4"],
     "all_gather_two_hosts": ["all_gather", "--hosts", "2", "-n", "6"],
+    "attention_ring": ["attention", "--layout", "both", "-n", "4"],
 }
 
 

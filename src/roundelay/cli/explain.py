@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,28 @@ Examples:
   roundelay explain all_gather --hosts 2 -n 8             inside hosts, between
   roundelay explain all_reduce --out ring.html --out ring.svg
   roundelay explain --schedule mine.json
+  roundelay explain attention --layout zigzag             attention over ranks
 """
+
+#: What else is explained, by commands of their own: the file of each.
+SUBJECTS = {"attention": "roundelay.cli._explain_attention"}
+
+
+class Explain(click.Command):
+    """The command, or that of another subject if its name comes first."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # what click hands over
+    ) -> click.Context:
+        """Read the words; after another subject's name, its command does."""
+        if not args or args[0] not in SUBJECTS:
+            return super().make_context(info_name, args, parent, **extra)
+        subject: click.Command = import_module(SUBJECTS[args[0]]).command
+        return subject.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +95,7 @@ class ExplainOptions:
     hosts: str | None
 
 
-@click.command("explain", epilog=EXAMPLES)
+@click.command("explain", cls=Explain, epilog=EXAMPLES)
 @click.argument("collective", required=False)
 @click.option("-a", "--algorithm", metavar="NAME", help="Which algorithm; `roundelay list` knows.")
 @click.option("-n", "--size", type=int, help=f"How many ranks.  [default: {DEFAULT_SIZE}]")
