@@ -54,6 +54,7 @@ EXTRA_PICTURES = {
     "cube_rows": ["matmul", "--split", "rows", "-n", "3"],
     "cube_batch_columns": ["matmul", "--split", "batch,columns", "-n", "2,3"],
     "all_gather_two_hosts": ["all_gather", "--hosts", "2", "-n", "6"],
+    "attention_ring": ["attention", "--layout", "both", "-n", "4"],
 }
 
 

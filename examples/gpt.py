@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 VOCABULARY = 256  # bytes
+#: Of queries, keys and values [batch, heads, tokens, dim], what each query sees.
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+ALONE: Attention = partial(nn.functional.scaled_dot_product_attention, is_causal=True)
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,9 @@ SIZES = {
 class Block(nn.Module):
     """Attention, then a perceptron, each beside a way around it."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, attention: Attention = ALONE) -> None:
         super().__init__()
-        self.head_width = size.width // size.heads
+        self.head_width, self.attention = size.width // size.heads, attention
         self.before_attention = nn.LayerNorm(size.width)
         self.queries_keys_values = nn.Linear(size.width, 3 * size.width)
         self.attended = nn.Linear(size.width, size.width)
@@ -49,7 +54,7 @@ class Block(nn.Module):
         three = self.queries_keys_values(self.before_attention(x))
         # As many heads as there are: with tensor parallel, those of this rank.
         q, k, v = three.unflatten(2, (3, -1, self.head_width)).permute(2, 0, 3, 1, 4)
-        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = self.attention(q, k, v)
         x = x + self.attended(seen.transpose(1, 2).flatten(2))
         more: Tensor = self.perceptron(self.before_perceptron(x))
         return x + more
@@ -58,12 +63,14 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Embeddings, blocks, and a head that shares the embedding."""
 
-    def __init__(self, size: Size, vocabulary: int = VOCABULARY) -> None:
+    def __init__(
+        self, size: Size, vocabulary: int = VOCABULARY, attention: Attention = ALONE
+    ) -> None:
         super().__init__()
         self.size = size
         self.tokens = nn.Embedding(vocabulary, size.width)
         self.places = nn.Embedding(size.context, size.width)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(Block(size, attention) for _ in range(size.layers))
         self.last = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
@@ -71,9 +78,10 @@ class GPT(nn.Module):
             if one.dim() > 1:
                 nn.init.normal_(one, std=0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of every next byte."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
+        """Return the logits of every next byte; tokens may be a part of a sequence, with places."""
+        if places is None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.places(places)
         for block in self.blocks:
             x = block(x)
@@ -118,7 +126,9 @@ def read_text(file: str | None) -> bytes:
     return b"\n\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
-def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+def loss_of(
+    model: nn.Module, tokens: Tensor, targets: Tensor, places: Tensor | None = None
+) -> Tensor:
     """Return the mean cross-entropy over all bytes of a batch."""
-    logits = model(tokens)
+    logits = model(tokens) if places is None else model(tokens, places)
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -2,6 +2,7 @@
 
     python examples/train_gpt.py --size nano --steps 100
     roundelay run -n 4 examples/train_gpt.py --strategy ddp --size small
+    roundelay run -n 4 examples/train_gpt.py --mesh dp=2,cp=2 --context ring
 
 Writes the loss curve to out/loss.svg, and ends with a sample of what the model has learnt and with
 the ledger: what each rank should have held and sent, and what it did.
@@ -14,11 +15,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from gpt import GPT, SIZES, Text, loss_of, read_text
+from gpt import ALONE, GPT, SIZES, Attention, Text, loss_of, read_text
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 
 import roundelay as rd
 from roundelay.view.chart import Axis, chart
@@ -37,31 +41,77 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text", default=None, help="a file to learn from")
     parser.add_argument("--save", type=Path, default=None, help="folder for a checkpoint")
     parser.add_argument("--resume", type=Path, default=None, help="go on from a checkpoint")
+    parser.add_argument("--mesh", default="", help="axes of the ranks: dp=2,cp=2")
+    parser.add_argument("--context", default="ring", choices=["ring", "ulysses"],
+                        help="how attention goes over the axis cp")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.svg")
     return parser.parse_args()
+
+
+def mesh_of(text: str, comm: rd.Communicator) -> rd.Mesh:
+    """Read `dp=2,cp=2`; what it leaves out of the ranks is data parallel."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    axes = {name: int(length) for name, _, length in pairs}
+    if unknown := axes.keys() - {"dp", "cp"}:
+        sys.exit(f"--mesh knows dp and cp, not {', '.join(sorted(unknown))}.")
+    rest = max(1, comm.size // axes.get("cp", 1))
+    return rd.Mesh(comm=comm, **{"dp": rest, "cp": 1, **axes})
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """How sequences are divided along the axis cp."""
+
+    comm: rd.Communicator
+    method: str
+    layout = "zigzag"
+
+    def attention(self) -> Attention:
+        """Return what goes over all ranks of the axis."""
+        if self.comm.size == 1:
+            return ALONE
+        return partial(
+            rd.attention, comm=self.comm, method=self.method, layout=self.layout, causal=True
+        )
+
+    def loss(self, model: torch.nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Return this rank's part of the loss: means of its tokens, by how many these are."""
+        if self.comm.size == 1:
+            return loss_of(model, tokens, targets)
+        length = tokens.shape[1]
+        mine, right = (
+            rd.shard_sequence(x, self.comm, layout=self.layout) for x in (tokens, targets)
+        )
+        places = rd.sequence_positions(length, self.comm, layout=self.layout)
+        weight = mine.shape[1] * self.comm.size / length
+        return loss_of(model, mine, right, places) * weight
 
 
 def main() -> None:
     """Train, write, and account for it."""
     options = arguments()
     comm = rd.init()
+    mesh = mesh_of(options.mesh, comm)
+    sequences = Sequences(mesh["cp"], options.context)
     torch.manual_seed(0)
     size = SIZES[options.size]
-    model = GPT(size)
+    model = GPT(size, attention=sequences.attention())
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     model, optimizer = rd.prepare(
         model, optimizer, strategy=options.strategy, precision=options.precision, comm=comm
     )
     data = Text(read_text(options.text), size.context)
+    whole = mesh.size("cp") == 1  # sequences: then rows are divided between all ranks
     batches = rd.loader(
-        data, options.batch, comm=comm, model=model, micro_batch=options.micro_batch, drop_last=True
-    )
+        data, options.batch, comm=mesh["dp"], model=model if whole else None,
+        micro_batch=options.micro_batch, drop_last=True,
+    )  # fmt: skip
     losses: list[float] = []
     if options.resume is not None:
         before = rd.load(options.resume, model, optimizer).extra
         losses = before["losses"]
         batches.load_state_dict(before["batches"])
-    train(model, optimizer, batches, comm, options, losses)
+    train(model, optimizer, batches, sequences, comm, options, losses)
     if options.save is not None:
         extra = {"batches": batches.state_dict(), "losses": losses}
         rd.save(options.save, model, optimizer, extra=extra)
@@ -74,7 +124,7 @@ def main() -> None:
 
 def train(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: rd.Loader,
-    comm: rd.Communicator, options: argparse.Namespace, losses: list[float],
+    sequences: Sequences, comm: rd.Communicator, options: argparse.Namespace, losses: list[float],
 ) -> None:  # fmt: skip
     """Step until there are so many losses, as this rank saw them."""
     parts, before = 0.0, len(losses)
@@ -84,7 +134,7 @@ def train(
             if batches.first_of_step:
                 optimizer.zero_grad()
                 parts = 0.0
-            loss = loss_of(model, tokens, targets)
+            loss = sequences.loss(model, tokens, targets)
             optimizer.scale(loss).backward()
             parts += loss.item() / batches.plan.accumulation
             if not batches.last_of_step:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import roundelay as rd
 from roundelay.networks import load_network
 from roundelay.schedule import load
 
@@ -78,6 +79,25 @@ def test_the_main_job_learns_and_accounts_for_it(strategy: str, tmp_path: Path) 
     assert f"{strategy}, 12 steps: predicted / measured" in done.stdout
     assert (tmp_path / "loss.svg").read_text().startswith("<svg")
     assert len(json.loads((tmp_path / "ledger.json").read_text())["entries"]) == 2
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_sequences_are_divided(method: str, tmp_path: Path) -> None:
+    """The same weights as by ranks that each have whole sequences."""
+    every = []
+    for words in (["--mesh", "cp=2", "--context", method], []):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "roundelay", "run", "-n", "2",
+             str(EXAMPLES / "train_gpt.py"), "--steps", "12", "--batch", "8",
+             "--save", str(tmp_path / f"c{len(words)}"), "--out", str(tmp_path), *words],
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        every.append(rd.read_checkpoint(tmp_path / f"c{len(words)}").state_dict())
+    for name, right in every[1].items():
+        assert (every[0][name] - right).abs().max() < 1e-3, name
 
 
 def test_strategies_are_compared(tmp_path: Path) -> None:

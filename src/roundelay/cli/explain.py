@@ -52,10 +52,14 @@ Examples:
   roundelay explain all_reduce --out ring.html --out ring.svg
   roundelay explain --schedule mine.json
   roundelay explain matmul --split batch,columns -n 2,3   a product that is cut
+  roundelay explain attention --layout zigzag             attention over ranks
 """
 
 #: What is no collective, and has options of its own: the module that has its command.
-SUBJECTS = {"matmul": "roundelay.cli._matmul"}
+SUBJECTS = {
+    "attention": "roundelay.cli._explain_attention",
+    "matmul": "roundelay.cli._explain_matmul",
+}
 
 
 class Explain(click.Command):

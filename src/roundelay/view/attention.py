@@ -1,0 +1,177 @@
+"""Attention over ranks, step by step: who computes which part of the square, as data and as text.
+
+Terminal, drawing and page show the same frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roundelay.parallel.context.plan import RingPlan, spans_of
+
+__all__ = ["AttentionFrame", "AttentionPicture", "lines", "ring_picture", "ulysses_picture"]
+
+Place = tuple[int, int]  # row and column
+
+
+@dataclass(frozen=True)
+class AttentionFrame:
+    """One moment: the cells that ranks work on, and in words what they do."""
+
+    head: str
+    told: tuple[str, ...]
+    now: dict[Place, int]  # the rank that has the cell
+    past: dict[Place, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AttentionPicture:
+    """Some frames over one grid: queries by keys, or heads by tokens."""
+
+    title: str
+    size: int
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    owners: tuple[int | None, ...]  # the rank that has a row
+    about: str
+    frames: tuple[AttentionFrame, ...]
+    halves: frozenset[Place] = frozenset()  # cells of which half is seen
+    hidden: frozenset[Place] = frozenset()  # cells of which nothing is
+    ending: str = ""
+
+
+def ring_picture(size: int, layout: str, *, causal: bool) -> AttentionPicture:
+    """Return ring attention of a sequence with one token for each piece that ranks have."""
+    pieces = size * (2 if layout == "zigzag" else 1)
+    plan = RingPlan.even(pieces, size, layout, causal=causal)
+    owners = {start: rank for rank, spans in enumerate(plan.spans) for start, _ in spans}
+    frames, past = [], dict[Place, int]()
+    for step in range(size):
+        now = {place: rank for rank in range(size) for place in _cells(plan, rank, step)}
+        frames.append(AttentionFrame(f"Step {step}", _told(plan, step), now, dict(past)))
+        past |= now
+    square = [(row, column) for row in range(pieces) for column in range(pieces)]
+    seen = "causal" if causal else "full"
+    return AttentionPicture(
+        title=f"Ring attention on {size} ranks, {layout}, {seen}",
+        size=size,
+        rows=tuple(f"q{piece}" for piece in range(pieces)),
+        columns=tuple(f"k{piece}" for piece in range(pieces)),
+        owners=tuple(owners[piece] for piece in range(pieces)),
+        about=(
+            "Rows are queries, which stay; columns are keys, which travel. A cell has the number "
+            "and colour of the rank that computes it."
+        ),
+        frames=tuple(frames),
+        halves=frozenset(place for place in square if causal and place[0] == place[1]),
+        hidden=frozenset(place for place in square if causal and place[0] < place[1]),
+        ending=_ending(size, layout, causal=causal),
+    )
+
+
+def _cells(plan: RingPlan, rank: int, step: int) -> list[Place]:
+    block = plan.block(rank, step)
+    if block is None:
+        return []
+    pieces = [[start for start, _ in spans] for spans in plan.spans]
+    queries = pieces[rank][slice(*block.queries)]
+    keys = pieces[plan.source(rank, step)][slice(*block.keys)]
+    return [(q, k) for q in queries for k in keys if not block.causal or k <= q]
+
+
+def _told(plan: RingPlan, step: int) -> tuple[str, ...]:
+    """Say whose keys are where, and how much the busiest and the idlest do."""
+    whose = "its own keys" if step == 0 else f"the keys of rank r - {step}"
+    counts = [_amount(plan, rank, step) for rank in range(plan.size)]
+    work = f"{_shown(max(counts))} on every rank"
+    if max(counts) != min(counts):
+        work = f"{_shown(max(counts))} on the busiest, {_shown(min(counts))} on the idlest"
+    return f"rank r has {whose};", f"cells: {work}"
+
+
+def _amount(plan: RingPlan, rank: int, step: int) -> float:
+    """Return how many cells of the square a rank computes; those on its diagonal are halves."""
+    cells = _cells(plan, rank, step)
+    return sum(0.5 if plan.causal and row == column else 1.0 for row, column in cells)
+
+
+def _shown(amount: float) -> str:
+    return f"{amount:g}"
+
+
+def _ending(size: int, layout: str, *, causal: bool) -> str:
+    """Say how long ranks wait for the busiest, beside the other layout; in cells of N by N."""
+
+    def waits(which: str) -> float:
+        pieces = size * (2 if which == "zigzag" else 1)
+        plan = RingPlan.even(pieces, size, which, causal=causal)
+        per_step = [max(_amount(plan, rank, step) for rank in range(size)) for step in range(size)]
+        return sum(per_step) * (0.25 if which == "zigzag" else 1.0)
+
+    other = "zigzag" if layout == "contiguous" else "contiguous"
+    return (
+        f"The busiest rank of every step, added up: {_shown(waits(layout))} of {size * size} "
+        f"squares of a rank's queries by a rank's keys; {_shown(waits(other))} in layout {other}."
+    )
+
+
+def ulysses_picture(size: int, layout: str, *, causal: bool) -> AttentionPicture:
+    """Return Ulysses: a grid of heads by tokens, of which ranks have columns, rows, columns."""
+    pieces = size * (2 if layout == "zigzag" else 1)
+    owner = {
+        start: rank
+        for rank, spans in enumerate(spans_of(pieces, size, layout))
+        for start, _ in spans
+    }
+    tokens = {(row, column): owner[column] for row in range(size) for column in range(pieces)}
+    heads = {(row, column): row for row in range(size) for column in range(pieces)}
+    seen = "up to its own" if causal else "of all tokens"
+    frames = (
+        AttentionFrame("Before", ("each rank has some tokens,", "with all heads"), tokens),
+        AttentionFrame("After all-to-all", ("all tokens, of some heads;",
+                       f"a query sees keys {seen}"), heads),
+        AttentionFrame("After another", ("the output is where", "its queries came from"), tokens),
+    )  # fmt: skip
+    return AttentionPicture(
+        title=f"Ulysses attention on {size} ranks, {layout}, {'causal' if causal else 'full'}",
+        size=size,
+        rows=tuple(f"h{row}" for row in range(size)),
+        columns=tuple(f"t{piece}" for piece in range(pieces)),
+        owners=(None,) * size,
+        about=(
+            "Rows are heads, or groups of them; columns are pieces of the sequence. A cell shows "
+            "the rank that has it."
+        ),
+        frames=frames,
+        ending="All ranks compute as much: each has whole squares, of its heads.",
+    )
+
+
+def lines(picture: AttentionPicture, *, ascii_only: bool = False) -> list[str]:
+    r"""Return a picture as text: cells that are computed have a rank's number, others a sign.
+
+    >>> print("\n".join(lines(ring_picture(2, "contiguous", causal=True))[8:13]))
+    Step 1: rank r has the keys of rank r - 1; cells: 1 on the busiest, 0 on the idlest
+             k0  k1
+    0  q0     ·   -
+    1  q1     1   ·
+    <BLANKLINE>
+    """
+    done, never = ("." if ascii_only else "·"), "-"
+    wide = max(map(len, (*picture.columns, *picture.rows))) + 2
+    parts = [picture.title, picture.about, ""]
+    for frame in picture.frames:
+        parts.append(f"{frame.head}: {' '.join(frame.told)}")
+        parts.append(" " * (wide + 3) + "".join(name.rjust(wide) for name in picture.columns))
+        for row, name in enumerate(picture.rows):
+            owner = picture.owners[row]
+            cells = []
+            for column in range(len(picture.columns)):
+                place = row, column
+                sign = never if place in picture.hidden else done if place in frame.past else " "
+                cells.append(str(frame.now.get(place, sign)).rjust(wide))
+            head = f"{'' if owner is None else owner!s:2} {name.ljust(wide)}"
+            parts.append((head + "".join(cells)).rstrip())
+        parts.append("")
+    signs = f"{done} computed before   {never} never: masked" if picture.hidden else ""
+    return [*parts, *filter(None, [signs, picture.ending])]
