@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
     from roundelay.parallel.mesh import Mesh
+    from roundelay.parallel.pipeline import Pipeline
     from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
     from roundelay.training.checkpoint.export import export
@@ -45,6 +46,7 @@ __all__ = [
     "Mesh",
     "Op",
     "ParameterServer",
+    "Pipeline",
     "Precision",
     "RoundelayError",
     "ServerFinished",
@@ -89,6 +91,7 @@ _WHERE = {
     "Mesh": "parallel.mesh",
     "Op": "reductions",
     "ParameterServer": "training.strategies.parameter_server",
+    "Pipeline": "parallel.pipeline",
     "Precision": "training.precision",
     "ServerFinished": "processes.death",
     "Staleness": "training.staleness",
