@@ -50,6 +50,7 @@ Examples:
   roundelay explain all_gather --hosts 2 -n 8             inside hosts, between
   roundelay explain all_reduce --out ring.html --out ring.svg
   roundelay explain --schedule mine.json
+  roundelay explain pipeline --schedule 1f1b              which micro-batch when
 """
 
 
@@ -73,7 +74,26 @@ class ExplainOptions:
     hosts: str | None
 
 
-@click.command("explain", epilog=EXAMPLES)
+class ExplainCommand(click.Command):
+    """Explains collectives; other subjects, each in a file of its own, by their first word."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # what click hands over
+    ) -> click.Context:
+        """Hand over to another subject's command, if that is meant."""
+        if args[:1] == ["pipeline"]:
+            from roundelay.cli._explain_pipeline import pipeline_command  # noqa: PLC0415 - seldom
+
+            name = f"{info_name} {args[0]}"
+            return pipeline_command.make_context(name, args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command("explain", cls=ExplainCommand, epilog=EXAMPLES)
 @click.argument("collective", required=False)
 @click.option("-a", "--algorithm", metavar="NAME", help="Which algorithm; `roundelay list` knows.")
 @click.option("-n", "--size", type=int, help=f"How many ranks.  [default: {DEFAULT_SIZE}]")
