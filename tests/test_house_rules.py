@@ -25,7 +25,7 @@ LAYERS = {
     "collectives": 1,
     "schedule": 2, "contraction": 2,
     "networks": 3,
-    "algorithms": 4,
+    "algorithms": 4, "pipelines": 4,
     "engines": 5, "processes": 5, "rendezvous": 5, "reductions": 5, "_core": 5, "_typing": 5,
     "communicator": 6, "tuning": 6,
     "training": 7, "parallel": 7, "torch": 7, "torch_autoload": 7, "plan": 7,

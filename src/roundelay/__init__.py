@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         unshard_sequence,
     )
     from roundelay.parallel.mesh import Mesh
+    from roundelay.parallel.pipeline import Pipeline
     from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
     from roundelay.training.checkpoint.export import export
@@ -52,6 +53,7 @@ __all__ = [
     "Mesh",
     "Op",
     "ParameterServer",
+    "Pipeline",
     "Precision",
     "RoundelayError",
     "ServerFinished",
@@ -101,6 +103,7 @@ _WHERE = {
     "Mesh": "parallel.mesh",
     "Op": "reductions",
     "ParameterServer": "training.strategies.parameter_server",
+    "Pipeline": "parallel.pipeline",
     "Precision": "training.precision",
     "ServerFinished": "processes.death",
     "Staleness": "training.staleness",

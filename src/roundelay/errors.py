@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roundelay.pipelines import PipelineFailure
     from roundelay.schedule import Failure
 
 __all__ = [
@@ -125,8 +126,9 @@ class NetworkError(FormatError):
 class ProofError(RoundelayError):
     """A well-formed schedule or program that does not keep its contract; `failures` says where."""
 
-    def __init__(self, what: str, failures: Iterable[Failure]) -> None:
-        self.what, self.failures = what, tuple(failures)
+    def __init__(self, what: str, failures: Iterable[Failure] | Iterable[PipelineFailure]) -> None:
+        self.what = what
+        self.failures: tuple[Any, ...] = tuple(failures)  # all of one kind or all of the other
         shown = [str(failure) for failure in self.failures[:5]]
         if len(self.failures) > len(shown):
             shown.append(f"… and {len(self.failures) - len(shown)} more")

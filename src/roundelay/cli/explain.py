@@ -53,12 +53,14 @@ Examples:
   roundelay explain --schedule mine.json
   roundelay explain matmul --split batch,columns -n 2,3   a product that is cut
   roundelay explain attention --layout zigzag             attention over ranks
+  roundelay explain pipeline --schedule 1f1b              which micro-batch when
 """
 
 #: What is no collective, and has options of its own: the module that has its command.
 SUBJECTS = {
     "attention": "roundelay.cli._explain_attention",
     "matmul": "roundelay.cli._explain_matmul",
+    "pipeline": "roundelay.cli._explain_pipeline",
 }
 
 

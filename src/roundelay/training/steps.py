@@ -10,9 +10,9 @@ import torch
 
 from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._run import Run, live_runs, run_of
+from roundelay.training._run import Run, found_run, live_runs, run_of
 
-__all__ = ["accumulate", "backward"]
+__all__ = ["accumulate", "backward", "is_prepared"]
 
 
 ELSEWHERE = (
@@ -34,6 +34,11 @@ def accumulate(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         step.inside -= 1
+
+
+def is_prepared(model: torch.nn.Module) -> bool:
+    """Tell whether a model is one that `rd.prepare` has returned."""
+    return found_run(model) is not None
 
 
 def backward(

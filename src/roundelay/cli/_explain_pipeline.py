@@ -1,0 +1,172 @@
+"""`roundelay explain pipeline`: the timeline of a pipeline schedule, with its bubble."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from roundelay.cli._types import console_for, glyphs_option
+from roundelay.cli._write import check_out
+from roundelay.errors import InvalidArgumentError, rank_count
+from roundelay.pipelines import (
+    PipelineSchedule,
+    StageCosts,
+    load_pipeline,
+    pipeline_called,
+    pipeline_to_json,
+)
+from roundelay.view.pipeline_picture import PipelinePicture, pipeline_picture
+from roundelay.view.terminal_text import Glyphs
+
+DEFAULT_STAGES, DEFAULT_MICRO_BATCHES = 4, 8
+MOST_BOXES = 50_000
+
+EXAMPLES = """\b
+Examples:
+  roundelay explain pipeline --schedule 1f1b --stages 4 --micro-batches 8
+  roundelay explain pipeline --schedule interleaved-1f1b --stages 8 -n 4
+  roundelay explain pipeline --schedule zb-h1 --costs 1,1,1 --out zb.svg
+  roundelay explain pipeline --schedule mine.json
+"""
+
+
+@click.command("explain pipeline", epilog=EXAMPLES)
+@click.option(
+    "--schedule",
+    "word",
+    default="1f1b",
+    show_default=True,
+    metavar="NAME",
+    help="gpipe, 1f1b, interleaved-1f1b, zb-h1, or your own FILE.json.",
+)
+@click.option("--stages", type=int, help=f"How many stages.  [default: {DEFAULT_STAGES}]")
+@click.option("-n", "--size", type=int, help="How many ranks; as many as stages, or half.")
+@click.option(
+    "--micro-batches",
+    type=int,
+    help=f"Into how many a batch is cut.  [default: {DEFAULT_MICRO_BATCHES}]",
+)
+@click.option(
+    "--costs",
+    default="1,1,1",
+    show_default=True,
+    metavar="F,B,W",
+    help="Time of forward, gradient of the input, gradients of the weights.",
+)
+@click.option(
+    "--transfer", type=float, default=0.0, show_default=True, help="Time from rank to rank."
+)
+@click.option("--rank-name", default="GPU", show_default=True, help="What to call a rank.")
+@glyphs_option
+@click.option(
+    "-o",
+    "--out",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Write FILE.html, .svg or .json instead; may be given several times.",
+)
+def command(
+    *,
+    word: str,
+    stages: int | None,
+    size: int | None,
+    micro_batches: int | None,
+    costs: str,
+    transfer: float,
+    rank_name: str,
+    glyphs: Glyphs,
+    out: tuple[Path, ...],
+) -> None:
+    """Show which rank computes what when, how much of the time is bubble, and what is kept."""
+    for path in out:
+        check_out(path, several=False)
+    each = _costs(costs)
+    formula = ""
+    if word.endswith(".json"):
+        if (stages, size, micro_batches) != (None, None, None):
+            raise InvalidArgumentError(
+                f"--schedule {word} says all that itself. Leave out --stages, -n and "
+                f"--micro-batches."
+            )
+        schedule = load_pipeline(word)
+    else:
+        schedule = _made(word, stages, size, micro_batches)
+        formula = "" if transfer else _formula(word, schedule, each)
+    boxes = sum(map(len, schedule.ranks))
+    if boxes > MOST_BOXES:
+        raise InvalidArgumentError(
+            f"{schedule.name} has {boxes} actions: too many to draw. Take fewer micro-batches."
+        )
+    picture = pipeline_picture(
+        schedule, each, transfer=transfer, formula=formula, rank_name=rank_name
+    )
+    for path in out:
+        _write(path, picture)
+    if not out:
+        from roundelay.view.pipeline_terminal import pipeline_lines  # noqa: PLC0415 - seldom both
+
+        console = console_for()
+        for line in pipeline_lines(picture, width=console.width, glyphs=glyphs):
+            console.print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def _made(
+    word: str, stages: int | None, size: int | None, micro_batches: int | None
+) -> PipelineSchedule:
+    maker = pipeline_called(word)
+    if maker.interleaves:
+        ranks = size if size is not None else max(1, (stages or 2 * DEFAULT_STAGES) // 2)
+        count = stages if stages is not None else 2 * ranks
+    else:
+        count = stages if stages is not None else size if size is not None else DEFAULT_STAGES
+        ranks = size if size is not None else count
+    if ranks < 1 or count < 1 or count % ranks:
+        raise InvalidArgumentError(
+            f"{count} stages do not divide between {rank_count(ranks)}. Take --stages "
+            f"{max(1, ranks) * max(1, round(count / max(1, ranks)))}."
+        )
+    batches = DEFAULT_MICRO_BATCHES if micro_batches is None else micro_batches
+    return maker(ranks, batches, stages_per_rank=count // ranks)
+
+
+def _formula(word: str, schedule: PipelineSchedule, costs: StageCosts) -> str:
+    """Return the formula of the bubble, if it holds here."""
+    maker = pipeline_called(word)
+    least = min(costs.forward, costs.input_grad)
+    if maker.word == "zb-h1" and (
+        schedule.micro_batches < schedule.size or costs.weight_grad > least
+    ):
+        return ""
+    return maker.formula
+
+
+def _costs(text: str) -> StageCosts:
+    try:
+        forward, inputs, weights = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidArgumentError(
+            f"--costs takes three numbers, F,B,W, as in 1,1,1, not '{text}'."
+        ) from None
+    return StageCosts(forward, inputs, weights)
+
+
+def _write(path: Path, picture: PipelinePicture) -> None:
+    from roundelay.view.pipeline_svg import pipeline_html, pipeline_svg  # noqa: PLC0415 - see above
+
+    kind = path.suffix.lower()
+    if kind == ".json":
+        text, opening = pipeline_to_json(picture.schedule), (
+            f"draw it again with: roundelay explain pipeline --schedule {path}"
+        )  # fmt: skip
+    elif kind == ".html":
+        text, opening = pipeline_html(picture), "open it in any browser; it needs no network"
+    else:
+        text, opening = pipeline_svg(picture), "open it in a browser, or put it in a document"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--out {path}: can't write ({error.strerror or error}). Choose another place."
+        ) from error
+    click.echo(f"Wrote {path}: {opening}.", err=True)

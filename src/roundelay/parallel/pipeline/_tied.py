@@ -1,0 +1,86 @@
+"""Parameters that several stages share, on ranks of their own: their gradients become the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from roundelay.communicator import Communicator
+
+
+class TiedParameters:
+    """What this rank shares with others: each has a copy, and all copies get the same gradient.
+
+    While micro-batches come, gradients are set aside. At the end of the step ranks exchange them,
+    add them up in one order, and a last backward pass brings the sum to every copy, so that the
+    copies stay equal to the last bit.
+    """
+
+    def __init__(
+        self, holder: nn.Module, comm: Communicator, shared: dict[str, list[int]], names: Any
+    ) -> None:
+        self._shared: list[tuple[nn.Parameter, Communicator]] = []
+        self._aside: list[torch.Tensor | None] = []
+        groups: dict[tuple[int, ...], Communicator | None] = {}
+        own = dict(holder.named_parameters(remove_duplicate=False))
+        for name, ranks in shared.items():
+            key = tuple(ranks)
+            if key not in groups:  # all ranks make the groups, in one order
+                groups[key] = comm.group(ranks)
+            group = groups[key]
+            mine = next((other for other in names(name) if other in own), None)
+            if group is not None and mine is not None:
+                parameter = own[mine]
+                with torch.no_grad():
+                    group.broadcast(parameter.detach())
+                self._shared.append((parameter, group))
+        self._hooks: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._shared)
+
+    def set_aside(self) -> None:
+        """Keep gradients of these parameters apart from now on."""
+        self._aside = [None] * len(self._shared)
+        self._hooks = [
+            parameter.register_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            for index, (parameter, _) in enumerate(self._shared)
+        ]
+
+    def _hook(self, index: int) -> Any:
+        def keep(grad: torch.Tensor) -> torch.Tensor:
+            before = self._aside[index]
+            self._aside[index] = grad.clone() if before is None else before + grad
+            return torch.zeros_like(grad)
+
+        return keep
+
+    def release(self) -> None:
+        """Leave gradients alone again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def bring_together(self) -> None:
+        """Add up over ranks what was set aside, and give every copy the sum."""
+        sums = [
+            _summed(group, torch.zeros_like(parameter) if mine is None else mine)
+            for (parameter, group), mine in zip(self._shared, self._aside, strict=True)
+        ]
+        self._aside = []
+        ends = [
+            (parameter * total).sum()
+            for (parameter, _), total in zip(self._shared, sums, strict=True)
+        ]
+        torch.autograd.backward(ends)
+
+
+def _summed(group: Communicator, mine: torch.Tensor) -> torch.Tensor:
+    every: Sequence[torch.Tensor] = list(group.all_gather(mine.contiguous()))
+    total = every[0].clone()
+    for other in every[1:]:
+        total += other
+    return total
