@@ -18,7 +18,9 @@ from roundelay.schedule import load
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("[0-9]*.py"))
 #: Longer ones, with options; gpt.py is the model that both train.
-PROGRAMS = [EXAMPLES / name for name in ("gpt.py", "train_gpt.py", "compare_strategies.py")]
+PROGRAMS = [
+    EXAMPLES / name for name in ("gpt.py", "train_gpt.py", "train_moe.py", "compare_strategies.py")
+]
 MOST_LINES = 60
 
 
@@ -74,6 +76,22 @@ def test_the_main_job_learns_and_accounts_for_it(strategy: str, tmp_path: Path) 
     assert f"{strategy}, 30 steps: predicted / measured" in done.stdout
     assert (tmp_path / "loss.svg").read_text().startswith("<svg")
     assert len(json.loads((tmp_path / "ledger.json").read_text())["entries"]) == 2
+
+
+def test_a_mixture_of_experts_trains_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
+    script = [str(EXAMPLES / "train_moe.py"), "--steps", "8", "--batch", "6", "--experts", "5"]
+    printed = []
+    for launcher in ([], ["-m", "roundelay", "run", "-n", "3"]):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", *launcher, *script, "--capacity", "1.5"],
+            cwd=tmp_path, capture_output=True, encoding="utf-8", check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.replace("[0] ", "").splitlines())
+    assert printed[0] == printed[1]
+    losses = [float(re.findall(r"loss ([\d.]+)", line)[0]) for line in printed[0][:-1]]
+    assert losses[-1] < losses[0]
+    assert len(losses) == 8
 
 
 def test_strategies_are_compared(tmp_path: Path) -> None:

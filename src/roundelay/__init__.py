@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from roundelay.communicator import ANY, Communicator
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
+    from roundelay.parallel.expert import MoE, Router
     from roundelay.parallel.mesh import Mesh
     from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
@@ -43,10 +44,12 @@ __all__ = [
     "Loader",
     "Located",
     "Mesh",
+    "MoE",
     "Op",
     "ParameterServer",
     "Precision",
     "RoundelayError",
+    "Router",
     "ServerFinished",
     "Staleness",
     "SyncBatchNorm",
@@ -87,9 +90,11 @@ _WHERE = {
     "Loader": "training.loader",
     "Located": "reductions",
     "Mesh": "parallel.mesh",
+    "MoE": "parallel.expert",
     "Op": "reductions",
     "ParameterServer": "training.strategies.parameter_server",
     "Precision": "training.precision",
+    "Router": "parallel.expert",
     "ServerFinished": "processes.death",
     "Staleness": "training.staleness",
     "SyncBatchNorm": "training.sync_batch_norm",
