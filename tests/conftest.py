@@ -54,6 +54,7 @@ SAMPLED = {
     "engines/test_one_truth.py": 12,
     "engines/test_over_hosts.py": 4,
     "native/test_reduce.py": 6,
+    "parallel/test_expert.py": 4,
     "schedule/test_compile.py": 4,
     "schedule/test_prove.py": 4,
     "torch_backend/test_collectives.py": 2,

@@ -23,7 +23,9 @@ from roundelay.schedule import load
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("[0-9]*.py"))
 #: Longer ones, with options; gpt.py is the model that both train.
-PROGRAMS = [EXAMPLES / name for name in ("gpt.py", "train_gpt.py", "compare_strategies.py")]
+PROGRAMS = [
+    EXAMPLES / name for name in ("gpt.py", "train_gpt.py", "train_moe.py", "compare_strategies.py")
+]
 MOST_LINES = 60
 
 
@@ -98,6 +100,22 @@ def test_sequences_are_divided(method: str, tmp_path: Path) -> None:
         every.append(rd.read_checkpoint(tmp_path / f"c{len(words)}").state_dict())
     for name, right in every[1].items():
         assert (every[0][name] - right).abs().max() < 1e-3, name
+
+
+def test_a_mixture_of_experts_trains_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
+    script = [str(EXAMPLES / "train_moe.py"), "--steps", "8", "--batch", "6", "--experts", "5"]
+    printed = []
+    for launcher in ([], ["-m", "roundelay", "run", "-n", "3"]):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", *launcher, *script, "--capacity", "1.5"],
+            cwd=tmp_path, capture_output=True, encoding="utf-8", check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.replace("[0] ", "").splitlines())
+    assert printed[0] == printed[1]
+    losses = [float(re.findall(r"loss ([\d.]+)", line)[0]) for line in printed[0][:-1]]
+    assert losses[-1] < losses[0]
+    assert len(losses) == 8
 
 
 def test_strategies_are_compared(tmp_path: Path) -> None:

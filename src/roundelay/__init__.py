@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         shard_sequence,
         unshard_sequence,
     )
+    from roundelay.parallel.expert import MoE, Router
     from roundelay.parallel.mesh import Mesh
     from roundelay.parallel.pipeline import Pipeline
     from roundelay.processes.death import ServerFinished
@@ -51,11 +52,13 @@ __all__ = [
     "Loader",
     "Located",
     "Mesh",
+    "MoE",
     "Op",
     "ParameterServer",
     "Pipeline",
     "Precision",
     "RoundelayError",
+    "Router",
     "ServerFinished",
     "Staleness",
     "SyncBatchNorm",
@@ -101,10 +104,12 @@ _WHERE = {
     "Loader": "training.loader",
     "Located": "reductions",
     "Mesh": "parallel.mesh",
+    "MoE": "parallel.expert",
     "Op": "reductions",
     "ParameterServer": "training.strategies.parameter_server",
     "Pipeline": "parallel.pipeline",
     "Precision": "training.precision",
+    "Router": "parallel.expert",
     "ServerFinished": "processes.death",
     "Staleness": "training.staleness",
     "SyncBatchNorm": "training.sync_batch_norm",

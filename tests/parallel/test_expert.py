@@ -1,0 +1,295 @@
+"""A mixture of experts on any number of ranks is the mixture on one: outputs, losses, gradients."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import roundelay as rd
+
+torch = pytest.importorskip("torch")
+
+from roundelay.parallel.expert import average_gradients, balance_loss  # noqa: E402 - with torch
+from roundelay.parallel.expert.dispatch import exchange  # noqa: E402
+from roundelay.parallel.functions import counts_of  # noqa: E402
+from roundelay.parallel.sharding import sharding_of  # noqa: E402
+
+nn = torch.nn
+
+SIZES = (1, 2, 3, 4, 8)
+WIDTH, ROWS = 5, 29
+#: How the rows are spread: alike, all on the last rank, or odd numbers and none on the first.
+SPREADS = ("even", "one", "odd")
+
+
+def drawn(seed: int, *shape: int) -> Any:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class Expert(nn.Module):  # type: ignore[misc, name-defined]
+    """Two layers, the second of which has no bias."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 7, dtype=torch.float64)
+        self.down = nn.Linear(7, WIDTH, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                parameter.copy_(drawn(100 * seed + number, *parameter.shape))
+
+    def forward(self, x: Any) -> Any:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def parts_of(experts: int, **options: Any) -> tuple[list[Any], Any]:
+    router = rd.Router(WIDTH, experts, **options).double()
+    with torch.no_grad():
+        router.score.weight.copy_(drawn(5, experts, WIDTH))
+    return [Expert(number) for number in range(experts)], router
+
+
+def rows_of(size: int, spread: str) -> list[int]:
+    if spread == "even":
+        return counts_of(ROWS, size)
+    if spread == "one" or size == 1:
+        return [0] * (size - 1) + [ROWS]
+    return [0, *counts_of(ROWS, size - 1)]
+
+
+def alone(experts: list[Any], router: Any, x: Any) -> tuple[Any, Any, int]:
+    """Say the same in the plainest words: token by token, queue by queue."""
+    chances = torch.softmax(x @ router.score.weight.T, -1)
+    picks = [
+        sorted(range(len(experts)), key=row.__getitem__, reverse=True)[: router.top_k]
+        for row in chances.tolist()
+    ]
+    capacity = math.inf
+    if router.capacity_factor is not None:
+        capacity = math.ceil(router.capacity_factor * router.top_k * len(x) / len(experts))
+    waiting = [0] * len(experts)
+    result = [torch.zeros(WIDTH, dtype=torch.float64) for _ in range(len(x))]
+    dropped = 0
+    for choice in range(router.top_k):
+        for token, picked in enumerate(picks):
+            expert = picked[choice]
+            waiting[expert] += 1
+            if waiting[expert] > capacity:
+                dropped += 1
+                continue
+            weight = chances[token, expert]
+            if router.normalize:
+                weight = weight / chances[token, picked].sum()
+            result[token] = result[token] + weight * experts[expert](x[token])
+    shares = torch.tensor(waiting, dtype=torch.float64) / (len(x) * router.top_k)
+    loss = len(experts) * (shares * chances.mean(0)).sum()
+    return torch.stack(result), loss, dropped
+
+
+def grad_of(module: Any, name: str) -> Any:
+    """Return a gradient; that of an expert which nobody wants is zero."""
+    parameter = module.get_parameter(name)
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("factor", [None, 0.4, 1.25])
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (11, 1), (9, 3), (8, 8)])
+@pytest.mark.parametrize("size", SIZES)
+def test_ranks_are_one_device(
+    size: int, experts: int, top_k: int, factor: float | None, spread: str
+) -> None:
+    modules, router = parts_of(experts, top_k=top_k, capacity_factor=factor)
+    x, weight = drawn(1, ROWS, WIDTH).requires_grad_(), drawn(2, ROWS, WIDTH)
+    expected, balance, dropped = alone(modules, router, x)
+    ((expected * weight).sum() + 3 * balance).backward()
+    assert dropped if factor == 0.4 else factor or not dropped
+    counts = rows_of(size, spread)
+
+    def body(comm: rd.Communicator) -> None:
+        layer: Any = rd.MoE(copy.deepcopy(modules), copy.deepcopy(router), comm)
+        layer.zero_grad()
+        start = sum(counts[: comm.rank])
+        own = slice(start, start + counts[comm.rank])
+        tokens = x.detach()[own].clone().requires_grad_()
+        y = layer(tokens)
+        # The sum of these losses is the loss of one device; so are the sums of gradients.
+        ((y * weight[own]).sum() + 3 * layer.balance_loss / size).backward()
+        close(y.detach(), expected.detach()[own])
+        close(tokens.grad, x.grad[own])
+        close(comm.all_reduce(layer.balance_loss.detach().reshape(1), "avg")[0], balance.detach())
+        close(comm.all_reduce(layer.router.score.weight.grad), router.score.weight.grad)
+        for name, parameter in layer.experts.named_parameters():
+            sharding = sharding_of(parameter)
+            assert sharding is not None
+            assert (sharding.axis, sharding.dim) == ("ep", 0)
+            grads = [grad_of(each, name) for each in modules]
+            close(sharding.whole(parameter.grad), torch.stack(grads))
+        assert layer.dropped == dropped
+        assert int(layer.load.sum()) == ROWS * top_k
+
+    rd.run(body, size, "threads")
+
+
+@pytest.mark.parametrize("factor", [None, 0.5])
+def test_without_ranks_it_is_the_same(factor: float | None) -> None:
+    modules, router = parts_of(6, top_k=2, capacity_factor=factor)
+    x = drawn(1, 3, 4, WIDTH)
+    expected, balance, dropped = alone(modules, router, x.view(-1, WIDTH))
+    layer: Any = rd.MoE(copy.deepcopy(modules), router)
+    close(layer(x), expected.view(3, 4, WIDTH))
+    close(layer.balance_loss, balance)
+    assert layer.dropped == dropped
+    assert balance_loss(nn.Sequential(layer)) == layer.balance_loss
+    assert sharding_of(layer.experts.up.weight) is None
+    assert layer.experts.up.weight.shape == (6, 7, WIDTH)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_ties_go_to_the_first_expert(size: int) -> None:
+    """Scores that are all alike, or alike in pairs: the same experts on every rank, every time."""
+    modules, router = parts_of(4, top_k=2)
+    with torch.no_grad():
+        router.score.weight.zero_()
+
+    def body(comm: rd.Communicator) -> None:
+        layer: Any = rd.MoE(copy.deepcopy(modules), copy.deepcopy(router), comm)
+        layer(drawn(comm.rank, 10, WIDTH))
+        assert layer.load.tolist() == [10 * size, 10 * size, 0, 0]
+        with torch.no_grad():
+            layer.router.score.weight[2:] += 1.0
+        layer(torch.ones(10, WIDTH, dtype=torch.float64))
+        assert layer.load.tolist() == [0, 0, 10 * size, 10 * size]
+
+    rd.run(body, size, "threads")
+
+
+def test_no_tokens_anywhere() -> None:
+    modules, router = parts_of(3, top_k=1, capacity_factor=1.0)
+
+    def body(comm: rd.Communicator) -> None:
+        layer: Any = rd.MoE(copy.deepcopy(modules), copy.deepcopy(router), comm)
+        y = layer(torch.zeros(0, WIDTH, dtype=torch.float64))
+        (y.sum() + layer.balance_loss).backward()
+        assert y.shape == (0, WIDTH)
+        assert layer.balance_loss.item() == 0
+        assert all(not parameter.grad.any() for parameter in layer.parameters())
+
+    rd.run(body, 3, "threads")
+
+
+@pytest.mark.parametrize("factor", [None, 0.5])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_calls_and_bytes_are_those_of_the_formula(size: int, factor: float | None) -> None:
+    """Two all-to-alls there and back, two more in backward; each sends the rows that must move."""
+    modules, router = parts_of(8, top_k=2, capacity_factor=factor)
+
+    def body(comm: rd.Communicator) -> None:
+        layer: Any = rd.MoE(copy.deepcopy(modules), copy.deepcopy(router), comm)
+        x = drawn(comm.rank, 4 + comm.rank, WIDTH).requires_grad_()
+        sent: list[list[int]] = []
+        plain = comm.all_to_all
+
+        def counted(x: Any, **options: Any) -> Any:
+            sent.append([int(n) for n in options["counts"]])
+            return plain(x, **options)
+
+        comm.all_to_all = counted  # type: ignore[method-assign]
+        before = comm.traffic()
+        y = layer(x)
+        middle = comm.traffic()
+        y.sum().backward()
+        after = comm.traffic()
+        assert before is not None
+        assert middle is not None
+        assert after is not None
+        assert len(sent) == 4
+        there = comm.all_gather_object(sent[0])  # rows from each rank to each
+        mine = comm.rank
+        assert sent == [there[mine], [row[mine] for row in there]] * 2
+        assert sum(map(sum, there)) == int(layer.load.sum()) - layer.dropped
+        away = sum(there[mine][rank] + there[rank][mine] for rank in range(size) if rank != mine)
+        row, number = WIDTH * 8, 8  # bytes
+        # Beside them: the counts of every rank, once, and with each all-to-all how many rows.
+        gathered = (size - 1) * number
+        assert after[mine].sent - middle[mine].sent == away * row + 2 * gathered * size
+        told = gathered * (2 * size + 2 * 8)
+        assert middle[mine].sent - before[mine].sent == away * row + told
+
+    rd.run(body, size, "threads")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_steps_on_ranks_are_steps_on_one(size: int) -> None:
+    """Train a router and experts, with a mean loss on every rank and gradients averaged."""
+    rows = 24
+    modules, router = parts_of(8, top_k=2)
+    x, target = drawn(1, rows, WIDTH), drawn(2, rows, WIDTH)
+
+    def trained(comm: rd.Communicator | None) -> Any:
+        layer: Any = rd.MoE(copy.deepcopy(modules), copy.deepcopy(router), comm)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.05)
+        ranks, rank = (1, 0) if comm is None else (comm.size, comm.rank)
+        own = slice(rank * rows // ranks, (rank + 1) * rows // ranks)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(layer(x[own]), target[own]) + 0.1 * layer.balance_loss
+            loss.backward()
+            if comm is not None:
+                average_gradients(layer, comm)
+            optimizer.step()
+        return layer
+
+    expected = dict(trained(None).named_parameters())
+
+    def body(comm: rd.Communicator) -> None:
+        for name, parameter in trained(comm).named_parameters():
+            sharding = sharding_of(parameter)
+            whole = parameter if sharding is None else sharding.whole(parameter)
+            torch.testing.assert_close(
+                whole.detach(), expected[name].detach(), rtol=1e-9, atol=1e-9
+            )
+
+    rd.run(body, size, "threads")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_an_exchange_and_its_second_derivative(size: int) -> None:
+    """The exchange is linear: its adjoint's adjoint is itself, for any numbers of rows."""
+    rows = [[(3 * a + 5 * b) % 4 for b in range(size)] for a in range(size)]
+
+    def body(comm: rd.Communicator) -> None:
+        sent, received = rows[comm.rank], [row[comm.rank] for row in rows]
+        x = drawn(comm.rank, sum(sent), 3).requires_grad_()
+        y = exchange(x, comm, sent, received)
+        weight = drawn(50 + comm.rank, *y.shape)
+        (grad,) = torch.autograd.grad((y**2 * weight).sum(), x, create_graph=True)
+        inner = comm.all_reduce((grad * x).sum().detach().reshape(1))
+        outer = comm.all_reduce((2 * y**2 * weight).sum().detach().reshape(1))
+        close(inner, outer)
+        (second,) = torch.autograd.grad((grad * x.detach()).sum(), x)
+        close(second, grad.detach())
+
+    rd.run(body, size, "threads")
+
+
+def test_a_factory_makes_what_a_list_has() -> None:
+    """Every rank makes all experts and keeps its own: they are those of one device."""
+    numbers: Sequence[int] = range(7)
+
+    def body(comm: rd.Communicator) -> None:
+        pending = iter(numbers)
+        modules, router = parts_of(7)
+        made = rd.MoE(lambda: Expert(next(pending)), router, comm)
+        listed = rd.MoE(modules, parts_of(7)[1], comm)
+        for name, parameter in made.named_parameters():
+            assert torch.equal(parameter, dict(listed.named_parameters())[name])
+
+    rd.run(body, 3, "threads")
