@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from roundelay.parallel.expert import MoE, Router
     from roundelay.parallel.mesh import Mesh
     from roundelay.parallel.pipeline import Pipeline
+    from roundelay.parallel.tensor.cross_entropy import cross_entropy
+    from roundelay.parallel.tensor.plan import apply_plan
     from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
     from roundelay.training.checkpoint.export import export
@@ -65,9 +67,11 @@ __all__ = [
     "Zero",
     "__version__",
     "accumulate",
+    "apply_plan",
     "attention",
     "backward",
     "context_parallel",
+    "cross_entropy",
     "evaluate",
     "export",
     "full_state_dict",
@@ -115,9 +119,11 @@ _WHERE = {
     "SyncBatchNorm": "training.sync_batch_norm",
     "Zero": "training.strategies.zero",
     "accumulate": "training",
+    "apply_plan": "parallel.tensor.plan",
     "attention": "parallel.context.attention",
     "backward": "training",
     "context_parallel": "parallel.context.context_parallel",
+    "cross_entropy": "parallel.tensor.cross_entropy",
     "evaluate": "training.evaluate",
     "export": "training.checkpoint.export",
     "full_state_dict": "training",

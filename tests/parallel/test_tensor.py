@@ -149,7 +149,7 @@ class Conv1D(nn.Module):  # type: ignore[misc, name-defined]
 
     def forward(self, x: Any) -> Any:
         flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
-        return flat.view(x.size()[:-1] + (self.nf,))
+        return flat.view(*x.size()[:-1], self.nf)
 
 
 class Gpt2Attention(nn.Module):  # type: ignore[misc, name-defined]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from roundelay.arguments import index_of, number, shown
 from roundelay.communicator import Communicator
@@ -128,12 +127,16 @@ class _CrossEntropy(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
+        if torch.is_grad_enabled():  # what was saved depends on other ranks' logits, too
+            raise InvalidArgumentError(
+                "rd.cross_entropy has no second derivative: leave out create_graph=True, or gather "
+                "the logits ('column gather' in the plan) and take torch's."
+            )
         logits, log_sum, column, here, kept = ctx.saved_tensors
         grad = (logits.to(log_sum.dtype) - log_sum[:, None]).exp_()
         if ctx.smoothing:
             grad -= ctx.smoothing / ctx.total
-        grad.scatter_add_(1, column[:, None], (here * (ctx.smoothing - 1.0)).to(grad)[:, None])
+        grad.scatter_add_(1, column[:, None], (here.to(grad) * (ctx.smoothing - 1))[:, None])
         grad = grad.mul_(grads[0][:, None]).masked_fill_(~kept[:, None], 0)
         return grad.to(logits.dtype), None, None, None, None, None, None

@@ -10,6 +10,7 @@ from torch import nn
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel import functions
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
 
@@ -90,6 +91,6 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        total = ctx.comm.all_reduce(torch.cat([grad.detach().flatten() for grad in grads]))
+        total = functions.reduce(torch.cat([grad.flatten() for grad in grads]), ctx.comm)
         parts = torch.split(total, [grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(parts, grads, strict=True))
