@@ -103,8 +103,8 @@ def join_mesh(
         at for at, one in enumerate(setup.parameters) if mesh.axis_of(one.name) == EXPERTS
     )
     together_on(mesh.everyone, "prepare", lambda: _refuse(setup, strategy, mesh))
-    if not mesh.alone:
-        setup.step.beside, setup.step.numbers = mesh.beside, mesh.numbers
+    if mesh.with_same_modules.size > 1:
+        setup.step.beside, setup.step.numbers = mesh.with_same_modules, mesh.numbers
 
 
 def _same_weights(mesh: MeshRanks, model: torch.nn.Module) -> None:
