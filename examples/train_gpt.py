@@ -2,6 +2,7 @@
 
     python examples/train_gpt.py --size nano --steps 100
     roundelay run -n 4 examples/train_gpt.py --strategy ddp --size small
+    roundelay run -n 4 examples/train_gpt.py --mesh dp=2,tp=2 --strategy zero2
 
 Writes the loss curve to out/loss.svg, and ends with a sample of what the model has learnt and with
 the ledger: what each rank should have held and sent, and what it did.
@@ -28,6 +29,7 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="ddp", help="ddp, ps, ps-async, ps-ssp, zero1 …")
+    parser.add_argument("--mesh", default="", help="axes of ranks, dp=2,tp=2 for example")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--size", default="nano", choices=SIZES)
     parser.add_argument("--steps", type=int, default=200)
@@ -45,16 +47,18 @@ def main() -> None:
     """Train, write, and account for it."""
     options = arguments()
     comm = rd.init()
+    mesh = mesh_of(options.mesh, comm)
     torch.manual_seed(0)
     size = SIZES[options.size]
     model = GPT(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     model, optimizer = rd.prepare(
-        model, optimizer, strategy=options.strategy, precision=options.precision, comm=comm
-    )
+        model, optimizer, strategy=options.strategy, precision=options.precision, mesh=mesh,
+        plan="gpt" if "tp" in mesh else None,
+    )  # fmt: skip
     data = Text(read_text(options.text), size.context)
     batches = rd.loader(
-        data, options.batch, comm=comm, model=model, micro_batch=options.micro_batch, drop_last=True
+        data, options.batch, mesh=mesh, model=model, micro_batch=options.micro_batch, drop_last=True
     )
     losses: list[float] = []
     if options.resume is not None:
@@ -70,6 +74,12 @@ def main() -> None:
     state = rd.full_state_dict(model)
     if comm.rank == 0:
         finish(size, state, losses, book, options.out)
+
+
+def mesh_of(text: str, comm: rd.Communicator) -> rd.Mesh:
+    """Return the mesh that the command line asks for: by default, all ranks along dp."""
+    axes = dict(part.split("=", 1) for part in text.split(",")) if text else {"dp": comm.size}
+    return rd.Mesh(comm=comm, **{name: int(length) for name, length in axes.items()})
 
 
 def train(
