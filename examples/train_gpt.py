@@ -2,6 +2,7 @@
 
     python examples/train_gpt.py --size nano --steps 100
     roundelay run -n 4 examples/train_gpt.py --strategy ddp --size small
+    roundelay run -n 4 examples/train_gpt.py --mesh dp=2,tp=2 --strategy zero2
     roundelay run -n 4 examples/train_gpt.py --mesh dp=2,cp=2 --context ring
 
 Writes the loss curve to out/loss.svg, and ends with a sample of what the model has learnt and with
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="ddp", help="ddp, ps, ps-async, ps-ssp, zero1 …")
+    parser.add_argument("--mesh", default="", help="axes of ranks: dp=2,tp=2 or dp=2,cp=2")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--size", default="nano", choices=SIZES)
     parser.add_argument("--steps", type=int, default=200)
@@ -41,7 +44,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text", default=None, help="a file to learn from")
     parser.add_argument("--save", type=Path, default=None, help="folder for a checkpoint")
     parser.add_argument("--resume", type=Path, default=None, help="go on from a checkpoint")
-    parser.add_argument("--mesh", default="", help="axes of the ranks: dp=2,cp=2")
     parser.add_argument("--context", default="ring", choices=["ring", "ulysses"],
                         help="how attention goes over the axis cp")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.svg")
@@ -52,23 +54,23 @@ def mesh_of(text: str, comm: rd.Communicator) -> rd.Mesh:
     """Read `dp=2,cp=2`; what it leaves out of the ranks is data parallel."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
     axes = {name: int(length) for name, _, length in pairs}
-    if unknown := axes.keys() - {"dp", "cp"}:
-        sys.exit(f"--mesh knows dp and cp, not {', '.join(sorted(unknown))}.")
-    rest = max(1, comm.size // axes.get("cp", 1))
-    return rd.Mesh(comm=comm, **{"dp": rest, "cp": 1, **axes})
+    if unknown := axes.keys() - {"dp", "cp", "tp"}:
+        sys.exit(f"--mesh knows dp, cp and tp, not {', '.join(sorted(unknown))}.")
+    others = max(1, math.prod(length for name, length in axes.items() if name != "dp"))
+    return rd.Mesh(comm=comm, **{"dp": max(1, comm.size // others), **axes})
 
 
 @dataclass(frozen=True)
 class Sequences:
     """How sequences are divided along the axis cp."""
 
-    comm: rd.Communicator
+    comm: rd.Communicator | None
     method: str
     layout = "zigzag"
 
     def attention(self) -> Attention:
         """Return what goes over all ranks of the axis."""
-        if self.comm.size == 1:
+        if self.comm is None:
             return ALONE
         return partial(
             rd.attention, comm=self.comm, method=self.method, layout=self.layout, causal=True
@@ -76,7 +78,7 @@ class Sequences:
 
     def loss(self, model: torch.nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return this rank's part of the loss: means of its tokens, by how many these are."""
-        if self.comm.size == 1:
+        if self.comm is None:
             return loss_of(model, tokens, targets)
         length = tokens.shape[1]
         mine, right = (
@@ -92,20 +94,19 @@ def main() -> None:
     options = arguments()
     comm = rd.init()
     mesh = mesh_of(options.mesh, comm)
-    sequences = Sequences(mesh["cp"], options.context)
+    sequences = Sequences(mesh["cp"] if mesh.size("cp") > 1 else None, options.context)
     torch.manual_seed(0)
     size = SIZES[options.size]
     model = GPT(size, attention=sequences.attention())
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     model, optimizer = rd.prepare(
-        model, optimizer, strategy=options.strategy, precision=options.precision, comm=comm
-    )
-    data = Text(read_text(options.text), size.context)
-    whole = mesh.size("cp") == 1  # sequences: then rows are divided between all ranks
-    batches = rd.loader(
-        data, options.batch, comm=mesh["dp"], model=model if whole else None,
-        micro_batch=options.micro_batch, drop_last=True,
+        model, optimizer, strategy=options.strategy, precision=options.precision, mesh=mesh,
+        plan="gpt" if "tp" in mesh else None,
     )  # fmt: skip
+    data = Text(read_text(options.text), size.context)
+    batches = rd.loader(
+        data, options.batch, mesh=mesh, model=model, micro_batch=options.micro_batch, drop_last=True
+    )
     losses: list[float] = []
     if options.resume is not None:
         before = rd.load(options.resume, model, optimizer).extra

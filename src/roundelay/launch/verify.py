@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from roundelay.arguments import index_of, shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, MissingPackageError
 from roundelay.launch.local import run
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
     from roundelay.training.strategies.ddp import Ddp
     from roundelay.training.strategies.parameter_server import ParameterServer
     from roundelay.training.strategies.zero import Zero
-    from roundelay.training.verify import Loss, MakeOptimizer, Verdict
+    from roundelay.training.verify import Divide, Loss, MakeOptimizer, Plan, Verdict
 
 __all__ = ["verify"]
+
+RANKS = 2  # where nothing else is said
 
 
 def verify(
@@ -31,21 +35,31 @@ def verify(
     loss: Loss | None = None,
     strategy: str | Ddp | ParameterServer | Zero = "ddp",
     precision: str | Precision = "fp32",
-    ranks: int = 2,
+    ranks: int | None = None,
+    mesh: Mapping[str, int] | None = None,
+    plan: Plan | None = None,
+    sequence_parallel: bool = False,
+    divide: Divide | None = None,
     engine: str = "threads",
     clip: float | None = None,
     tolerance: float | None = None,
 ) -> Verdict:
-    """Train one device on the whole batches beside `ranks` ranks; tell where they first differ.
+    """Train one device on the whole batches beside ranks, 2 of them; tell where they first differ.
 
     `make_optimizer` gets the parameters. `loss(model, *batch)` is the mean over the rows of a
     batch; without it `model(*batch)` is. Rows need not divide by the ranks.
+
+    With `mesh={"dp": 2, "tp": 2}` the ranks stand in a mesh, and a plan divides the model, or
+    `divide(model, mesh)` does, on each rank's copy. Then also the outputs of modules and the
+    gradients are compared, and the first that differs is named. Along cp, tensors of a batch are
+    cut in their second dim, the sequence.
     """
     if find_spec("torch") is None:
         raise MissingPackageError("rd.verify", "torch")
     from roundelay.training.prepare import strategy_of  # noqa: PLC0415 - torch, only when asked for
     from roundelay.training.verify import (  # noqa: PLC0415 - likewise
         Difference,
+        Trial,
         judge,
         rounding,
         verify_on,
@@ -58,11 +72,11 @@ def verify(
         )
     if not batches:
         raise InvalidArgumentError("verify needs at least one batch.")
+    count = _ranks(ranks, mesh, batches)
     model = make_model()  # once: ranks that are threads share torch's random numbers
 
     def be_rank(comm: Communicator) -> list[tuple[Any, ...]]:
-        steps = verify_on(
-            comm,
+        trial = Trial(
             model,
             make_optimizer,
             batches,
@@ -70,14 +84,46 @@ def verify(
             strategy=strategy,
             precision=precision,
             clip=clip,
+            axes=mesh,
+            plan=plan,
+            sequence_parallel=sequence_parallel,
+            divide=divide,
         )
+        steps = verify_on(comm, trial)
         return [astuple(difference) for step in steps for difference in step]
 
-    results = [result for result in run(be_rank, ranks, engine) if result is not None]
+    results = [result for result in run(be_rank, count, engine) if result is not None]
     return judge(
         (Difference(*fields) for result in results for fields in result),
         strategy=strategy if isinstance(strategy, str) else repr(strategy),
-        ranks=ranks,
+        ranks=count,
         steps=len(batches),
         tolerance=rounding(model, precision) if tolerance is None else tolerance,
     )
+
+
+def _ranks(
+    ranks: int | None, mesh: Mapping[str, int] | None, batches: Sequence[Sequence[torch.Tensor]]
+) -> int:
+    """Return how many ranks there are, as a mesh says it or the user."""
+    if mesh is None:
+        return RANKS if ranks is None else ranks
+    given: object = mesh
+    if not isinstance(given, Mapping) or not all(index_of(length) for length in given.values()):
+        raise InvalidArgumentError(
+            f"mesh of verify is a dict of axes and their lengths, such as {{'dp': 2, 'tp': 2}}, "
+            f"as verify starts the ranks itself; not {shown(mesh)}."
+        )
+    count = math.prod(mesh.values())
+    if ranks not in (None, count):
+        raise InvalidArgumentError(
+            f"verify got ranks={ranks} and a mesh of {count}. Leave out ranks=."
+        )
+    pieces = mesh.get("cp", 1)
+    for tensor in (tensor for batch in batches for tensor in batch):
+        if tensor.dim() > 1 and tensor.size(1) % pieces:
+            raise InvalidArgumentError(
+                f"verify cuts the second dim of a batch along cp={pieces}, and {tensor.size(1)} "
+                f"does not divide by it. Take sequences of another length."
+            )
+    return count

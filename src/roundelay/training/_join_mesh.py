@@ -87,22 +87,23 @@ def join_mesh(
     setup.comm = mesh.data
     _same_weights(mesh, model)
 
-    def divide() -> None:
-        if plan is not None:
-            apply = importlib.import_module("roundelay.parallel.tensor.plan").apply_plan
-            apply(model, plan, mesh.mesh, sequence_parallel=sequence_parallel)
+    if plan is not None:  # which sees by itself that all ranks can take it
+        apply = importlib.import_module("roundelay.parallel.tensor.plan").apply_plan
+        apply(model, plan, mesh.mesh, sequence_parallel=sequence_parallel)
+
+    def check() -> None:
         for name, parameter in model.named_parameters():
             _check_sharding(name, sharding_of(parameter), mesh)
 
-    together_on(mesh.everyone, "prepare", divide)
+    together_on(mesh.everyone, "prepare", check)
     setup.parameters = find_parameters(model, setup.optimizer)
     mesh.learn(model)
     setup.experts = frozenset(
         at for at, one in enumerate(setup.parameters) if mesh.axis_of(one.name) == EXPERTS
     )
     together_on(mesh.everyone, "prepare", lambda: _refuse(setup, strategy, mesh))
-    if not mesh.alone:
-        setup.step.beside, setup.step.numbers = mesh.beside, mesh.numbers
+    if mesh.with_same_modules.size > 1:
+        setup.step.beside, setup.step.numbers = mesh.with_same_modules, mesh.numbers
 
 
 def _same_weights(mesh: MeshRanks, model: torch.nn.Module) -> None:

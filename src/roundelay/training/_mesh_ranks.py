@@ -23,20 +23,8 @@ ROWS = ("dp", EXPERTS)
 class MeshRanks:
     """The ranks of a mesh in groups, each with this rank in it, and what they divide."""
 
-    def __init__(self, mesh: Mesh, label: Callable[[Communicator], Communicator]) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.everyone = label(mesh.comm)
-        #: Ranks with other data, over which a strategy acts.
-        self.data = label(along(mesh, DATA))
-        #: Those of them that have the same experts.
-        self.same_experts = label(along(mesh, ("dp", "cp")))
-        self.experts = label(along(mesh, (EXPERTS,)))
-        #: Ranks with the same data and other parts of the model.
-        self.beside = label(along(mesh, set(mesh.axes) - {*DATA}))
-        #: All ranks that have the same modules.
-        self.alike = label(self.same_part(None))
-        #: What `data` counts as its ranks, as the mesh counts them.
-        self.numbers = mesh.ranks(*DATA)
         #: How parameters are divided, by every name that they have.
         self.shardings: dict[str, Sharding] = {}
         #: Names of parameters that this rank, and all that have the same part of the model, save
@@ -45,10 +33,28 @@ class MeshRanks:
         #: Parameters and buffers that only other stages of a pipeline have.
         self.elsewhere: set[str] = set()
 
+    def connect(self, label: Callable[[Communicator], Communicator]) -> None:
+        """Make the groups. Every rank calls it."""
+        mesh = self.mesh
+        self.everyone = label(mesh.comm)
+        #: Ranks with other data, over which a strategy acts.
+        self.data = label(along(mesh, DATA))
+        #: Those of them that have the same experts.
+        self.same_experts = label(along(mesh, ("dp", "cp")))
+        self.experts = label(along(mesh, (EXPERTS,)))
+        #: Ranks with the same data and other parts of the model.
+        self.beside = label(along(mesh, set(mesh.axes) - {*DATA}))
+        #: Those of them in the same stage of a pipeline, which end every backward pass together.
+        self.with_same_modules = label(along(mesh, set(mesh.axes) - {*DATA, STAGES}))
+        #: All ranks that have the same modules.
+        self.alike = label(self.same_part(None))
+        #: What `data` counts as its ranks, as the mesh counts them.
+        self.numbers = mesh.ranks(*DATA)
+
     @property
     def alone(self) -> bool:
         """Whether every rank has other data, and no part of the model that others have not."""
-        return self.beside.size == 1
+        return self.mesh.size(*set(self.mesh.axes) - {*DATA}) == 1
 
     @property
     def staged(self) -> bool:

@@ -200,7 +200,7 @@ def _comparable(
     mesh = setup.mesh
     if mesh is None or not mesh.staged or theirs[OF_ALL - 2] != mine[OF_ALL - 2]:
         return mine, theirs
-    if mesh.stage(rank) == mesh.stage(mesh.everyone.rank):
+    if mesh.stage(rank) == mesh.stage(mesh.mesh.comm.rank):
         return mine, theirs
     return mine[:OF_ALL], theirs[:OF_ALL]
 

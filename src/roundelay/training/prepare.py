@@ -75,7 +75,7 @@ def prepare(
         # Ranks that take one model for another are told in any call.
         return group.labelled(number) if number > 1 else group
 
-    axes = MeshRanks(mesh, label) if isinstance(mesh, Mesh) else None
+    axes = MeshRanks(mesh) if isinstance(mesh, Mesh) else None
 
     def make() -> tuple[Strategy, Setup]:
         check_mesh(comm, mesh, plan, sequence_parallel=sequence_parallel)
@@ -103,6 +103,7 @@ def prepare(
             made = [parameter for parameter in model.parameters() if not is_later(parameter)]
             send_from_first(ranks, [*made, *model.buffers()])
     else:
+        axes.connect(label)
         join_mesh(setup, chosen, plan, sequence_parallel=sequence_parallel)
     tensors = (*model.named_parameters(), *model.named_buffers())
     setup.dtypes = {name: one.dtype for name, one in tensors}

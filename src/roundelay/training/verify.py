@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from roundelay.communicator import Communicator
+from roundelay.parallel.mesh import Mesh
+from roundelay.parallel.sharding import sharding_of
+from roundelay.training._join_mesh import Plan
+from roundelay.training._watch import Watch, gradients_of, local_part, share_of
 from roundelay.training.precision import Precision
 from roundelay.training.prepare import prepare
 from roundelay.training.state import full_state_dict
 from roundelay.training.steps import backward
 from roundelay.training.strategy import Strategy
 
-__all__ = ["Difference", "Loss", "MakeOptimizer", "Verdict", "judge", "rounding", "verify_on"]
+__all__ = [
+    "Difference",
+    "Divide",
+    "Loss",
+    "MakeOptimizer",
+    "Plan",
+    "Trial",
+    "Verdict",
+    "judge",
+    "rounding",
+    "verify_on",
+]
 
 #: The largest difference that rounding explains, relative to a parameter's largest element.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 LOOSE = 1e-2  # for half types
 
 Loss = Callable[..., torch.Tensor]
+Divide = Callable[[torch.nn.Module, Mesh], Any]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -31,13 +48,16 @@ class Difference:
 
     step: int
     rank: int
-    parameter: str
+    parameter: str  # its name; or that of the module, if it is its output that differs
     relative: float
+    kind: str = "parameter"  # or "gradient", of a parameter, or "activation"
+    order: int = 0  # of activations and gradients, as they are computed
 
     def __str__(self) -> str:
+        what = {"gradient": "the gradient of ", "activation": "the output of "}.get(self.kind, "")
         return (
-            f"step {self.step}, rank {self.rank}: {self.parameter} differs by {self.relative:.3g} "
-            f"of its largest element"
+            f"step {self.step}, rank {self.rank}: {what}{self.parameter} differs by "
+            f"{self.relative:.3g} of its largest element"
         )
 
 
@@ -63,59 +83,116 @@ class Verdict:
         return f"{told}: NOT the same as one device. First in {self.first}"
 
 
-def verify_on(
-    comm: Communicator,
-    model: torch.nn.Module,
-    make_optimizer: MakeOptimizer,
-    batches: Sequence[Sequence[torch.Tensor]],
-    *,
-    loss: Loss,
-    strategy: str | Strategy = "ddp",
-    precision: str | Precision = "fp32",
-    clip: float | None = None,
-) -> list[list[Difference]]:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is trained, on one device and on ranks: the model, the optimizer, and how."""
+
+    model: torch.nn.Module
+    make_optimizer: MakeOptimizer
+    batches: Sequence[Sequence[torch.Tensor]]
+    loss: Loss
+    strategy: str | Strategy = "ddp"
+    precision: str | Precision = "fp32"
+    clip: float | None = None
+    axes: Mapping[str, int] | None = None  # of a mesh
+    plan: Plan | None = None
+    sequence_parallel: bool = False
+    divide: Divide | None = None  # what is done to each rank's model before it is prepared
+
+
+@dataclass(slots=True)
+class Seen:
+    """One step on one device: what modules gave, gradients, and the state afterwards."""
+
+    outputs: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+
+
+def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
     """Be one rank: train a copy under the strategy; return how each parameter differed, by step."""
-    whole = _one_device(model, make_optimizer, batches, loss, clip)
-    mine = copy.deepcopy(model)
+    whole = _one_device(trial)
+    mine = copy.deepcopy(trial.model)
+    mesh = None if trial.axes is None else Mesh(comm=comm, **trial.axes)
+    if mesh is not None and trial.divide is not None:
+        trial.divide(mine, mesh)
     mine, optimizer = prepare(
-        mine, make_optimizer(mine.parameters()), strategy=strategy, precision=precision, comm=comm
+        mine,
+        trial.make_optimizer(mine.parameters()),
+        strategy=trial.strategy,
+        precision=trial.precision,
+        comm=comm if mesh is None else None,
+        mesh=mesh,
+        plan=trial.plan,
+        sequence_parallel=trial.sequence_parallel,
     )
+    watch = None if mesh is None else Watch(mine)
     found = []
-    for step, (batch, expected) in enumerate(zip(batches, whole, strict=True)):
-        share = [part.tensor_split(comm.size)[comm.rank] for part in batch]
+    for step, (batch, expected) in enumerate(zip(trial.batches, whole, strict=True)):
+        share = [_share(comm, mesh, part) for part in batch]
         rows = len(share[0])
         if not rows:  # a loss of nothing, for which all ranks call the model nevertheless
             share = [part[:1] for part in batch]
-        backward(loss(mine, *share) * rows, weight=rows, model=mine)
-        if clip is not None:
-            optimizer.clip_grad_norm_(clip)
+        backward(trial.loss(mine, *share) * rows, weight=rows, model=mine)
+        differences = []
+        if mesh is not None and watch is not None:
+            differences = _inside(mesh, mine, watch, expected, step, len(batch[0]) if rows else 0)
+        if trial.clip is not None:
+            optimizer.clip_grad_norm_(trial.clip)
         optimizer.step()
         optimizer.zero_grad()
         state = full_state_dict(mine)
-        found.append([
-            Difference(step, comm.rank, name, _relative(state[name], expected[name]))
-            for name in expected
-        ])  # fmt: skip
+        differences += [
+            Difference(step, comm.rank, name, _relative(state[name], tensor))
+            for name, tensor in expected.state.items()
+        ]
+        found.append(differences)
     return found
 
 
-def _one_device(
-    model: torch.nn.Module,
-    make_optimizer: MakeOptimizer,
-    batches: Sequence[Sequence[torch.Tensor]],
-    loss: Loss,
-    clip: float | None,
-) -> list[dict[str, torch.Tensor]]:
-    alone = copy.deepcopy(model)
-    optimizer = make_optimizer(alone.parameters())
+def _share(comm: Communicator, mesh: Mesh | None, part: torch.Tensor) -> torch.Tensor:
+    return part.tensor_split(comm.size)[comm.rank] if mesh is None else share_of(mesh, part)
+
+
+def _inside(
+    mesh: Mesh, model: torch.nn.Module, watch: Watch, expected: Seen, step: int, rows: int
+) -> list[Difference]:
+    """Return how outputs of modules and gradients differ, where they can be compared."""
+    modules, rank = dict(model.named_modules()), mesh.comm.rank
+    found = []
+    outputs = watch.take()
+    for order, (name, whole) in enumerate(expected.outputs.items()):
+        if name not in outputs or not rows:
+            continue
+        part = local_part(modules.get(name), mesh, whole, outputs[name], rows)
+        if part is not None:
+            relative = _relative(outputs[name], part)
+            found.append(Difference(step, rank, name, relative, "activation", order))
+    gradients = gradients_of(model)
+    parameters = dict(model.named_parameters())
+    for order, (name, grad) in enumerate(expected.gradients.items()):
+        if name in gradients:
+            sharding = sharding_of(parameters[name])
+            part = grad if sharding is None else sharding.local(grad)
+            relative = _relative(gradients[name], part)
+            found.append(Difference(step, rank, name, relative, "gradient", order))
+    return found
+
+
+def _one_device(trial: Trial) -> list[Seen]:
+    alone = copy.deepcopy(trial.model)
+    optimizer = trial.make_optimizer(alone.parameters())
+    watch = Watch(alone)
     states = []
-    for batch in batches:
-        loss(alone, *batch).backward()  # type: ignore[no-untyped-call]
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(alone.parameters(), clip)
+    for batch in trial.batches:
+        trial.loss(alone, *batch).backward()  # type: ignore[no-untyped-call]
+        gradients = gradients_of(alone)
+        if trial.clip is not None:
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), trial.clip)
         optimizer.step()
         optimizer.zero_grad()
-        states.append({name: one.detach().clone() for name, one in alone.state_dict().items()})
+        state = {name: tensor.detach().clone() for name, tensor in alone.state_dict().items()}
+        states.append(Seen(watch.take(), gradients, state))
     return states
 
 
@@ -131,9 +208,17 @@ def judge(
     every: Iterable[Difference], *, strategy: str, ranks: int, steps: int, tolerance: float
 ) -> Verdict:
     """Return the first difference beyond the tolerance, if any, and the largest at all."""
-    listed = sorted(every, key=lambda one: (one.step, -one.relative))
-    first = next((one for one in listed if not one.relative <= tolerance), None)  # NaN too
-    largest = max(listed, key=lambda one: one.relative)
+    listed = list(every)
+    wrong = [one for one in listed if not one.relative <= tolerance]  # NaN too
+    # What is inside a layer may be a part of a sum; it counts where something comes of it.
+    steps_wrong = [one.step for one in wrong if one.kind != "activation"]
+    order = {"activation": 0, "gradient": 1, "parameter": 2}
+    first = min(
+        (one for one in wrong if steps_wrong and one.step <= min(steps_wrong)),
+        key=lambda one: (one.step, order[one.kind], one.order, -one.relative),
+        default=None,
+    )
+    largest = max((one for one in listed if one.kind == "parameter"), key=lambda one: one.relative)
     return Verdict(strategy, ranks, steps, first, largest)
 
 
