@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
     from roundelay.parallel.mesh import Mesh
+    from roundelay.parallel.tensor.cross_entropy import cross_entropy
+    from roundelay.parallel.tensor.plan import apply_plan
     from roundelay.processes.death import ServerFinished
     from roundelay.reductions import Located, Op
     from roundelay.training.checkpoint.export import export
@@ -53,7 +55,9 @@ __all__ = [
     "Zero",
     "__version__",
     "accumulate",
+    "apply_plan",
     "backward",
+    "cross_entropy",
     "evaluate",
     "export",
     "full_state_dict",
@@ -95,7 +99,9 @@ _WHERE = {
     "SyncBatchNorm": "training.sync_batch_norm",
     "Zero": "training.strategies.zero",
     "accumulate": "training",
+    "apply_plan": "parallel.tensor.plan",
     "backward": "training",
+    "cross_entropy": "parallel.tensor.cross_entropy",
     "evaluate": "training.evaluate",
     "export": "training.checkpoint.export",
     "full_state_dict": "training",
