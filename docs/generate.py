@@ -21,6 +21,7 @@ from pathlib import Path
 
 from blocks import WIDTH, with_outputs
 from click.testing import CliRunner
+from cuts import tensor_parallel
 from holdings import mixed_precision
 from savings import savings
 from tables import REGIONS
@@ -69,6 +70,7 @@ def generated() -> dict[str, Callable[[], str]]:
     for name, arguments in EXTRA_PICTURES.items():
         found[f"docs/pictures/{name}.svg"] = partial(_picture, arguments)
     found["docs/pictures/mixed_precision.svg"] = mixed_precision
+    found["docs/pictures/tensor_parallel.svg"] = tensor_parallel
     return found
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ddp", "gpu", "zero"]
+__all__ = ["ddp", "gpu", "tensor_parallel", "zero"]
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 WORDS = {
@@ -33,6 +33,30 @@ def zero(results: Path = RESULTS) -> str:
         if isinstance(one, dict)
     }
     return _milliseconds(steps, found)
+
+
+def tensor_parallel(results: Path = RESULTS) -> str:
+    """Return what passes through cut layers took, beside torch's DTensor, and the ratios."""
+    found = _read(results / "tensor_parallel.json")
+    rows = [each for each in found.values() if isinstance(each, dict)]
+    columns = {
+        "one_rank": "not cut", "ours": "ours", "ours_sequence": "ours, sequence parallel",
+        "dtensor_roundelay": "DTensor, our backend", "dtensor_gloo": "DTensor, gloo",
+    }  # fmt: skip
+    lines = [
+        f"| ms per pass | {' | '.join(columns.values())} | DTensor to ours: our backend, gloo |",
+        f"|---|{'---:|' * (len(columns) + 1)}",
+    ]
+    for each in rows:
+        times = " | ".join(f"{each['milliseconds'][name]:,.0f}" for name in columns)
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in each["dtensor_to_ours"].values())
+        tokens = each["rows"] * each["tokens"]
+        lines.append(f"| {found['ranks']} ranks, {tokens} tokens | {times} | {ratios} |")
+    told = (
+        f"Medians of {found['rounds']} rounds; {found['parameters'] / 1e6:.1f} M parameters on "
+        f"{found['cores']} cores, torch {found['torch']}, with `{found['command']}`."
+    )
+    return "\n".join([*lines, "", told, ""])
 
 
 def gpu(results: Path = RESULTS) -> str:

@@ -108,6 +108,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "two_hosts": speed.two_hosts,
     "ddp": steps.ddp,
     "zero": steps.zero,
+    "tensor_parallel": steps.tensor_parallel,
     "gpu": steps.gpu,
     "may_do": habits.may_do,
     "fuzz": habits.fuzz,
