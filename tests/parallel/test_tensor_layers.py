@@ -266,6 +266,31 @@ def test_sequence_parallel_sends_as_many_bytes(size: int) -> None:
                for total, more in zip(sums, sent, strict=True))  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_sequence_parallel_keeps_less_for_backward(size: int) -> None:
+    """What a norm saves of its input shrinks to a share; what cut layers save stays as it is."""
+    start = fill(Pair(16, 32, bias=False).double())
+    x = drawn(0, 2, 24, 16)
+
+    def body(comm: rd.Communicator, sequence: int) -> int:
+        model, kept = copy.deepcopy(start), {}
+        apply_plan(model, PAIR, rd.Mesh(tp=size, comm=comm), sequence_parallel=bool(sequence))
+
+        def note(tensor: Any) -> Any:
+            if tensor.dim() == 3:  # activations
+                kept[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            result = model(x.clone().requires_grad_())
+        assert result.requires_grad
+        return sum(kept.values())
+
+    before, after = (rd.run(body, size, "threads", (sequence,))[0] for sequence in (0, 1))
+    means = 2 * 2 * 24 * 8  # a norm's mean and deviation of each token
+    assert before - after == (x.nbytes + means) * (size - 1) // size
+
+
 class Dropped(nn.Module):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
         super().__init__()

@@ -14,8 +14,6 @@ from roundelay.training._mesh_ranks import rows_of
 from roundelay.training._refused_grad import RefusedGrad
 from roundelay.training.shards.shard import Shard
 
-__all__ = ["Watch", "gradients_of", "local_part", "share_of"]
-
 
 class Watch:
     """The first output of every module since it was last cleared, in the order of the calls."""
