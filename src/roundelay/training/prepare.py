@@ -15,6 +15,7 @@ from roundelay.training._setup import Setup, agree, find_parameters, send_from_f
 from roundelay.training._sparse import refuse_odd
 from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.optimizer.joined import JoinedOptimizers
+from roundelay.training.optimizer.own_parameters import refuse_own_parameters
 from roundelay.training.optimizer.prepared import PreparedOptimizer, take_over
 from roundelay.training.precision import Precision, cast_inputs, precision_of
 from roundelay.training.scaler import scaler_of
@@ -63,6 +64,7 @@ def prepare(
         setup.dtypes = {name: one.dtype for name, one in tensors}
         chosen = strategy_of(strategy)
         refuse_odd(chosen, setup)
+        refuse_own_parameters(chosen, setup)
         return chosen, setup
 
     chosen, setup = agree(comm, make)

@@ -67,6 +67,8 @@ class Strategy(ABC):
     materializes: ClassVar[bool] = False
     #: Whether it takes sparse gradients and complex parameters.
     takes_odd: ClassVar[bool] = False
+    #: Whether the optimizer steps on copies of the parameters, and not on this rank's model.
+    steps_elsewhere: bool = False
 
     @abstractmethod
     def share(self, setup: Setup) -> StrategyState:
