@@ -99,7 +99,7 @@ class ParameterServer(Strategy):
         """Whether servers step the optimizer."""
         return self.update == "server" or self.mode != "sync"
 
-    steps_elsewhere = server_updates  # type: ignore[assignment] # an attribute of other strategies
+    steps_elsewhere = server_updates
 
     def places(self, size: int) -> tuple[list[int], list[int]]:
         """Return the ranks that serve and those that train."""
