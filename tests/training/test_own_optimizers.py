@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
-from roundelay.errors import InvalidArgumentError  # noqa: E402
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError  # noqa: E402
 
 nn = torch.nn
 ONE_DEVICE = "one device"
@@ -65,8 +65,7 @@ class Wrapping(torch.optim.Optimizer):  # type: ignore[misc, name-defined]
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
-        self.base = torch.optim.SGD(self.param_groups, lr=0.1)
-        self.param_groups = self.base.param_groups
+        self.base: Any = torch.optim.SGD(vars(self)["param_groups"], lr=0.1)
 
     def step(self, closure: Any = None) -> Any:
         return self.base.step(closure)
@@ -116,3 +115,218 @@ def test_an_optimizer_inside_another(name: str) -> None:
         assert not torch.allclose(rounded, weights(START, ONE_DEVICE), atol=0.02)
 
     rd.run(be_rank, 2, "threads")
+
+
+# ---- hooks around the state
+
+
+def called(comm: Any, strategy: Any) -> list[Any]:
+    """What hooks of all four kinds see, and what they change."""
+    model, optimizer = ready(comm, strategy, lambda params: torch.optim.SGD(params, momentum=0.9))
+    seen: list[Any] = []
+
+    def note(word: str, result: Any = None, *, mark: str = "") -> Any:
+        def hook(own: Any, *states: Any) -> Any:
+            assert own is optimizer
+            seen.append((word, *(sorted(map(str, state)) for state in states)))
+            for state in states if mark else ():
+                state[mark] = state.get(mark, 0) + 1
+            return result and result(*states)
+
+        return hook
+
+    optimizer.register_state_dict_pre_hook(note("before"))
+    optimizer.register_state_dict_pre_hook(note("before all"), prepend=True)
+    optimizer.register_state_dict_post_hook(note("after", mark="mine"))
+    optimizer.register_state_dict_post_hook(note("wraps", lambda state: {"inside": state}))
+    optimizer.register_load_state_dict_pre_hook(note("load after"))
+    optimizer.register_load_state_dict_pre_hook(
+        note("unwraps", lambda state: state["inside"]), prepend=True
+    )
+    optimizer.register_load_state_dict_post_hook(note("loaded"))
+    model(ROWS).square().mean().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    seen.append(sorted(state))
+    seen.append(state["inside"]["state"][0]["momentum_buffer"].tolist())
+    for one in state["inside"]["state"].values():
+        one["momentum_buffer"].mul_(2)
+    optimizer.load_state_dict(state)
+    again = optimizer.state_dict()["inside"]["state"][0]["momentum_buffer"]
+    return [*seen, torch.as_tensor(again).tolist()]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", EVERY)
+def test_hooks_around_the_state_are_called_as_on_one_device(name: str, size: int) -> None:
+    if size > 1 and name in ("ps-async", "ps-ssp"):
+        pytest.skip("what the state is depends on who comes first")
+    expected = called(None, ONE_DEVICE)
+    for found in rd.run(lambda comm: called(comm, EVERY[name]), size, "threads"):
+        assert [one for one in found if not isinstance(one, list) or isinstance(one[0], str)] == [
+            one for one in expected if not isinstance(one, list) or isinstance(one[0], str)
+        ]
+        for one, other in zip(found, expected, strict=True):
+            if isinstance(other, list) and not isinstance(other[0], str):
+                assert torch.allclose(torch.tensor(one), torch.tensor(other), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_state_that_no_hook_mends_is_refused(name: str) -> None:
+    def be_rank(comm: Any) -> None:
+        _, optimizer = ready(comm, EVERY[name], torch.optim.SGD)
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: {"other": state})
+        for state in ({"state": {}, "param_groups": []}, 3):
+            with pytest.raises(InvalidArgumentError, match="takes what state_dict"):
+                optimizer.load_state_dict(state)
+
+    rd.run(be_rank, 2, "threads")
+
+
+# ---- arguments of the step
+
+
+class Scaled(torch.optim.SGD):  # type: ignore[misc, name-defined]
+    """Takes a factor."""
+
+    def step(self, closure: Any = None, scale: float = 1.0) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    one.grad.mul_(scale)
+        return super().step(closure)
+
+
+class Shorter(torch.optim.SGD):  # type: ignore[misc, name-defined]
+    """Takes no closure."""
+
+    def step(self) -> Any:  # type: ignore[override]
+        return super().step()
+
+
+class Forwarding(torch.optim.SGD):  # type: ignore[misc, name-defined]
+    """Takes anything."""
+
+    def step(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        return super().step(*args, **options)
+
+
+def stepped(comm: Any, strategy: Any) -> Any:
+    found = []
+    for kind, steps in (
+        (Scaled, [((), {"scale": 0.5}), ((None, 0.25), {}), ((), {})]),
+        (Shorter, [((), {})]),
+        (Forwarding, [((), {})]),
+    ):
+        model, optimizer = ready(comm, strategy, kind)
+        for args, options in steps:
+            optimizer.zero_grad()
+            model(ROWS).square().mean().backward()
+            optimizer.step(*args, **options)
+        found.append(weights(model, strategy))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", HERE)
+def test_arguments_of_a_step_are_handed_on(name: str, size: int) -> None:
+    expected = stepped(None, ONE_DEVICE)
+    for found in rd.run(lambda comm: stepped(comm, HERE[name]), size, "threads"):
+        assert torch.allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("kind", [Scaled, Forwarding])
+def test_a_closure_of_a_step_with_arguments(name: str, kind: Any) -> None:
+    def train(comm: Any, strategy: Any) -> Any:
+        model, optimizer = ready(comm, strategy, kind)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = model(ROWS).square().mean()
+            loss.backward()
+            return loss
+
+        model(ROWS).square().mean().backward()
+        options = {"scale": 0.5} if kind is Scaled else {}
+        return optimizer.step(closure, **options).item(), weights(model, strategy)
+
+    loss, expected = train(None, ONE_DEVICE)
+    for found in rd.run(lambda comm: train(comm, HERE[name]), 2, "threads"):
+        assert found[0] == pytest.approx(loss, rel=1e-12)
+        assert torch.allclose(found[1], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_arguments_of_a_step_that_servers_take_are_refused(name: str) -> None:
+    def be_rank(comm: Any) -> None:
+        model, optimizer = ready(comm, SERVERS[name], Scaled)
+        model(ROWS).square().mean().backward()
+        with pytest.raises(InvalidArgumentError, match=r"Scaled.step got scale.*parameter server"):
+            optimizer.step(scale=0.5)
+
+    rd.run(be_rank, 2, "threads")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_arguments_that_a_step_does_not_take_are_refused(name: str) -> None:
+    def be_rank(comm: Any) -> None:
+        model, optimizer = ready(comm, EVERY[name], torch.optim.SGD)
+        model(ROWS).square().mean().backward()
+        with pytest.raises(InvalidArgumentError, match=r"SGD.step.*'scale'"):
+            optimizer.step(scale=0.5)
+        with pytest.raises(InvalidArgumentError, match="step takes a closure"):
+            optimizer.step(0.5)
+
+    rd.run(be_rank, 2, "threads")
+
+
+def test_ranks_that_step_with_other_arguments_are_told() -> None:
+    def be_rank(comm: Any) -> None:
+        model, optimizer = ready(comm, "ddp", Scaled)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(ROWS).square().mean().backward()
+            optimizer.step(scale=0.5 + comm.rank)
+
+    with pytest.raises(CollectiveMismatch, match=r"step\(scale=[01]\.5\)"):
+        rd.run(be_rank, 2, "threads")
+
+
+# ---- gradients, and torch.compile
+
+
+@pytest.mark.parametrize("name", [*HERE, "ps-async", "ps-ssp"])
+def test_gradients_may_have_a_graph(name: str) -> None:
+    def train(comm: Any, strategy: Any) -> Any:
+        model, optimizer = ready(comm, strategy, torch.optim.SGD)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(ROWS).square().mean().backward()
+            for one in model.parameters():
+                one.grad.add_(one, alpha=0.1)  # without torch.no_grad()
+            optimizer.step()
+        return weights(model, strategy)
+
+    expected = train(None, ONE_DEVICE)
+    (found,) = rd.run(lambda comm: train(comm, EVERY[name]), 1, "threads")
+    assert torch.allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_compiled_step_runs_as_it_is(name: str) -> None:
+    def train(comm: Any, strategy: Any) -> Any:
+        model, optimizer = ready(comm, strategy, lambda own: torch.optim.SGD(own, momentum=0.9))
+        step = optimizer.step
+        if strategy != ONE_DEVICE:
+            step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(ROWS).square().mean().backward()
+            step()
+        return weights(model, strategy)
+
+    expected = train(None, ONE_DEVICE)
+    size = 1 if name in ("ps-async", "ps-ssp") else 2
+    for found in rd.run(lambda comm: train(comm, EVERY[name]), size, "threads"):
+        assert torch.allclose(found, expected, rtol=1e-12)

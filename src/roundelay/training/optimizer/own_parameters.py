@@ -35,11 +35,10 @@ def refuse_own_parameters(strategy: Strategy, setup: Setup) -> None:
         else ("on master weights", "Use precision='fp32'")
     )
     for optimizer in setup.optimizer.all:
-        lists = (
-            [] if strategy.steps_elsewhere else [id(g["params"]) for g in optimizer.param_groups]
-        )
+        lists = {id(group["params"]) for group in optimizer.param_groups}
+        skipped = () if strategy.steps_elsewhere else lists
         for word, value in _own(optimizer):
-            name = next((names[key] for key in _tensors(value, {*lists}) if key in names), None)
+            name = next((names[key] for key in _tensors(value, skipped) if key in names), None)
             if name is not None:
                 raise InvalidArgumentError(
                     f"{type(optimizer).__name__} keeps the parameter {name} in its attribute "
