@@ -176,7 +176,8 @@ def test_a_state_that_no_hook_mends_is_refused(name: str) -> None:
     def be_rank(comm: Any) -> None:
         _, optimizer = ready(comm, EVERY[name], torch.optim.SGD)
         optimizer.register_load_state_dict_pre_hook(lambda _, state: {"other": state})
-        for state in ({"state": {}, "param_groups": []}, 3):
+        states: list[Any] = [{"state": {}, "param_groups": []}, 3]
+        for state in states:
             with pytest.raises(InvalidArgumentError, match="takes what state_dict"):
                 optimizer.load_state_dict(state)
 
@@ -189,7 +190,7 @@ def test_a_state_that_no_hook_mends_is_refused(name: str) -> None:
 class Scaled(torch.optim.SGD):  # type: ignore[misc, name-defined]
     """Takes a factor."""
 
-    def step(self, closure: Any = None, scale: float = 1.0) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None, scale: float = 1.0) -> Any:
         for group in self.param_groups:
             for one in group["params"]:
                 if one.grad is not None:
@@ -200,14 +201,14 @@ class Scaled(torch.optim.SGD):  # type: ignore[misc, name-defined]
 class Shorter(torch.optim.SGD):  # type: ignore[misc, name-defined]
     """Takes no closure."""
 
-    def step(self) -> Any:  # type: ignore[override]
+    def step(self) -> Any:
         return super().step()
 
 
 class Forwarding(torch.optim.SGD):  # type: ignore[misc, name-defined]
     """Takes anything."""
 
-    def step(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def step(self, *args: Any, **options: Any) -> Any:
         return super().step(*args, **options)
 
 

@@ -33,7 +33,7 @@ class StepArguments:
         self.args, self.options = tuple(args), dict(options)
         self._kind: type = optimizer.own_class
         self._plain = _takes_closure(self._kind)
-        self._given = inspect.BoundArguments(inspect.Signature(), {})  # type: ignore[arg-type]
+        self._given = inspect.BoundArguments(inspect.Signature(), {})
         if args or options or not self._plain:
             self._bind(optimizer)
         self.closure: Any = self._given.arguments.pop("closure", None)

@@ -60,7 +60,7 @@ class PreparedOptimizer:
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         vars(self)["param_groups"] = groups
 
-    @torch._disable_dynamo  # noqa: SLF001 - torch.compile leaves it as it is, and what it calls
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
     def step(self, *args: Any, **options: Any) -> Any:
         """Step as before, on gradients that all ranks have brought together."""
         run, now = self.run, self.run.step

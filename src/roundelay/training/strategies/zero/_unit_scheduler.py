@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._autograd import BackwardPass, weakly
+from roundelay.training._module_hooks import ModuleHook
 from roundelay.training.shards.sharded_parameter import TRANSFORMED, is_divided, transformed
 from roundelay.training.strategies.zero._saved_tensors import SavedTensors
 from roundelay.training.strategies.zero._sharded_unit import ShardedUnit, UnitGathering
@@ -88,8 +89,8 @@ class UnitScheduler(UnitGathering):
 
         outside: Any = torch.compiler.disable
         self._hooks += [
-            module.register_forward_pre_hook(outside(before)),
-            module.register_forward_hook(outside(after), always_call=True),
+            module.register_forward_pre_hook(ModuleHook(outside(before))),
+            module.register_forward_hook(ModuleHook(outside(after)), always_call=True),
         ]
 
     def _watch(self, module: nn.Module, needs: list[ShardedUnit], *, whole: bool) -> None:
@@ -124,8 +125,10 @@ class UnitScheduler(UnitGathering):
         # The compiler must not look in here: what it compiles is what lies between.
         outside: Any = torch.compiler.disable
         self._hooks += [
-            module.register_forward_pre_hook(outside(before), with_kwargs=True),
-            module.register_forward_hook(outside(after), with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(ModuleHook(outside(before)), with_kwargs=True),
+            module.register_forward_hook(
+                ModuleHook(outside(after)), with_kwargs=True, always_call=True
+            ),
         ]
 
     def _transformed(self, module: nn.Module, needs: Sequence[ShardedUnit]) -> bool:
