@@ -13,7 +13,7 @@ pytest.importorskip("safetensors.torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
 from checkpoints import small  # noqa: E402
-from roundelay.errors import InvalidArgumentError  # noqa: E402
+from roundelay.errors import InvalidArgumentError, RoundelayError  # noqa: E402
 from roundelay.training.checkpoint import save as checkpoint  # noqa: E402
 
 
@@ -103,7 +103,8 @@ def test_an_end_at_any_moment_of_removing_leaves_a_good_one_and_the_next_save_ti
 
 @pytest.mark.parametrize(
     ("name", "keep", "told"),
-    [("best", 3, "ends in a number"), ("step-1", 0, "from 1"), ("step-1", True, "from 1"),
+    [("best", 3, "ends in a number"), ("step-3x", 3, "ends in a number"),
+     ("3.pt", 3, "ends in a number"), ("step-1", 0, "from 1"), ("step-1", True, "from 1"),
      ("step-1", 2.5, "from 1")],
 )  # fmt: skip
 def test_what_has_no_meaning_is_refused(tmp_path: Path, name: str, keep: Any, told: str) -> None:
@@ -116,3 +117,20 @@ def test_there_may_be_no_latest_one(tmp_path: Path) -> None:
     (tmp_path / "step-1").mkdir()
     assert rd.latest_checkpoint(tmp_path) is None
     assert rd.latest_checkpoint(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+def test_a_scheduler_without_state_is_refused_by_name(tmp_path: Path, call: str) -> None:
+    def be_rank(comm: Any) -> str:
+        model = torch.nn.Linear(3, 2)
+        own: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, own = rd.prepare(model, own, comm=comm)
+        scheduler = torch.optim.lr_scheduler.LinearLR(own)
+        rd.save(tmp_path / "one", model, own, scheduler=scheduler)
+        with pytest.raises(RoundelayError) as error:
+            getattr(rd, call)(tmp_path / "one", model, own, scheduler=3)
+        return str(error.value)
+
+    for told in rd.run(be_rank, 2, "threads"):
+        assert f"scheduler of {call} has" in told
+        assert "3 has not" in told

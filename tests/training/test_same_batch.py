@@ -98,3 +98,42 @@ def test_a_glance_at_another_loader_is_a_ranks_own_affair() -> None:
         return done
 
     assert rd.run(be_rank, 2, "threads") == [2, 2]
+
+
+@pytest.mark.parametrize("fails_in", range(3))
+@pytest.mark.parametrize("size", [2, 3])
+def test_units_that_are_kept_for_backward_do_not_hide_a_failed_forward(
+    size: int, fails_in: int
+) -> None:
+    def be_rank(comm: Any) -> str:
+        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4).double() for _ in range(3)))
+        fails: list[int] = []
+
+        def look(layer: Any, _: Any) -> None:
+            if layer is model[fails_in] and fails:
+                raise LookupError
+
+        for layer in model:
+            layer.register_forward_pre_hook(look)
+        own: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        strategy = rd.Zero(3, reshard_after_forward=False)
+        model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+
+        def train_steps(count: int) -> None:
+            for _ in range(count):
+                own.zero_grad()
+                model(ROWS).square().mean().backward()
+                own.step()
+
+        train_steps(2)  # units are prefetched from the second on
+        if comm.rank == 1:
+            fails.append(1)
+            with pytest.raises(LookupError):
+                model(ROWS)
+            fails.clear()
+        with pytest.raises(CollectiveMismatch) as error:
+            train_steps(2)
+        return str(error.value)
+
+    for told in rd.run(be_rank, size, "threads", timeout=20):
+        assert "The model raised an error on rank 1" in told

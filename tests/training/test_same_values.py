@@ -6,6 +6,7 @@ What is divided shows nobody what the others were given: each rank works on its 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -272,3 +273,23 @@ def test_gradients_of_servers_are_cleared_by_the_model() -> None:
     expected = rd.run(be_rank, 1, "threads", ("ddp",))[0]
     for found in rd.run(be_rank, 2, "threads", (SERVER,)):
         assert all(torch.allclose(found[name], one, rtol=1e-11) for name, one in expected.items())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "ps", SERVER])
+@pytest.mark.parametrize("both", [False, True])
+def test_who_wrote_into_a_parameter_is_said_in_words(strategy: Any, both: bool) -> None:  # noqa: FBT001
+    def be_rank(comm: Any) -> str:
+        model = torch.nn.Linear(3, 2)
+        own: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, own = rd.prepare(model, own, strategy=strategy, comm=comm)
+        with torch.no_grad():
+            if comm.rank == 0 or both:
+                model.bias.add_(1 + comm.rank)
+        with pytest.raises(CollectiveMismatch) as error:
+            model(torch.ones(1, 3)).sum().backward()
+        return str(error.value)
+
+    for told in rd.run(be_rank, 2, "threads"):
+        assert "Rank 0 has written values of its own, and rank 1 has written" in told
+        assert ("written nothing" in told) is not both
+        assert not re.search(r"\d{5}", told)

@@ -442,3 +442,34 @@ def test_gans_as_one_model_or_two(name: str, size: int) -> None:
             assert_close({key: found[f"{part}.{key}"] for key in each}, each, "one model")
 
     rd.run(be_rank, size, "threads")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "ps", "server", "ps-async", "ps-ssp"])
+def test_a_graph_outlives_the_step_of_another_optimizer(strategy: str) -> None:
+    """A GAN in one model: the generator's graph is used after the discriminator has stepped."""
+    rows = torch.linspace(-1, 1, 20, dtype=torch.float64).view(4, 5)
+    start = torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 5)).double()
+        for _ in range(2)
+    )
+
+    def train(comm: Any) -> Any:
+        model: Any = copy.deepcopy(start)
+        own: Any = [torch.optim.Adam(part.parameters(), lr=0.01) for part in model]
+        if comm is not None:
+            kind = rd.ParameterServer(update="server") if strategy == "server" else strategy
+            model, own = rd.prepare(model, own, strategy=kind, comm=comm)
+        for _ in range(2):
+            fake = model[0](rows)
+            for part in (1, 0):
+                for one in own:
+                    one.zero_grad()
+                model[1](fake.detach() if part else fake).square().mean().backward()
+                own[part].step()
+        return model.state_dict() if comm is None else rd.full_state_dict(model)
+
+    expected = train(None)
+    size = 1 if strategy in ("ps-async", "ps-ssp") else 2
+    for found in rd.run(train, size, "threads"):
+        for name, one in found.items():
+            assert torch.allclose(one, expected[name], rtol=1e-12), name

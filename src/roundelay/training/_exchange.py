@@ -341,13 +341,22 @@ def _refuse_edits(step: StepState, every: list[tuple[dict[str, int], dict[str, s
     for rank, (theirs, how) in enumerate(every):
         for name in sorted({*first, *theirs}):
             if first.get(name) != theirs.get(name):
-                both = " and ".join(one[name] for one in (did, how) if name in one)
                 raise CollectiveMismatch(
                     f"The ranks have different weights: since the last step rank 0 and rank {rank} "
-                    f"did not write the same into the parameter {name}"
-                    f"{f': {both}' if both else ''}. Write the same on every "
+                    f"did not write the same into the parameter {name}. "
+                    f"{_written('Rank 0', name, first, did)}, and "
+                    f"{_written(f'rank {rank}', name, theirs, how)}. Write the same on every "
                     f"rank, as load_state_dict does, and call zero_grad() before going on."
                 )
+
+
+def _written(who: str, name: str, written: dict[str, int], how: dict[str, str]) -> str:
+    """Say what a rank wrote into a parameter."""
+    if name in how:
+        return f"{who} did {how[name]} last"
+    if name in written:
+        return f"{who} has written values of its own"
+    return f"{who} has written nothing"
 
 
 def refuse_broken(

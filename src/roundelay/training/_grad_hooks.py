@@ -221,7 +221,7 @@ class GradHooks:
         if self._edits is not None:
             doubtful = [name for name, number in self._step.written.items() if not number]
             for name, number in self._edits.found(doubtful).items():
-                self._step.wrote(name, str(number))
+                self._step.wrote(name, number)
         for edits in self._step.state_edits():
             for what in edits.found():
                 self._step.did(what)

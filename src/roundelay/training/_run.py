@@ -18,6 +18,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.training._autograd import weighed
 from roundelay.training._exchange import compare_steps
 from roundelay.training._grad_hooks import GradHooks
+from roundelay.training._module_hooks import ModuleHook
 from roundelay.training._origins import Turn
 from roundelay.training._setup import Setup
 from roundelay.training._step import StepState
@@ -55,9 +56,9 @@ class Run:
         self.hooks: list[Any] = []
         if setup.precision.mixed:
             follow = self._follow_loading()
-            self.hooks.append(setup.model.register_load_state_dict_pre_hook(follow))  # type: ignore[no-untyped-call]
+            self.hooks.append(setup.model.register_load_state_dict_pre_hook(ModuleHook(follow)))  # type: ignore[no-untyped-call]
         if strategy.synchronous and setup.comm.size > 1:
-            hook = partial(_saw_forward, weakref.ref(self.step))
+            hook = ModuleHook(partial(_saw_forward, weakref.ref(self.step)))
             self.hooks.append(setup.model.register_forward_hook(hook, always_call=True))
         setup.comm.at_step(0)
         self.saves = Saves(lambda: setup.everyone)
@@ -153,8 +154,9 @@ class Run:
 
         outside: Any = torch.compiler.disable
         model = self.setup.model
-        self.hooks.append(model.register_forward_hook(outside(after)))
-        self.hooks.append(model.register_forward_pre_hook(outside(before), with_kwargs=True))
+        self.hooks.append(model.register_forward_hook(ModuleHook(outside(after))))
+        given = ModuleHook(outside(before))
+        self.hooks.append(model.register_forward_pre_hook(given, with_kwargs=True))
         self._looking = True
 
     def _weigh(self, *, due: bool = False) -> None:

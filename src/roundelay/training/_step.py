@@ -133,10 +133,11 @@ class StepState:
         self.let_go.clear()
         self.verdict = None
 
-    def wrote(self, name: str, what: str) -> None:
+    def wrote(self, name: str, what: str | int) -> None:
         """Note that the user has written into a parameter; how, or a number for what it is now."""
-        self.written[name] = zlib.crc32(what.encode(), self.written.get(name, 0))
-        self.how[name] = what
+        self.written[name] = zlib.crc32(str(what).encode(), self.written.get(name, 0))
+        if isinstance(what, str):
+            self.how[name] = what
 
     def did(self, what: str) -> None:
         """Note something that all ranks must do alike."""

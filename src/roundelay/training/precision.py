@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -132,21 +133,23 @@ def cast_inputs(model: torch.nn.Module, precision: Precision) -> list[Any]:
     Returns handles that undo it.
     """
     compute, output = precision.compute, precision.output
-
-    def into(
-        _: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return _cast(args, compute), _cast(options, compute)
-
-    def out_of(_: torch.nn.Module, __: Any, result: Any) -> Any:
-        return _cast(result, output)
-
     hooks: list[Any] = []
     if compute is not None:
+        into = partial(_cast_inputs, compute)
         hooks.append(model.register_forward_pre_hook(into, with_kwargs=True))
     if output is not None:
-        hooks.append(model.register_forward_hook(out_of))
+        hooks.append(model.register_forward_hook(partial(_cast_outputs, output)))
     return hooks
+
+
+def _cast_inputs(
+    dtype: torch.dtype, _: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return _cast(args, dtype), _cast(options, dtype)
+
+
+def _cast_outputs(dtype: torch.dtype, _: torch.nn.Module, __: Any, result: Any) -> Any:
+    return _cast(result, dtype)
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:

@@ -26,6 +26,7 @@ from roundelay.training._shared_memory import refuse_shared_memory
 from roundelay.training._sparse import refuse_odd
 from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.optimizer.joined import JoinedOptimizers
+from roundelay.training.optimizer.own_parameters import refuse_own_parameters
 from roundelay.training.optimizer.prepared import PreparedOptimizer, take_over
 from roundelay.training.precision import Precision, cast_inputs, precision_of
 from roundelay.training.scaler import scaler_of
@@ -94,6 +95,7 @@ def prepare(
             refuse_strategy(chosen, axes)
         refuse_shared_memory(chosen, setup)
         _refuse_gradients(model)
+        refuse_own_parameters(chosen, setup)
         return chosen, setup
 
     chosen, setup = agree(ranks, make)

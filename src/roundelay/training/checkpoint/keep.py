@@ -15,7 +15,7 @@ from roundelay.training.checkpoint._manifest import MANIFEST, REMOVED, Manifest,
 
 __all__ = ["Series", "latest_checkpoint"]
 
-NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*)", re.DOTALL)
+NUMBER = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
@@ -29,7 +29,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
 
 
 class Series:
-    """A checkpoint and those beside it whose names differ from its own in the last number."""
+    """A checkpoint and those beside it whose names differ from its own in the number at the end."""
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self.keep = path, whole("keep of save, unless None,", keep, 1, 1 << 31)
@@ -40,8 +40,7 @@ class Series:
                 f"{path / 'step-100'}: checkpoints with other numbers beside it are the older "
                 f"ones."
             )
-        before, _, after = match.groups()
-        self._name = re.compile(re.escape(before) + "([0-9]+)" + re.escape(after))
+        self._name = re.compile(re.escape(match[1]) + "([0-9]+)")
 
     def drop_older(self, disk: Disk) -> None:
         """Remove all but the last few; only what is complete, and nothing that others have put."""

@@ -20,7 +20,7 @@ from roundelay.training.checkpoint._manifest import MANIFEST, Manifest, decode
 from roundelay.training.checkpoint._random_state import restore_random, seed_from
 from roundelay.training.checkpoint._reader import Reader, manifest_text, need_safetensors
 from roundelay.training.checkpoint._write import buffers_of, modules_with_extra
-from roundelay.training.checkpoint.save import checked_run
+from roundelay.training.checkpoint.save import check_scheduler, checked_run
 from roundelay.training.checkpoint.saving import together
 from roundelay.training.checkpoint.window import local_state
 from roundelay.training.optimizer.state_tree import each_tensor, put_beside
@@ -81,6 +81,7 @@ def load(
 
     def check() -> None:
         need_safetensors()
+        check_scheduler("load", scheduler)
         for file in manifest.files[comm.rank :: comm.size]:
             check_file(where / manifest.folder / file.name, file)
 

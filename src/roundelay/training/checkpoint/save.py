@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from roundelay.arguments import path_of, truth
+from roundelay.arguments import path_of, shown, truth
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.training._run import Run, run_of
@@ -31,7 +31,7 @@ from roundelay.training.checkpoint.keep import Series
 from roundelay.training.checkpoint.saving import Saving, beside_training, together
 from roundelay.training.optimizer.whole_state import whole_beside
 
-__all__ = ["Saving", "checked_run", "save"]
+__all__ = ["Saving", "check_scheduler", "checked_run", "save"]
 
 #: All that a save does to the disk goes through it.
 DISK = Disk()
@@ -76,6 +76,7 @@ def save(
 
     def take() -> None:
         manifest = outline(run, weights_only=optimizer is None)
+        check_scheduler("save", scheduler)
         say = _said(run, optimizer, scheduler, extra)
         sheet = take_down(run, say, weights_only=optimizer is None, copy=not wait)
         taken.append((manifest, *sheet))
@@ -138,6 +139,15 @@ def _said(run: Run, optimizer: Any, scheduler: Any, extra: Any) -> dict[str, Any
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "extra": extra,
     }
+
+
+def check_scheduler(call: str, scheduler: Any) -> None:  # Any: may be a mistake
+    """Refuse what has no state to be saved or loaded."""
+    method = "state_dict" if call == "save" else "load_state_dict"
+    if scheduler is not None and not callable(getattr(scheduler, method, None)):
+        raise InvalidArgumentError(
+            f"scheduler of {call} has {method}(), as torch's have; {shown(scheduler)} has not."
+        )
 
 
 def checked_run(call: str, model: torch.nn.Module, optimizer: object) -> Run:

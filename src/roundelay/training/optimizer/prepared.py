@@ -6,15 +6,12 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
-from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 from torch.utils._pytree import tree_leaves
 
 from roundelay.arguments import number, shown
@@ -22,6 +19,13 @@ from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.training._mesh_state import grad_norm
 from roundelay.training._parameter_edits import StateEdits
 from roundelay.training._run import Run
+from roundelay.training.optimizer.own_calls import (
+    StepArguments,
+    around_step,
+    loaded_by_torch,
+    loaded_with_hooks,
+    state_with_hooks,
+)
 from roundelay.training.optimizer.whole_state import load_whole_state, whole_state
 from roundelay.training.shards.groups import ShardedGroups
 from roundelay.training.shards.operands import operation
@@ -57,9 +61,13 @@ class PreparedOptimizer:
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         vars(self)["param_groups"] = groups
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
+    def step(self, *args: Any, **options: Any) -> Any:
         """Step as before, on gradients that all ranks have brought together."""
         run, now = self.run, self.run.step
+        given = StepArguments(self, args, options)
+        if run.strategy.steps_elsewhere:
+            given.refuse_more()
         if now.holds or self.place in now.options:
             now.check_options(self.place, vars(self)["param_groups"])
         if now.holds:
@@ -69,10 +77,13 @@ class PreparedOptimizer:
         _refuse_in_backward("optimizer.step()")
         run.check_still_the_same()
         self._check_groups()
-        state, only = run.state, self._only
+        state, only, closure = run.state, self._only, given.closure
         own: Any = super().step  # type: ignore[misc]
         if not state.sees_whole and hasattr(own, "hooked"):
-            own = functools.partial(own.__wrapped__, self)  # hooks are called here, by `_hooks`
+            own = functools.partial(own.__wrapped__, self)  # `around_step` calls hooks
+        own = given.handed_on(own)
+        if given.more:
+            now.did(operation("step", args, options))
         run.take_edits()
 
         def ready() -> Any:
@@ -81,7 +92,7 @@ class PreparedOptimizer:
             self._ready()
             return loss
 
-        with _hooks(self, closure, apart=not state.sees_whole):
+        with around_step(self, given, apart=not state.sees_whole):
             if closure is None:
                 run.grad_hooks.flush()
                 self._ready()
@@ -178,22 +189,17 @@ class PreparedOptimizer:
         if self._has_all:
             whole: dict[str, Any] = super().state_dict()  # type: ignore[misc]
             return whole
-        return whole_state(self.run, self.place)
+        return state_with_hooks(self, lambda: whole_state(self.run, self.place))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the whole state of this optimizer, of any strategy's. All ranks call it."""
-        given: object = state_dict
-        if not isinstance(given, Mapping) or not {"state", "param_groups"} <= {*given}:
-            raise InvalidArgumentError(
-                f"load_state_dict takes what state_dict() of an optimizer gives, not "
-                f"{shown(state_dict)}."
-            )
         self.run.grad_hooks.see_edits()
         if self._has_all:
-            super().load_state_dict(state_dict)  # type: ignore[misc]
+            taken = loaded_by_torch(self, state_dict, super().load_state_dict)  # type: ignore[misc]
         else:
-            load_whole_state(self.run, self.place, state_dict)
-        self.run.step.did(operation("load_state_dict", [given], {}))
+            load = functools.partial(load_whole_state, self.run, self.place)
+            taken = loaded_with_hooks(self, state_dict, load)
+        self.run.step.did(operation("load_state_dict", [taken], {}))
         for edits in self.run.step.state_edits():
             edits.note()
 
@@ -291,23 +297,6 @@ def _refuse_scheduler(frame: FrameType | None) -> None:
     made = any(isinstance(one, LRScheduler) and name == "__init__" for one, name in found)
     if steps and not made:
         raise InvalidArgumentError(OFTEN.format(type(steps[-1]).__name__))
-
-
-@contextmanager
-def _hooks(optimizer: Any, closure: Any, *, apart: bool) -> Iterator[None]:
-    """Call the optimizer's hooks around a step where it does not see whole gradients itself.
-
-    There they see the model, and what is divided, as they are before and after.
-    """
-    if not apart:
-        yield
-        return
-    optimizer.run.grad_hooks.flush()
-    for hook in (*_pre_hooks.values(), *optimizer._optimizer_step_pre_hooks.values()):  # noqa: SLF001 - torch's
-        hook(optimizer, (closure,), {})
-    yield
-    for hook in (*optimizer._optimizer_step_post_hooks.values(), *_post_hooks.values()):  # noqa: SLF001
-        hook(optimizer, (closure,), {})
 
 
 def give_back(optimizer: Any) -> None:  # Any: a prepared optimizer, and torch's own afterwards

@@ -69,7 +69,7 @@ class AsyncWorker(Worker):
             if grad is None:
                 out.zero_()
             else:
-                out.copy_(grad)
+                out.copy_(grad.detach())  # which users may have given a graph
         self._pushes += 1
         numbers = self._options_now()
         requests = [

@@ -56,7 +56,7 @@ class _SyncWorker(Worker):
         self._arrived.add(index)
         grad = self._tensors[index].grad
         if grad is not None:
-            self._out[index].copy_(grad)
+            self._out[index].copy_(grad.detach())
             self._tensors[index].grad = None  # what all workers make of it comes back
 
     def _push(self, takes: str) -> PassReport:

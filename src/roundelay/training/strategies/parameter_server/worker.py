@@ -104,10 +104,16 @@ class Worker(StrategyState):
 
     @torch.no_grad()
     def _take(self, replies: Sequence[ServerReply]) -> None:
-        """Bring the servers' parameters, which have come with these answers, to the model."""
+        """Bring the servers' parameters, which have come with these answers, to the model.
+
+        Where one of several optimizers has stepped, others' parameters are the same as before, and
+        a graph may still need them: what is not written into, autograd does not refuse.
+        """
         self._versions = [reply.version for reply in replies]
+        several = len(self.setup.optimizer.all) > 1
         for tensor, value in zip(self._tensors, self._values, strict=True):
-            tensor.copy_(value)
+            if not (several and torch.equal(tensor, value.to(tensor.dtype))):
+                tensor.copy_(value)
 
     def shown_state(self, own: Any) -> Any:  # Any: what optimizers keep
         """Show that it is not here, where servers update."""

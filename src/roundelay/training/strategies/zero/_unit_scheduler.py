@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._autograd import BackwardPass, weakly
+from roundelay.training._module_hooks import ModuleHook
 from roundelay.training.shards.sharded_parameter import TRANSFORMED, is_divided, transformed
 from roundelay.training.strategies.zero._saved_tensors import SavedTensors
 from roundelay.training.strategies.zero._sharded_unit import ShardedUnit, UnitGathering
@@ -86,10 +87,9 @@ class UnitScheduler(UnitGathering):
             if own is module and shows() and any(unit.users for unit in needs):
                 self._leave(needs, result)
 
-        outside: Any = torch.compiler.disable
         self._hooks += [
-            module.register_forward_pre_hook(outside(before)),
-            module.register_forward_hook(outside(after), always_call=True),
+            module.register_forward_pre_hook(_outside(before)),
+            module.register_forward_hook(_outside(after), always_call=True),
         ]
 
     def _watch(self, module: nn.Module, needs: list[ShardedUnit], *, whole: bool) -> None:
@@ -121,11 +121,9 @@ class UnitScheduler(UnitGathering):
             if whole:
                 self._end_forward()
 
-        # The compiler must not look in here: what it compiles is what lies between.
-        outside: Any = torch.compiler.disable
         self._hooks += [
-            module.register_forward_pre_hook(outside(before), with_kwargs=True),
-            module.register_forward_hook(outside(after), with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(_outside(before), with_kwargs=True),
+            module.register_forward_hook(_outside(after), with_kwargs=True, always_call=True),
         ]
 
     def _transformed(self, module: nn.Module, needs: Sequence[ShardedUnit]) -> bool:
@@ -152,9 +150,12 @@ class UnitScheduler(UnitGathering):
 
     def _end_forward(self) -> None:
         self._depth -= 1
-        if not self._depth and not self._inside_backward:
+        # What was fetched ahead, before forward went another way or raised, goes; but not where
+        # all ranks gather a unit once until backward is over: it would be gathered twice here.
+        stays = self.keeps and torch.is_grad_enabled()
+        if not self._depth and not self._inside_backward and not stays:
             for unit in self._units:
-                if unit.handles is not None:  # fetched ahead, and then forward went another way
+                if unit.handles is not None:
                     self._reshard(unit)
 
     def _enter(self, needs: Sequence[ShardedUnit]) -> None:
@@ -331,6 +332,12 @@ class UnitScheduler(UnitGathering):
         """Watch no more."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _outside(hook: Callable[..., None]) -> ModuleHook:
+    """Return a hook into which the compiler does not look: it compiles what lies between."""
+    disable: Any = torch.compiler.disable
+    return ModuleHook(disable(hook))
 
 
 def _nobody() -> None:
