@@ -408,6 +408,27 @@ def test_verify_says_yes_to_meshes_and_names_what_leaves_one_device() -> None:
     assert "the gradient of norm" in str(found)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
+def test_weighed_losses_of_experts_are_those_of_one_device(strategy: str) -> None:
+    net = make_net(experts=True)
+    verdict = rd.verify(lambda: net, adam, make_data(), loss=loss_of, strategy=strategy, clip=0.1,
+                        mesh={"dp": 2, "ep": 2, "tp": 2}, divide=divide)  # fmt: skip
+    assert verdict.same, str(verdict)
+
+
+def test_what_experts_send_is_what_was_predicted() -> None:
+    net = make_net(experts=True)
+
+    def body(comm: Any) -> Any:
+        mesh, mine, optimizer = prepare_on(comm, {"dp": 2, "ep": 2}, net, "ddp")
+        train(mesh, mine, optimizer, make_data(2))
+        return rd.ledger(mine).entries
+
+    for entry in rd.run(body, 4, "threads")[0]:
+        assert entry.sent == pytest.approx(entry.sent_predicted, abs=300)
+        assert entry.measured.gradients == entry.predicted.gradients
+
+
 def _without(model: Any, x: Any, own: Any) -> Any:
     """A forward pass whose layer forgets to bring the gradients of its input together."""
     del own

@@ -10,10 +10,11 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 
 from roundelay.algorithms import algorithms
-from roundelay.communicator import Communicator
+from roundelay.communicator import Communicator, Traffic
 from roundelay.schedule import Price, price
 from roundelay.training._setup import Setup, in_messages, storage_bytes, written_once
 from roundelay.training.optimizer.joined import JoinedOptimizers
@@ -53,6 +54,24 @@ def add_up(volumes: Iterable[Volume]) -> Volume:
         sum(volume.received for volume in listed),
         dict(calls),
     )
+
+
+def traffic_of(comm: Communicator, groups: Iterable[Communicator | None]) -> list[Traffic] | None:
+    """Return what every rank has exchanged, also in groups that each rank has of its own."""
+    counted = comm.traffic()
+    if counted is None:
+        return None
+    for group in groups:
+        more = None if group is None else group.traffic()
+        if group is None or more is None:
+            continue
+        if group.size < comm.size:  # every rank knows of its own group alone
+            own = more[group.rank]
+            every = comm.all_gather(np.array([own.sent, own.received], np.int64))
+            more = [Traffic(*one) for one in every.tolist()]
+        counted = [Traffic(one.sent + two.sent, one.received + two.received)
+                   for one, two in zip(counted, more, strict=True)]  # fmt: skip
+    return counted
 
 
 def model_bytes(setup: Setup, *, but: Collection[int] = ()) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from roundelay.arguments import shown, truth, whole
-from roundelay.communicator import Communicator
+from roundelay.communicator import Communicator, Traffic
 from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
@@ -31,6 +31,7 @@ from roundelay.training._volume import (
     held_by_model,
     model_bytes,
     state_and_masters,
+    traffic_of,
 )
 from roundelay.training._whole_gradients import WholeGradients, scale
 from roundelay.training.optimizer.masters import make_masters
@@ -331,6 +332,11 @@ class _Averaging(WholeGradients):
     def _apart(self) -> bool:
         """Whether gradients lie elsewhere than in the buckets that brought them."""
         return self._wire is not None and self._masters is None
+
+    def traffic(self) -> list[Traffic] | None:
+        """Count the gradients of experts, too, which fewer ranks bring together."""
+        setup = self.setup
+        return traffic_of(setup.comm, [setup.same_experts] if setup.experts else [])
 
     def held(self) -> Held:
         """Count the model, its gradients and the optimizer's state; buckets hold the gradients."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from roundelay.communicator import Communicator, Traffic
 from roundelay.communicator.start import Handle
 from roundelay.training._buckets import runs, shared_tensor
 from roundelay.training._setup import Parameter, Setup
+from roundelay.training._volume import traffic_of
 from roundelay.training.checkpoint.parts import Saved, SavedPart, stretch
 from roundelay.training.materialize import start_from_first
 from roundelay.training.optimizer.masters import merge
@@ -254,20 +254,7 @@ class Partition:
         """Return what every rank has exchanged in all of its groups."""
         setup = self.setup
         scheduled = [] if self.scheduler is None else [self.scheduler.comm]
-        counted = setup.comm.traffic()
-        if counted is None:
-            return None
-        for group in (setup.shards, setup.replicas, *scheduled):
-            more = None if group is None else group.traffic()
-            if group is None or more is None:
-                continue
-            if group.size < setup.comm.size:  # every rank knows of its own group alone
-                own = more[group.rank]
-                every = setup.comm.all_gather(np.array([own.sent, own.received], np.int64))
-                more = [Traffic(*one) for one in every.tolist()]
-            counted = [Traffic(one.sent + two.sent, one.received + two.received)
-                       for one, two in zip(counted, more, strict=True)]  # fmt: skip
-        return counted
+        return traffic_of(setup.comm, [setup.shards, setup.replicas, *scheduled])
 
     @property
     def transient(self) -> list[torch.Tensor]:
