@@ -157,7 +157,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'roundelay' has no attribute {name!r}")
     try:
         module = _import_module(f"roundelay.{_WHERE[name]}")
-    except MissingPackageError as error:
+    except ModuleNotFoundError as error:  # a MissingPackageError, or what torch's own import says
+        if error.name != "torch" and not isinstance(error, MissingPackageError):
+            raise
         raise MissingPackageError(f"rd.{name}", error.name or "torch") from None
     return getattr(module, name)
 

@@ -133,3 +133,26 @@ def test_ranks_in_processes(engine: str) -> None:
         return float((back.detach() - right).abs().max())
 
     assert max(rd.run(body, 3, engine)) < 1e-12
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("tokens", [1, 100, 256])
+@pytest.mark.parametrize("dims", [(64, 64), (20, 20), (8, 12), (136, 136)], ids=str)
+def test_blocks_on_a_gpu(dims: tuple[int, int], tokens: int, dtype: Any) -> None:
+    """Whichever kernel is chosen, a block is what plain products give."""
+    draw = torch.Generator("cuda").manual_seed(3)
+    shapes = [(6, dims[0]), (2, dims[0]), (2, dims[1]), (6, dims[1])]
+    q, k, v, grad = (
+        torch.randn(2, count, tokens, dim, device="cuda", generator=draw).to(dtype)
+        for count, dim in shapes
+    )
+    for causal in (False, True):
+        tile = kernels.Tile(q, k, v, causal, 0.2)
+        out, lse = kernels.block_forward(tile)
+        rows = kernels.Rows(grad, out, lse)
+        theirs = [out, lse, *kernels.block_backward(tile, rows)]
+        ours = [*blockwise.forward(q, k, v, causal=causal, scale=0.2),
+                *blockwise.backward(rows, q, k, v, causal=causal, scale=0.2)]  # fmt: skip
+        for got, right in zip(theirs, ours, strict=True):
+            assert (got - right).abs().max() <= 2 * NEAR[dtype] * right.abs().max() + 1e-6

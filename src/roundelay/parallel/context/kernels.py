@@ -18,12 +18,16 @@ __all__ = ["Kernel", "Rows", "Tile", "block_backward", "block_forward", "kernel_
 
 HALVES = (torch.float16, torch.bfloat16)
 WIDEST = 256  # dims of a head that flash attention on a GPU takes
+WIDEST_OF_CUDNN = 128
+SHORTEST_OF_CUDNN = 128  # tokens: it takes no single ones, and few of them cost nothing
+HOPPER = (9, 0)  # the first GPU on which cuDNN's attention is the faster one
 LANES = 8  # of which kernels for GPUs take multiples
 ALIGNED_ROWS = 32  # to a multiple of which the efficient kernel pads its log-sum-exp
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _aten: Any = torch.ops.aten  # Any: torch does not say what its operators take
+_cuda: Any = torch.backends.cuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,22 @@ class Kernel(NamedTuple):
     lanes: int = 1  # the dims of a head must be a multiple of this
 
 
-def kernel_for(q: torch.Tensor, dim: int) -> Kernel:
-    """Choose the fastest kernel that takes such queries, with heads of so many dims."""
+def kernel_for(q: torch.Tensor, dim: int, tokens: int) -> Kernel:
+    """Choose the fastest kernel for such queries, heads of so many dims, and so many tokens."""
     if q.device.type == "cpu" and q.dtype in (torch.float64, torch.float32, *HALVES):
         return CPU_FLASH
     if q.device.type == "cuda" and q.dtype in HALVES and dim <= WIDEST:
-        return CUDA_FLASH
+        fits = dim <= WIDEST_OF_CUDNN and tokens >= SHORTEST_OF_CUDNN
+        return CUDA_CUDNN if fits and _has_cudnn(q) else CUDA_FLASH
     if q.device.type == "cuda" and q.dtype in (torch.float32, *HALVES):
         return CUDA_EFFICIENT
     return Kernel(_own_forward, _own_backward)
+
+
+def _has_cudnn(q: torch.Tensor) -> bool:
+    """Tell whether torch itself would take cuDNN's attention, which is the faster one there."""
+    hopper = torch.cuda.get_device_capability(q.device) >= HOPPER
+    return hopper and bool(_cuda.cudnn_sdp_enabled())
 
 
 def block_forward(tile: Tile) -> Pair:
@@ -86,7 +97,7 @@ def block_backward(tile: Tile, rows: Rows) -> Three:
 def _chosen(tile: Tile) -> tuple[Kernel, int]:
     """Return a kernel, and how many dims heads have there; zeros beyond change no score."""
     dim = max(tile.q.size(-1), tile.v.size(-1))
-    kernel = kernel_for(tile.q, dim)
+    kernel = kernel_for(tile.q, dim, min(tile.q.size(-2), tile.k.size(-2)))
     return kernel, -(-dim // kernel.lanes) * kernel.lanes
 
 
@@ -124,10 +135,28 @@ def _flash_forward(tile: Tile) -> Pair:
 
 def _flash_backward(tile: Tile, rows: Rows) -> Three:
     run = _aten._scaled_dot_product_flash_attention_backward  # noqa: SLF001 - likewise
-    none = torch.empty(0, dtype=torch.int64)  # no packed sequences, and no dropout's random numbers
+    seed = torch.empty(2, dtype=torch.uint64, device=tile.q.device)  # of no dropout
     dq, dk, dv = run(
-        rows.grad, tile.q, tile.k, tile.v, rows.out, rows.lse.contiguous(), none, none,
-        tile.q.size(-2), tile.k.size(-2), 0.0, tile.causal, none, none, scale=tile.scale,
+        rows.grad, tile.q, tile.k, tile.v, rows.out, rows.lse.contiguous(), None, None,
+        tile.q.size(-2), tile.k.size(-2), 0.0, tile.causal, seed, seed, scale=tile.scale,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def _cudnn_forward(tile: Tile) -> Pair:
+    run = _aten._scaled_dot_product_cudnn_attention  # noqa: SLF001 - likewise
+    q, k, v = (x.contiguous() for x in (tile.q, tile.k, tile.v))
+    out, lse, *_ = run(q, k, v, None, True, 0.0, tile.causal, False, scale=tile.scale)  # noqa: FBT003
+    return out, lse.squeeze(-1)
+
+
+def _cudnn_backward(tile: Tile, rows: Rows) -> Three:
+    run = _aten._scaled_dot_product_cudnn_attention_backward  # noqa: SLF001 - likewise
+    q, k, v, grad, out = (x.contiguous() for x in (tile.q, tile.k, tile.v, rows.grad, rows.out))
+    seed = torch.zeros((), dtype=torch.int64, device=q.device)
+    dq, dk, dv = run(
+        grad, q, k, v, out, rows.lse.contiguous().unsqueeze(-1), seed, seed, None, None, None,
+        q.size(-2), k.size(-2), 0.0, tile.causal, scale=tile.scale,
     )  # fmt: skip
     return dq, dk, dv
 
@@ -168,4 +197,5 @@ def _own_backward(tile: Tile, rows: Rows) -> Three:
 
 CPU_FLASH = Kernel(_cpu_forward, _cpu_backward)
 CUDA_FLASH = Kernel(_flash_forward, _flash_backward, LANES)
+CUDA_CUDNN = Kernel(_cudnn_forward, _cudnn_backward, LANES)
 CUDA_EFFICIENT = Kernel(_efficient_forward, _efficient_backward, LANES)
