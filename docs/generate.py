@@ -21,6 +21,7 @@ from pathlib import Path
 
 from blocks import WIDTH, with_outputs
 from click.testing import CliRunner
+from experts import expert_parallel
 from holdings import mixed_precision
 from savings import savings
 from tables import REGIONS
@@ -73,6 +74,7 @@ def generated() -> dict[str, Callable[[], str]]:
     for name, arguments in EXTRA_PICTURES.items():
         found[f"docs/pictures/{name}.svg"] = partial(_picture, arguments)
     found["docs/pictures/mixed_precision.svg"] = mixed_precision
+    found["docs/pictures/expert_parallel.svg"] = expert_parallel
     return found
 
 
