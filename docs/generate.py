@@ -22,6 +22,7 @@ from pathlib import Path
 from blocks import WIDTH, with_outputs
 from click.testing import CliRunner
 from cuts import tensor_parallel
+from experts import expert_parallel
 from holdings import mixed_precision
 from savings import savings
 from tables import REGIONS
@@ -76,6 +77,7 @@ def generated() -> dict[str, Callable[[], str]]:
         found[f"docs/pictures/{name}.svg"] = partial(_picture, arguments)
     found["docs/pictures/mixed_precision.svg"] = mixed_precision
     found["docs/pictures/tensor_parallel.svg"] = tensor_parallel
+    found["docs/pictures/expert_parallel.svg"] = expert_parallel
     return found
 
 

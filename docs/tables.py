@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import experts
 import habits
 import peers
 import speed
@@ -106,6 +107,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "many_ranks": speed.many_ranks,
     "start_up": speed.start_up,
     "two_hosts": speed.two_hosts,
+    "expert_parallel": experts.speed_table,
     "ddp": steps.ddp,
     "zero": steps.zero,
     "tensor_parallel": steps.tensor_parallel,

@@ -45,31 +45,45 @@ class Dispatch:
     """Which rows go where: made once for a batch, and used on the way there and back."""
 
     comm: Communicator | None
-    choices: torch.Tensor  # of each row that is sent: token * top_k + choice, sorted by expert
-    top_k: int
-    tokens: int
+    tokens: torch.Tensor  # of each row that is sent; rows are sorted by expert
+    kept: torch.Tensor  # [tokens, top_k]: which choices are sent
+    rows: torch.Tensor  # [tokens, top_k]: the row of each choice that is
+    counts: list[list[int]]  # rows that come, from each rank to each expert that is here
     sent: list[int]  # rows to each rank
-    received: list[int]  # rows from each rank
-    order: torch.Tensor  # which of the rows that came is next, expert by expert
-    rows: list[int]  # of each expert that is here
 
-    def scatter(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    @property
+    def received(self) -> list[int]:
+        """Rows from each rank."""
+        return [sum(theirs) for theirs in self.counts]
+
+    def scatter(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return the tokens of all ranks that this rank's experts get, a tensor for each expert."""
-        rows = x.index_select(0, self.choices // self.top_k)
-        arrived = exchange(rows, self.comm, self.sent, self.received)
-        return _pieces(arrived.index_select(0, self.order), self.rows)
+        arrived = exchange(x.index_select(0, self.tokens), self.comm, self.sent, self.received)
+        # They come rank by rank, and of each rank expert by expert.
+        pieces = _pieces(arrived, [count for theirs in self.counts for count in theirs])
+        here = len(self.counts[0])
+        return [_joined(pieces[expert::here]) for expert in range(here)]
 
     def gather(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
         """Return for every token what its experts said, weighted; nothing for what was dropped."""
-        said = torch.cat(list(outputs))
-        back = exchange(
-            said.index_select(0, self.order.argsort()), self.comm, self.received, self.sent
-        )
-        shape = (self.tokens * self.top_k, *back.shape[1:])
-        # Every choice has a place of its own, so that sums have one order whatever came when.
-        placed = back.new_zeros(shape).index_copy(0, self.choices, back)
-        parts = placed.view(self.tokens, self.top_k, *back.shape[1:])
-        return (parts * weights.to(back.dtype)[..., None]).sum(1)
+        by_expert = [
+            _pieces(said, [theirs[expert] for theirs in self.counts])
+            for expert, said in enumerate(outputs)
+        ]
+        by_rank = _joined([piece for theirs in zip(*by_expert, strict=True) for piece in theirs])
+        back = exchange(by_rank, self.comm, self.received, self.sent)
+        total: torch.Tensor | None = None
+        # One choice after the other, so that sums have one order whatever came when.
+        for choice, column in enumerate(weights.to(back.dtype).unbind(1)):
+            chosen = self.kept[:, choice].nonzero().squeeze(1)
+            said = back.index_select(0, self.rows[:, choice].index_select(0, chosen))
+            weight = column.index_select(0, chosen)[:, None]
+            if len(chosen) == len(weights):
+                total = said * weight if total is None else total.addcmul_(said, weight)
+            else:
+                total = back.new_zeros(len(weights), *back.shape[1:]) if total is None else total
+                total = total.index_add_(0, chosen, said * weight)
+        return back.new_zeros(0) if total is None else total
 
 
 def planned(
@@ -79,33 +93,28 @@ def planned(
     top_k, size = experts.shape[1], counts.shape[0]
     rank = 0 if comm is None else comm.rank
     owned = counts_of(counts.shape[1], size)
-    chosen = kept.reshape(-1).nonzero().squeeze(1)
-    by_expert = experts.reshape(-1)[chosen].argsort(stable=True)
     first = sum(owned[:rank])
-    here = counts[:, first : first + owned[rank]].cpu()  # [from rank, expert of this rank]
+    every: list[list[int]] = counts.tolist()
+    chosen = kept.reshape(-1).nonzero().squeeze(1)
+    chosen = chosen[experts.reshape(-1)[chosen].argsort(stable=True)]
+    rows = torch.zeros_like(experts).reshape(-1)
+    rows[chosen] = torch.arange(len(chosen), device=experts.device)
+    starts = [sum(owned[:other]) for other in range(size)]
     return Dispatch(
         comm,
-        chosen[by_expert],
-        top_k,
-        len(experts),
-        sent=[int(part.sum()) for part in _pieces(counts[rank].cpu(), owned)],
-        received=here.sum(1).tolist(),
-        order=_by_expert(here).to(experts.device),
-        rows=here.sum(0).tolist(),
+        chosen // top_k,
+        kept,
+        rows.view_as(experts),
+        counts=[theirs[first : first + owned[rank]] for theirs in every],
+        sent=[sum(every[rank][at : at + count]) for at, count in zip(starts, owned, strict=True)],
     )
+
+
+def _joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the pieces one after the other; a single one as it is."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
 
 
 def _pieces(x: torch.Tensor, lengths: list[int]) -> tuple[torch.Tensor, ...]:
     pieces: tuple[torch.Tensor, ...] = torch.split(x, lengths)
     return pieces
-
-
-def _by_expert(counts: torch.Tensor) -> torch.Tensor:
-    """Return where the rows of each expert lie among rows that came rank by rank.
-
-    >>> _by_expert(torch.tensor([[2, 1], [1, 2]])).tolist()
-    [0, 1, 3, 2, 4, 5]
-    """
-    ranks, experts = counts.shape
-    names = torch.arange(experts).repeat(ranks)
-    return names.repeat_interleave(counts.reshape(-1)).argsort(stable=True)
