@@ -88,6 +88,7 @@ def prepare(
         setup = Setup(model, joined, as_given, ranks, precision_of(precision), buffers, mesh=axes)
         setup.plan = described_plan(plan, sequence_parallel=sequence_parallel)
         setup.parameters = find_parameters(model, joined)
+        _refuse_inference(model)  # no lazy parameters, which can't be asked
         setup.groups = [list(group["params"]) for group in joined.param_groups]
         chosen = strategy_of(strategy)
         refuse_odd(chosen, setup)
@@ -170,7 +171,6 @@ def _check(model: object, optimizers: Sequence[object]) -> None:
         if isinstance(optimizer, PreparedOptimizer):
             raise InvalidArgumentError(f"This optimizer is prepared already. {FIRST_UNPREPARE}")
     refuse_prepared(model)
-    _refuse_inference(model)
 
 
 def _refuse_inference(model: torch.nn.Module) -> None:
@@ -182,7 +182,7 @@ def _refuse_inference(model: torch.nn.Module) -> None:
             f"trained. {cure}"
         )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_inference():
+        if not torch.nn.parameter.is_lazy(tensor) and tensor.is_inference():
             raise InvalidArgumentError(
                 f"{name} was made inside torch.inference_mode() and can't be trained, nor written "
                 f"into. {cure}"
