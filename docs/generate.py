@@ -50,6 +50,10 @@ EXTRA_PICTURES = {
     "parameter_server": ["all_reduce", "-a", "parameter_server", "-n", "5"],
     "all_reduce_two_shot": ["all_reduce", "-a", "two_shot", "-n", "4"],
     "all_gather_two_hosts": ["all_gather", "--hosts", "2", "-n", "6"],
+    "pipeline_gpipe": ["pipeline", "--schedule", "gpipe"],
+    "pipeline_1f1b": ["pipeline", "--schedule", "1f1b"],
+    "pipeline_interleaved": ["pipeline", "--schedule", "interleaved-1f1b"],
+    "pipeline_zb_h1": ["pipeline", "--schedule", "zb-h1"],
 }
 
 

@@ -39,6 +39,8 @@ SAMPLED = {
     "engines/test_one_truth.py": 12,
     "engines/test_over_hosts.py": 4,
     "engines/test_hierarchical.py": 3,
+    "parallel/test_pipeline_data_parallel.py": 3,
+    "parallel/test_pipeline_refused.py": 3,
     "schedule/test_compile.py": 4,
     "torch_backend/test_collectives.py": 2,
     "training/test_every_strategy.py": 3,

@@ -19,7 +19,7 @@ from roundelay.pipelines import (
 from roundelay.view.pipeline_picture import PipelinePicture, pipeline_picture
 from roundelay.view.terminal_text import Glyphs
 
-__all__ = ["pipeline_command"]
+__all__ = ["command"]
 
 DEFAULT_STAGES, DEFAULT_MICRO_BATCHES = 4, 8
 MOST_BOXES = 50_000
@@ -68,7 +68,7 @@ Examples:
     type=click.Path(path_type=Path),
     help="Write FILE.html, .svg or .json instead; may be given several times.",
 )
-def pipeline_command(
+def command(
     *,
     word: str,
     stages: int | None,

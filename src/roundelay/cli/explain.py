@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,26 @@ Examples:
   roundelay explain pipeline --schedule 1f1b              which micro-batch when
 """
 
+#: What else is explained, by commands of their own: the file of each.
+SUBJECTS = {"pipeline": "roundelay.cli._explain_pipeline"}
+
+
+class Explain(click.Command):
+    """The command, or that of another subject if its name comes first."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # what click hands over
+    ) -> click.Context:
+        """Read the words; after another subject's name, its command does."""
+        if not args or args[0] not in SUBJECTS:
+            return super().make_context(info_name, args, parent, **extra)
+        subject: click.Command = import_module(SUBJECTS[args[0]]).command
+        return subject.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions:
@@ -74,26 +95,7 @@ class ExplainOptions:
     hosts: str | None
 
 
-class ExplainCommand(click.Command):
-    """Explains collectives; other subjects, each in a file of its own, by their first word."""
-
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,  # what click hands over
-    ) -> click.Context:
-        """Hand over to another subject's command, if that is meant."""
-        if args[:1] == ["pipeline"]:
-            from roundelay.cli._explain_pipeline import pipeline_command  # noqa: PLC0415 - seldom
-
-            name = f"{info_name} {args[0]}"
-            return pipeline_command.make_context(name, args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-
-@click.command("explain", cls=ExplainCommand, epilog=EXAMPLES)
+@click.command("explain", cls=Explain, epilog=EXAMPLES)
 @click.argument("collective", required=False)
 @click.option("-a", "--algorithm", metavar="NAME", help="Which algorithm; `roundelay list` knows.")
 @click.option("-n", "--size", type=int, help=f"How many ranks.  [default: {DEFAULT_SIZE}]")
