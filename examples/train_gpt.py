@@ -2,6 +2,7 @@
 
     python examples/train_gpt.py --size nano --steps 100
     roundelay run -n 4 examples/train_gpt.py --strategy ddp --size small
+    roundelay run -n 4 examples/train_gpt.py --mesh pp=4 --pipeline 1f1b --size small
 
 Writes the loss curve to out/loss.svg, and ends with a sample of what the model has learnt and with
 the ledger: what each rank should have held and sent, and what it did.
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import torch
 from gpt import GPT, SIZES, Text, loss_of, read_text
+from gpt_pipeline import train_pipeline
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import roundelay as rd
@@ -37,6 +39,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text", default=None, help="a file to learn from")
     parser.add_argument("--save", type=Path, default=None, help="folder for a checkpoint")
     parser.add_argument("--resume", type=Path, default=None, help="go on from a checkpoint")
+    parser.add_argument("--mesh", default="", help="axes of the ranks: dp=2,pp=2")
+    parser.add_argument("--pipeline", default=None, help="gpipe, 1f1b, zb-h1 …: stages over pp")
+    parser.add_argument("--micro-batches", type=int, default=4, help="of a pipeline's batch")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.svg")
     return parser.parse_args()
 
@@ -44,6 +49,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Train, write, and account for it."""
     options = arguments()
+    if options.pipeline is not None:
+        train_pipeline(options)
+        return
     comm = rd.init()
     torch.manual_seed(0)
     size = SIZES[options.size]

@@ -18,7 +18,10 @@ from roundelay.schedule import load
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("[0-9]*.py"))
 #: Longer ones, with options; gpt.py is the model that both train.
-PROGRAMS = [EXAMPLES / name for name in ("gpt.py", "train_gpt.py", "compare_strategies.py")]
+PROGRAMS = [
+    EXAMPLES / name
+    for name in ("gpt.py", "train_gpt.py", "gpt_pipeline.py", "compare_strategies.py")
+]
 MOST_LINES = 60
 
 
@@ -74,6 +77,21 @@ def test_the_main_job_learns_and_accounts_for_it(strategy: str, tmp_path: Path) 
     assert f"{strategy}, 30 steps: predicted / measured" in done.stdout
     assert (tmp_path / "loss.svg").read_text().startswith("<svg")
     assert len(json.loads((tmp_path / "ledger.json").read_text())["entries"]) == 2
+
+
+def test_the_main_job_learns_in_stages(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "roundelay", "run", "-n", "4",
+         str(EXAMPLES / "train_gpt.py"), "--mesh", "dp=2,pp=2", "--pipeline", "1f1b", "--steps",
+         "20", "--batch", "8", "--micro-batches", "2", "--out", str(tmp_path)],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, last = re.findall(r"loss ([\d.]+) → ([\d.]+) in 20 steps", done.stdout)[0]
+    assert float(last) < float(first)
+    assert "2 stages on 2 ranks" in done.stdout
 
 
 def test_strategies_are_compared(tmp_path: Path) -> None:
