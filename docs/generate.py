@@ -57,6 +57,10 @@ EXTRA_PICTURES = {
     "cube_batch_columns": ["matmul", "--split", "batch,columns", "-n", "2,3"],
     "all_gather_two_hosts": ["all_gather", "--hosts", "2", "-n", "6"],
     "attention_ring": ["attention", "--layout", "both", "-n", "4"],
+    "pipeline_gpipe": ["pipeline", "--schedule", "gpipe"],
+    "pipeline_1f1b": ["pipeline", "--schedule", "1f1b"],
+    "pipeline_interleaved": ["pipeline", "--schedule", "interleaved-1f1b"],
+    "pipeline_zb_h1": ["pipeline", "--schedule", "zb-h1"],
 }
 
 

@@ -4,6 +4,7 @@
     roundelay run -n 4 examples/train_gpt.py --strategy ddp --size small
     roundelay run -n 4 examples/train_gpt.py --mesh dp=2,tp=2 --strategy zero2
     roundelay run -n 4 examples/train_gpt.py --mesh dp=2,cp=2 --context ring
+    roundelay run -n 4 examples/train_gpt.py --mesh pp=4 --pipeline 1f1b --size small
 
 Writes the loss curve to out/loss.svg, and ends with a sample of what the model has learnt and with
 the ledger: what each rank should have held and sent, and what it did.
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import torch
 from gpt import ALONE, GPT, SIZES, Attention, Text, loss_of, read_text
+from gpt_pipeline import train_pipeline
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -46,6 +48,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, default=None, help="go on from a checkpoint")
     parser.add_argument("--context", default="ring", choices=["ring", "ulysses"],
                         help="how attention goes over the axis cp")  # fmt: skip
+    parser.add_argument("--pipeline", default=None, help="gpipe, 1f1b, zb-h1 …: stages over pp")
+    parser.add_argument("--micro-batches", type=int, default=4, help="of a pipeline's batch")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.svg")
     return parser.parse_args()
 
@@ -92,6 +96,9 @@ class Sequences:
 def main() -> None:
     """Train, write, and account for it."""
     options = arguments()
+    if options.pipeline is not None:
+        train_pipeline(options)
+        return
     comm = rd.init()
     mesh = mesh_of(options.mesh, comm)
     sequences = Sequences(mesh["cp"] if mesh.size("cp") > 1 else None, options.context)

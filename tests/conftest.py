@@ -58,6 +58,8 @@ SAMPLED = {
     "parallel/test_tensor.py": 3,
     "parallel/test_tensor_cross_entropy.py": 4,
     "parallel/test_tensor_layers.py": 2,
+    "parallel/test_pipeline_data_parallel.py": 3,
+    "parallel/test_pipeline_refused.py": 3,
     "schedule/test_compile.py": 4,
     "schedule/test_prove.py": 4,
     "torch_backend/test_collectives.py": 2,

@@ -24,7 +24,14 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("[0-9]*.py"))
 #: Longer ones, with options; gpt.py is the model that both train.
 PROGRAMS = [
-    EXAMPLES / name for name in ("gpt.py", "train_gpt.py", "train_moe.py", "compare_strategies.py")
+    EXAMPLES / name
+    for name in (
+        "gpt.py",
+        "gpt_pipeline.py",
+        "train_gpt.py",
+        "train_moe.py",
+        "compare_strategies.py",
+    )  # fmt: skip
 ]
 MOST_LINES = 60
 
@@ -116,6 +123,21 @@ def test_a_mixture_of_experts_trains_alike_on_any_number_of_ranks(tmp_path: Path
     losses = [float(re.findall(r"loss ([\d.]+)", line)[0]) for line in printed[0][:-1]]
     assert losses[-1] < losses[0]
     assert len(losses) == 8
+
+
+def test_the_main_job_learns_in_stages(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "roundelay", "run", "-n", "4",
+         str(EXAMPLES / "train_gpt.py"), "--mesh", "dp=2,pp=2", "--pipeline", "1f1b", "--steps",
+         "20", "--batch", "8", "--micro-batches", "2", "--out", str(tmp_path)],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, last = re.findall(r"loss ([\d.]+) → ([\d.]+) in 20 steps", done.stdout)[0]
+    assert float(last) < float(first)
+    assert "2 stages on 2 ranks" in done.stdout
 
 
 def test_strategies_are_compared(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""The GPT of `train_gpt.py` in stages over ranks: `--mesh pp=4 --pipeline 1f1b`."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from gpt import GPT, SIZES, Text, read_text
+from torch import Tensor, nn
+
+import roundelay as rd
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy over all bytes of a micro-batch."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def train_pipeline(options: argparse.Namespace) -> None:
+    """Train in stages; what the mesh leaves out of the ranks is data parallel."""
+    comm = rd.init()
+    pairs = [pair.partition("=") for pair in options.mesh.split(",") if pair]
+    axes = {name: int(length) for name, _, length in pairs} or {"pp": comm.size}
+    mesh = rd.Mesh(comm=comm, **{"dp": max(1, comm.size // axes.get("pp", 1)), "pp": 1, **axes})
+    torch.manual_seed(0)
+    size = SIZES[options.size]
+    pipe = rd.Pipeline(
+        GPT(size), comm=mesh["pp"], schedule=options.pipeline,
+        micro_batches=options.micro_batches, loss=loss_of,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=options.rate)
+    pipe, optimizer = rd.prepare(
+        pipe, optimizer, strategy=options.strategy, precision=options.precision, comm=mesh["dp"]
+    )
+    batches = rd.loader(
+        Text(read_text(options.text), size.context), options.batch, comm=mesh["dp"], drop_last=True
+    )
+    losses: list[float] = []
+    while len(losses) < options.steps:
+        for tokens, targets in batches:
+            optimizer.zero_grad()
+            losses.append(pipe.step(tokens, targets).item())
+            optimizer.step()
+            if comm.rank == 0 and len(losses) % 10 == 0:
+                print(f"step {len(losses):4} of {options.steps}  loss {losses[-1]:.3f}", flush=True)
+            if len(losses) == options.steps:
+                break
+    finish(mesh, pipe, size, losses)
+
+
+def finish(mesh: rd.Mesh, pipe: rd.Pipeline, size: object, losses: list[float]) -> None:
+    """Put the stages together, and show what the model has learnt."""
+    mine = {name: value.numpy() for name, value in rd.full_state_dict(pipe).items()}
+    parts = mesh["pp"].gather_object(mine)
+    if mesh.comm.rank != 0 or parts is None:
+        return
+    state = {name: torch.from_numpy(each) for part in parts for name, each in part.items()}
+    alone = GPT(size)  # type: ignore[arg-type]
+    alone.load_state_dict(state)
+    few = max(1, len(losses) // 10)
+    first, last = sum(losses[:few]) / few, sum(losses[-few:]) / few
+    print(f"loss {first:.3f} → {last:.3f} in {len(losses)} steps, {pipe.schedule}")
+    print(f"\nIt writes:\n{alone.write(b'def ', 160).decode('utf-8', 'replace')}")
