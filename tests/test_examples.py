@@ -31,7 +31,7 @@ PROGRAMS = [
         "train_gpt.py",
         "train_moe.py",
         "compare_strategies.py",
-    )  # fmt: skip
+    )
 ]
 MOST_LINES = 60
 
