@@ -121,6 +121,8 @@ def test_plain_products_are_what_kernels_compute(
 
 @pytest.mark.parametrize("engine", ["shared_memory", "gloo"])
 def test_ranks_in_processes(engine: str) -> None:
+    if torch.cuda.is_initialized():
+        pytest.skip("a process that has used a GPU can't be forked")
     whole = torch.randn(1, 2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     right = torch.nn.functional.scaled_dot_product_attention(whole, whole, whole, is_causal=True)
 
@@ -155,4 +157,5 @@ def test_blocks_on_a_gpu(dims: tuple[int, int], tokens: int, dtype: Any) -> None
         ours = [*blockwise.forward(q, k, v, causal=causal, scale=0.2),
                 *blockwise.backward(rows, q, k, v, causal=causal, scale=0.2)]  # fmt: skip
         for got, right in zip(theirs, ours, strict=True):
-            assert (got - right).abs().max() <= 2 * NEAR[dtype] * right.abs().max() + 1e-6
+            # Of a single token some gradients are 0, and what is there is rounding.
+            assert (got - right).abs().max() <= 2 * NEAR[dtype] * right.abs().max() + 1e-5
