@@ -93,6 +93,7 @@ def _one_thread() -> Iterator[None]:
 def _no_faults() -> Iterator[None]:
     yield
     checkpoint.DISK.before = None
+    torch.autograd.set_detect_anomaly(False)  # which thread ranks may leave on: each restores
 
 
 class Late:
