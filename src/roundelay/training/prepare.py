@@ -182,7 +182,8 @@ def _refuse_inference(model: torch.nn.Module) -> None:
             f"trained. {cure}"
         )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not torch.nn.parameter.is_lazy(tensor) and tensor.is_inference():
+        absent = torch.nn.parameter.is_lazy(tensor) or is_later(tensor)
+        if not absent and tensor.is_inference():
             raise InvalidArgumentError(
                 f"{name} was made inside torch.inference_mode() and can't be trained, nor written "
                 f"into. {cure}"
