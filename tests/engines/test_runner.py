@@ -39,20 +39,19 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def processes(size: int) -> list[int]:
-    """Return the ranks below this process, once there are so many."""
-    found: list[int] = []
+def children() -> set[int]:
+    """Return the processes below this one."""
+    return {
+        int(pid)
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    }
 
-    def look() -> bool:
-        found[:] = [
-            int(pid)
-            for task in Path("/proc/self/task").iterdir()
-            for pid in (task / "children").read_text().split()
-        ]
-        return len(found) == size
 
-    wait_until(look)
-    return list(found)
+def processes(size: int, before: set[int]) -> list[int]:
+    """Return the ranks below this process, beside those of other pools, once there are so many."""
+    wait_until(lambda: len(children() - before) == size)
+    return sorted(children() - before)
 
 
 @pytest.mark.parametrize("engine", FORKED)
@@ -61,12 +60,13 @@ def test_a_runner_keeps_its_ranks_and_ends_them_with_itself(engine: str) -> None
         algorithms.load(f"all_reduce_{name}").schedule(3) for name in ("ring", "two_shot")
     )
     inputs = [np.ones(2)] * 3
+    before = children()
     runner = engines.load(engine).runner()
     runner.run(ring, inputs)
-    pids = processes(3)
+    pids = processes(3, before)
     for schedule in (ring, two_shot, ring):
         np.testing.assert_array_equal(runner.run(schedule, inputs)[0], [3, 3])
-    assert processes(3) == pids
+    assert processes(3, before) == pids
     del runner
     gc.collect()
     wait_until(lambda: all(map(gone, pids)))
@@ -76,9 +76,10 @@ def test_a_runner_keeps_its_ranks_and_ends_them_with_itself(engine: str) -> None
 def test_a_rank_of_a_runner_that_dies_is_named_and_replaced(engine: str) -> None:
     schedule = algorithms.load("all_reduce_ring").schedule(3)
     inputs = [np.ones(2)] * 3
+    before = children()
     with engines.load(engine).runner() as runner:
         runner.run(schedule, inputs)
-        os.kill(processes(3)[1], signal.SIGKILL)
+        os.kill(processes(3, before)[1], signal.SIGKILL)
         with pytest.raises(RankFailed, match=r"rank \d .*SIGKILL"):
             runner.run(schedule, inputs)
         np.testing.assert_array_equal(runner.run(schedule, inputs)[0], [3, 3])
