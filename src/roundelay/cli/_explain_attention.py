@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from roundelay.cli._types import wants_ascii
+from roundelay.cli._write import write_text
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.context.plan import LAYOUTS, METHODS
 from roundelay.view.attention import AttentionPicture, lines, ring_picture, ulysses_picture
@@ -56,11 +57,4 @@ def _write(path: Path, pictures: list[AttentionPicture]) -> None:
             f"--out {path}: the name must end in .svg (a drawing), or in .html (a page to step "
             f"through one layout)."
         )
-    text = attention_svg(pictures) if kind == ".svg" else attention_html(pictures[0])
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"--out {path}: can't write ({error.strerror or error}). Choose another place."
-        ) from error
-    click.echo(f"Wrote {path}: open it in any browser; it needs no network.", err=True)
+    write_text(path, attention_svg(pictures) if kind == ".svg" else attention_html(pictures[0]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from roundelay.cli._types import console_for, glyphs_option
-from roundelay.cli._write import check_out
+from roundelay.cli._write import check_out, write_text
 from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.pipelines import (
     PipelineSchedule,
@@ -156,17 +156,7 @@ def _write(path: Path, picture: PipelinePicture) -> None:
 
     kind = path.suffix.lower()
     if kind == ".json":
-        text, opening = pipeline_to_json(picture.schedule), (
-            f"draw it again with: roundelay explain pipeline --schedule {path}"
-        )  # fmt: skip
-    elif kind == ".html":
-        text, opening = pipeline_html(picture), "open it in any browser; it needs no network"
+        again = f"draw it again with: roundelay explain pipeline --schedule {path}"
+        write_text(path, pipeline_to_json(picture.schedule), again)
     else:
-        text, opening = pipeline_svg(picture), "open it in a browser, or put it in a document"
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"--out {path}: can't write ({error.strerror or error}). Choose another place."
-        ) from error
-    click.echo(f"Wrote {path}: {opening}.", err=True)
+        write_text(path, pipeline_html(picture) if kind == ".html" else pipeline_svg(picture))

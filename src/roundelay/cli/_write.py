@@ -58,16 +58,16 @@ def write(path: Path, pictures: Sequence[Picture]) -> None:
     write_text(path, _text(path.suffix.lower(), pictures))
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, opening: str | None = None) -> None:
     """Write one file and say, on stderr, how to open it."""
-    kind = path.suffix.lower()
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidArgumentError(
             f"--out {path}: can't write ({error.strerror or error}). Choose another place."
         ) from error
-    click.echo(f"Wrote {path}: {OPENING[kind].format(path=path)}.", err=True)
+    how = opening or OPENING[path.suffix.lower()].format(path=path)
+    click.echo(f"Wrote {path}: {how}.", err=True)
 
 
 def _text(kind: str, pictures: Sequence[Picture]) -> str:

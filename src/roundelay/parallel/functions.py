@@ -8,7 +8,7 @@ go on with losses of their own, which add up to the model's, gradients are parts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ __all__ = [
     "split",
 ]
 
+Change = Callable[[torch.Tensor], torch.Tensor]
+
 
 def counts_of(length: int, ranks: int) -> list[int]:
     """Return how many rows each rank has of so many: alike, or one more on the first ranks.
@@ -39,40 +41,68 @@ def counts_of(length: int, ranks: int) -> list[int]:
 
 def copy(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return `x` as it is; its gradient is the sum of what every rank computes from it."""
-    return _apply(_Copy, x, comm)
+    return _apply(x, comm, lambda own: own.view_as(own), lambda grad: reduce(grad, comm))
 
 
 def reduce(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return the sum over ranks, with which all go on alike; the gradient goes back as it is."""
-    return _apply(_Reduce, x, comm)
+    return _apply(
+        x,
+        comm,
+        lambda own: comm.all_reduce(own.detach().clone(memory_format=torch.contiguous_format)),
+        lambda grad: copy(grad, comm),
+    )
 
 
 def gather(
     x: torch.Tensor, comm: Communicator, dim: int = 0, counts: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return all ranks' `x` along a dim, with which all go on alike; each gets its own gradient."""
-    return _apply(_Gather, x, comm, dim, counts)
+    return _apply(
+        x,
+        comm,
+        lambda own: _gathered(own, comm, dim, counts),
+        lambda grad: split(grad, comm, dim, counts),
+    )
 
 
 def split(
     x: torch.Tensor, comm: Communicator, dim: int = 0, counts: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return this rank's share of an `x` that all ranks have; gradients come together again."""
-    return _apply(_Split, x, comm, dim, counts or counts_of(x.size(dim), comm.size))
+    shares = counts or counts_of(x.size(dim), comm.size)
+    start, length = sum(shares[: comm.rank]), shares[comm.rank]
+    return _apply(
+        x,
+        comm,
+        lambda whole: whole.detach().narrow(dim, start, length).contiguous().clone(),
+        lambda grad: gather(grad, comm, dim, shares),
+    )
 
 
 def all_gather(
     x: torch.Tensor, comm: Communicator, dim: int = 0, counts: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return all ranks' `x` along a dim; what every rank computes from it adds up."""
-    return _apply(_AllGather, x, comm, dim, counts)
+    return _apply(
+        x,
+        comm,
+        lambda own: _gathered(own, comm, dim, counts),
+        lambda grad: reduce_scatter(grad, comm, dim, counts),
+    )
 
 
 def reduce_scatter(
     x: torch.Tensor, comm: Communicator, dim: int = 0, counts: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return this rank's share of the sum over ranks along a dim."""
-    return _apply(_ReduceScatter, x, comm, dim, counts or counts_of(x.size(dim), comm.size))
+    shares = counts or counts_of(x.size(dim), comm.size)
+    return _apply(
+        x,
+        comm,
+        lambda own: _scattered(own, comm, dim, shares),
+        lambda grad: all_gather(grad, comm, dim, shares),
+    )
 
 
 def all_to_all(
@@ -82,105 +112,34 @@ def all_to_all(
 
     The dim that is cut divides by the number of ranks.
     """
-    return _apply(_AllToAll, x, comm, split_dim, concat_dim)
+
+    def exchanged(own: torch.Tensor) -> torch.Tensor:
+        pieces = torch.stack(own.detach().chunk(comm.size, split_dim))
+        return torch.cat(list(comm.all_to_all(pieces)), concat_dim)
+
+    return _apply(x, comm, exchanged, lambda grad: all_to_all(grad, comm, concat_dim, split_dim))
 
 
-def _apply(kind: Any, x: torch.Tensor, comm: Communicator, *how: Any) -> torch.Tensor:
+def _apply(x: torch.Tensor, comm: Communicator, run: Change, back: Change) -> torch.Tensor:
     if comm.size == 1:
         return x
-    result: torch.Tensor = kind.apply(x, comm, *how)
+    result: torch.Tensor = _Collective.apply(x, run, back)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, comm: Communicator) -> torch.Tensor:  # Any: torch's
-        ctx.comm = comm
-        return x.view_as(x)
+class _Collective(torch.autograd.Function):
+    """A collective, and the one that takes its gradients back, through which autograd goes too."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return reduce(grads[0], ctx.comm), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, comm: Communicator) -> torch.Tensor:
-        ctx.comm = comm
-        return comm.all_reduce(x.detach().clone(memory_format=torch.contiguous_format))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return copy(grads[0], ctx.comm), None
-
-
-class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, comm: Communicator, dim: int, counts: Sequence[int] | None
-    ) -> torch.Tensor:
-        ctx.comm, ctx.dim, ctx.counts = comm, dim, counts
-        return _gathered(x, comm, dim, counts)
+        ctx: Any, x: torch.Tensor, run: Change, back: Change
+    ) -> torch.Tensor:  # Any: torch's
+        ctx.back = back
+        return run(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return split(grads[0], ctx.comm, ctx.dim, ctx.counts), None, None, None
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, comm: Communicator, dim: int, counts: Sequence[int]
-    ) -> torch.Tensor:
-        ctx.comm, ctx.dim, ctx.counts = comm, dim, counts
-        return _own(x, comm, dim, counts).clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return gather(grads[0], ctx.comm, ctx.dim, ctx.counts), None, None, None
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, comm: Communicator, dim: int, counts: Sequence[int] | None
-    ) -> torch.Tensor:
-        ctx.comm, ctx.dim, ctx.counts = comm, dim, counts
-        return _gathered(x, comm, dim, counts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return reduce_scatter(grads[0], ctx.comm, ctx.dim, ctx.counts), None, None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, comm: Communicator, dim: int, counts: Sequence[int]
-    ) -> torch.Tensor:
-        ctx.comm, ctx.dim, ctx.counts = comm, dim, counts
-        rows = x.detach().movedim(dim, 0).contiguous()
-        even = len(set(counts)) == 1
-        mine = comm.reduce_scatter(rows, axis=0, counts=None if even else list(counts))
-        return mine.movedim(0, dim).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return all_gather(grads[0], ctx.comm, ctx.dim, ctx.counts), None, None, None
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, comm: Communicator, split_dim: int, concat_dim: int
-    ) -> torch.Tensor:
-        ctx.comm, ctx.dims = comm, (concat_dim, split_dim)
-        pieces = torch.stack(x.detach().chunk(comm.size, split_dim))
-        return torch.cat(list(comm.all_to_all(pieces)), concat_dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return all_to_all(grads[0], ctx.comm, *ctx.dims), None, None, None
+        return ctx.back(grads[0]), None, None
 
 
 def _gathered(
@@ -192,5 +151,10 @@ def _gathered(
     return every.movedim(0, dim).contiguous()
 
 
-def _own(x: torch.Tensor, comm: Communicator, dim: int, counts: Sequence[int]) -> torch.Tensor:
-    return x.detach().narrow(dim, sum(counts[: comm.rank]), counts[comm.rank]).contiguous()
+def _scattered(
+    x: torch.Tensor, comm: Communicator, dim: int, counts: Sequence[int]
+) -> torch.Tensor:
+    rows = x.detach().movedim(dim, 0).contiguous()
+    even = len(set(counts)) == 1
+    mine = comm.reduce_scatter(rows, axis=0, counts=None if even else list(counts))
+    return mine.movedim(0, dim).contiguous()
