@@ -134,6 +134,11 @@ def peak(comm: Any) -> tuple[int, int, int]:
 
 
 def test_zero3_takes_two_units_beside_its_shards() -> None:
-    """And while backward runs, the gradients of one, which autograd has made."""
-    for most, held, unit in in_processes(peak, 2):
-        assert most < held + 4 * unit, (most, held, unit)
+    """And while backward runs, the gradients of one, which autograd has made.
+
+    What else a forked process takes meanwhile only adds, so the least of some runs is the model's.
+    """
+    runs = [in_processes(peak, 2) for _ in range(3)]
+    for rank in range(2):
+        most, held, unit = min(run[rank] for run in runs)
+        assert most < held + 4 * unit, [run[rank] for run in runs]
