@@ -39,13 +39,17 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+def children_of(task: Path) -> list[str]:
+    """Return the processes that a thread has started; none if it has just ended."""
+    try:
+        return (task / "children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def children() -> set[int]:
     """Return the processes below this one."""
-    return {
-        int(pid)
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text().split()
-    }
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in children_of(task)}
 
 
 def processes(size: int, before: set[int]) -> list[int]:

@@ -96,10 +96,18 @@ def wait_until() -> Callable[[Callable[[], bool]], None]:
     return wait
 
 
+def children_of(task: Path) -> list[str]:
+    """Return the processes that a thread has started; none if it has just ended."""
+    try:
+        return (task / "children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def ranks_here() -> set[str]:
     """Return the processes that this one has started, and its threads that are ranks."""
     tasks = Path("/proc/self/task").iterdir()
-    processes = {pid for task in tasks for pid in (task / "children").read_text().split()}
+    processes = {pid for task in tasks for pid in children_of(task)}
     return processes | {
         f"{thread.name} {thread.ident}"
         for thread in threading.enumerate()
