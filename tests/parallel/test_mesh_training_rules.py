@@ -564,7 +564,7 @@ def odd_one_out(comm: Any, deed: str, strategy: str, axes: dict[str, int]) -> No
             with torch.no_grad():
                 net[0].weight.mul_(1.5)
         if deed == "frozen" and odd:
-            net[0].weight.requires_grad_(False)
+            net[0].weight.requires_grad_(requires_grad=False)
     rd.full_state_dict(net)
 
 

@@ -135,7 +135,7 @@ def _compare_first(model: torch.nn.Module, step: StepState) -> None:
             told = [digest(one) for one in tensors_in((args, options)) if not one.is_meta]
             step.given = zlib.crc32(repr(told).encode())
 
-    outside: Any = torch.compiler.disable
+    outside: Any = torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
     hook = model.register_forward_pre_hook(ModuleHook(outside(before)), with_kwargs=True)
 
 
@@ -144,8 +144,10 @@ def _cut_state(setup: Setup) -> None:
     for optimizer in setup.optimizer.all:
         for parameter, state in optimizer.state.items():
             sharding = sharding_of(parameter)
-            for key, value in state.items() if sharding is not None else ():
-                whole = sharding.whole_shape(parameter.shape)
+            if sharding is None:
+                continue
+            whole = sharding.whole_shape(parameter.shape)
+            for key, value in state.items():
                 if isinstance(value, torch.Tensor) and tuple(value.shape) == whole:
                     state[key] = sharding.local(value)
 

@@ -97,7 +97,9 @@ class StepState:
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
     #: Where they are: epoch, batch and micro-batch of each.
     places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    dealt: dict[int, tuple[int, int]] = field(default_factory=dict)  # this rank's share, of how many
+    dealt: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # this rank's share, of how many
     raised: int = 0  # calls of the model since all ranks had the same mark
     foreign: Turn | None = None  # a loop over micro-batches of another model
     origins: Origins = field(default_factory=Origins)  # of what the model is given

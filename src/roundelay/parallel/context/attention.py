@@ -24,6 +24,7 @@ ALIKE = ("method", "layout", "causal", "batch", "heads", "key heads", "dim", "va
          "dtype", "requires_grad")  # fmt: skip
 
 
+@torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -66,6 +67,9 @@ def attention(
     if not sum(lengths):
         raise InvalidArgumentError("attention needs a token at least; no rank has one.")
     batch = q.shape[:-3]
+    if not math.prod(batch):  # rows that a rank has none of, as all that share its sequences
+        k, v = (x.repeat_interleave(q.size(-3) // x.size(-3), -3) for x in (k, v))
+        return q @ k.transpose(-1, -2) @ v
     q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (q, k, v))
     if comm.size == 1:
         out = local_attention(q, k, v, comm=comm, causal=causal, scale=factor)
@@ -148,8 +152,8 @@ def _wrong_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
             f"{shapes}. For another sequence's keys, have all of them on every rank, by "
             f"rd.unshard_sequence, and call torch's own attention."
         )
-    if any(0 in (*x.shape[:-2], x.size(-1)) for x in named.values()):
-        return f"attention has nothing to do where a dim is 0: {shapes}."
+    if any(0 in (x.size(-3), x.size(-1)) for x in named.values()):
+        return f"attention has nothing to do where there are no heads, or dim is 0: {shapes}."
     return ""
 
 

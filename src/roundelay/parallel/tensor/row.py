@@ -63,5 +63,7 @@ class RowForward(nn.Module):
     def forward(self, x: torch.Tensor, /) -> torch.Tensor:
         """Compute with this rank's inputs, then with all of them."""
         plan = self.tensor_plan
-        plan.expect_features(x, plan.features, f"this rank's part of its input along {plan.axis.name}")
+        plan.expect_features(
+            x, plan.features, f"this rank's part of its input along {plan.axis.name}"
+        )
         return plan.add(product(x, self), self.bias)
