@@ -14,7 +14,8 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import Sharding, sharding_of
-from roundelay.training._mesh_ranks import DATA, EXPERTS, STAGES, MeshRanks, together_on
+from roundelay.parallel.staging import staging_of
+from roundelay.training._mesh_ranks import DATA, EXPERTS, STAGES, MeshRanks, along, together_on
 from roundelay.training._module_hooks import ModuleHook
 from roundelay.training._setup import Setup, find_parameters, send_from_first
 from roundelay.training._step import StepState
@@ -62,6 +63,35 @@ def _check_axes(mesh: Mesh) -> None:
                 f"prepare got {mesh!r}, and does not know what its axis {name} divides. It knows "
                 f"{', '.join(AXES)}: rows go along dp, for example."
             )
+
+
+def meant_mesh(
+    model: object, comm: Communicator | None, mesh: Mesh | None
+) -> tuple[Communicator | None, Mesh | None]:
+    """Return what is given; or the mesh of a pipeline, where its axes of data are given."""
+    staging = staging_of(model) if isinstance(model, torch.nn.Module) else None
+    if mesh is None and staging is not None and isinstance(comm, Communicator):
+        found = Mesh.of(comm)
+        if found and found is Mesh.of(staging.comm) and comm is along(found, DATA):
+            return None, found
+    return comm, mesh
+
+
+def check_pipeline(model: torch.nn.Module, mesh: object) -> None:
+    """Refuse a pipeline without the mesh that its stages are an axis of."""
+    staging = staging_of(model)
+    if staging is None:
+        return
+    have = "comm=" if mesh is None else repr(mesh)
+    place = mesh.place.get(STAGES) if isinstance(mesh, Mesh) else None
+    size = mesh.size(STAGES) if isinstance(mesh, Mesh) else 1
+    if (place, size) != (staging.comm.rank, staging.comm.size):
+        raise InvalidArgumentError(
+            f"This pipeline has stages on {staging.comm.size} ranks, and prepare got {have}. Its "
+            f"norms, skipped steps and checkpoints are of all stages, so prepare needs the mesh of "
+            f"all ranks: mesh = rd.Mesh(dp=…, pp={staging.comm.size}, comm=comm), "
+            f"rd.Pipeline(…, comm=mesh['pp']), rd.prepare(…, mesh=mesh)."
+        )
 
 
 def described_plan(plan: Plan | None, *, sequence_parallel: bool) -> str:

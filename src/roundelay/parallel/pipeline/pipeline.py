@@ -17,11 +17,12 @@ from torch import nn
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RankFailed
 from roundelay.parallel.pipeline._messages import Form
-from roundelay.parallel.pipeline._parts import attach, tied
+from roundelay.parallel.pipeline._parts import attach, left_over, tied
 from roundelay.parallel.pipeline._plan import Wanted, agreed_plan, device_of
 from roundelay.parallel.pipeline._split_batch import form_number, joined, rows_of, split_batch
 from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
+from roundelay.parallel.staging import stage_model
 from roundelay.pipelines import PipelineSchedule
 from roundelay.training.steps import accumulate, is_prepared
 
@@ -67,7 +68,9 @@ class Pipeline(nn.Module):
         self._comm, self._schedule, self._peaks = comm, plan.schedule, plan.peaks
         self._loss = loss
         mine = {number: plan.stages[number] for number in plan.schedule.stages_of(comm.rank)}
-        attach(self, model, mine.values())
+        rest = left_over(model, plan.stages)
+        attach(self, model, mine.values(), [name for at in mine for name in rest.get(at, ())])
+        stage_model(self, model, comm)
         self._programs = {number: stage.bind(self) for number, stage in mine.items()}
         shared = tied(model, plan.stages, plan.schedule.placement)
         names = _names_of(model)
