@@ -26,10 +26,13 @@ MESHES: list[dict[str, int]] = [
     {"dp": 2}, {"tp": 2}, {"tp": 3}, {"cp": 2}, {"dp": 2, "tp": 2}, {"tp": 2, "dp": 2},
     {"dp": 3, "tp": 2}, {"cp": 2, "tp": 2}, {"dp": 2, "cp": 2}, {"dp": 2, "cp": 2, "tp": 2},
     {"dp": 1, "tp": 4}, {"dp": 2, "tp": 1},
+    {"pp": 2}, {"pp": 4}, {"dp": 2, "pp": 2}, {"pp": 3, "dp": 2}, {"pp": 2, "tp": 2},
+    {"tp": 2, "pp": 4}, {"cp": 2, "pp": 2}, {"dp": 2, "pp": 2, "tp": 2},
+    {"pp": 2, "cp": 2, "tp": 2}, {"dp": 2, "cp": 2, "pp": 2},
 ]  # fmt: skip
 WITH_EXPERTS: list[dict[str, int]] = [
     {"dp": 2, "ep": 2}, {"dp": 2, "ep": 2, "tp": 2}, {"ep": 2, "dp": 2}, {"cp": 2, "ep": 2},
-    {"dp": 3, "ep": 2},
+    {"dp": 3, "ep": 2}, {"pp": 2, "dp": 2, "ep": 2}, {"cp": 2, "ep": 2, "pp": 2},
 ]  # fmt: skip
 
 

@@ -30,12 +30,12 @@ def adam(parameters: Any) -> Any:
     return torch.optim.Adam(parameters, lr=1e-2, weight_decay=0.1)
 
 
-def alone(model: Any, batch: Any) -> tuple[list[float], list[float], Any, Any]:
+def alone(model: Any, batch: Any, steps: int = STEPS) -> tuple[list[float], list[float], Any, Any]:
     """Train one device; return its losses, the norms of its gradients, itself and its optimizer."""
     whole = copy.deepcopy(model)
     optimizer = adam(whole.parameters())
     losses, norms = [], []
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = words_loss(whole(batch[0]), batch[1])
         loss.backward()

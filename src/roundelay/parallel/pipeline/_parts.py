@@ -23,26 +23,29 @@ def attach(
     """
     stages = list(stages)
     modules = {name for stage in stages for name in stage.modules}
-    for name in (name for name, _ in model.named_modules(remove_duplicate=False)):
-        if name in modules and not _has(holder, name):  # outer ones come first
-            parent, last = _parent(holder, name)
-            parent.add_module(last, model.get_submodule(name))
-    loose = {name for stage in stages for name in stage.tensors}.union(more)
+    loose: dict[str, list[str]] = {}
     order = {name: at for at, name in enumerate(model.state_dict())}
-    for name in sorted(loose, key=lambda name: (order.get(name, len(order)), name)):
-        if _has(holder, name):
-            continue
-        parent, last = _parent(holder, name)
-        prefix, _, _ = name.rpartition(".")
-        owner = model.get_submodule(prefix)
-        if last in owner._parameters:  # noqa: SLF001 - torch has no other name
-            parent.register_parameter(last, owner._parameters[last])  # noqa: SLF001 - likewise
-        elif last in owner._buffers:  # noqa: SLF001 - likewise
-            keeps = last not in owner._non_persistent_buffers_set  # noqa: SLF001 - likewise
-            parent.register_buffer(last, owner._buffers[last], persistent=keeps)  # noqa: SLF001
-        else:
-            setattr(parent, last, getattr(owner, last))
+    names = {name for stage in stages for name in stage.tensors}.union(more)
+    for name in sorted(names, key=lambda name: (order.get(name, len(order)), name)):
+        loose.setdefault(name.rpartition(".")[0], []).append(name)
+    for where, module in model.named_modules(remove_duplicate=False):  # outer ones come first
+        if where in modules and not _has(holder, where):
+            parent, last = _parent(holder, where)
+            parent.add_module(last, module)
+        for name in loose.get(where, ()):
+            if not _has(holder, name):
+                _attach_tensor(*_parent(holder, name), module)
     holder.train(model.training)
+
+
+def _attach_tensor(parent: nn.Module, last: str, owner: nn.Module) -> None:
+    if last in owner._parameters:  # noqa: SLF001 - torch has no other name
+        parent.register_parameter(last, owner._parameters[last])  # noqa: SLF001 - likewise
+    elif last in owner._buffers:  # noqa: SLF001 - likewise
+        keeps = last not in owner._non_persistent_buffers_set  # noqa: SLF001 - likewise
+        parent.register_buffer(last, owner._buffers[last], persistent=keeps)  # noqa: SLF001
+    else:
+        setattr(parent, last, getattr(owner, last))
 
 
 def _has(holder: nn.Module, name: str) -> bool:
