@@ -72,7 +72,7 @@ class Walk:
         self._live: dict[tuple[int, int], _LiveMicroBatch] = {}
         #: Between stages that are both here: by stage that they go to, micro-batch and direction.
         self._here: dict[tuple[int, int, bool], list[torch.Tensor]] = {}
-        self._now = PipelineAction("forward", 0, 0)
+        self.now = PipelineAction("forward", 0, 0)
         self.record = StepRecord()
         self.failure: Exception | None = None
         self.losses: list[torch.Tensor] = []
@@ -94,7 +94,7 @@ class Walk:
             for ahead in actions[at : at + 2]:
                 self._expect(ahead)
             adds = at != last or self._batch.last_adds
-            self._now = action
+            self.now = action
             self._do(action, self._batch.accumulate if adds else nullcontext)
             self.record.peak = max(self.record.peak, len(self._live))
         self._mail.wait()
@@ -125,7 +125,7 @@ class Walk:
         except Exception as error:  # noqa: BLE001 - a model may raise anything, and all hear of it
             self.failure = error
             return None
-        self.record.spans.append(PipelineSpan(self._now, began, time.perf_counter()))
+        self.record.spans.append(PipelineSpan(self.now, began, time.perf_counter()))
         return result
 
     # ---- forward

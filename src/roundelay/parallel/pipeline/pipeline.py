@@ -77,6 +77,12 @@ class Pipeline(nn.Module):
         self._tied = TiedParameters(self, comm, shared, lambda name: names[name])
         self._forms: dict[tuple[int, ...], dict[int, Form | None]] = {}
         self._record = StepRecord()
+        self._walk: Walk | None = None
+
+    @property
+    def micro_batch(self) -> int:
+        """The number of the micro-batch that is computed at the moment, from inside a stage."""
+        return 0 if self._walk is None else self._walk.now.micro_batch
 
     @property
     def schedule(self) -> PipelineSchedule:
@@ -124,10 +130,12 @@ class Pipeline(nn.Module):
         walk = Walk(self._schedule, self._programs, self._comm, batch, forms, device_of(self))
         if batch.learns and self._tied:
             self._tied.set_aside()
+        self._walk = walk
         try:
             walk.run()
         finally:
             self._tied.release()
+            self._walk = None
         loss = self._ended(walk)
         self._forms[key] = forms
         if batch.learns:
