@@ -20,10 +20,11 @@ from tests.parallel.test_pipeline import (  # noqa: E402 - likewise
     words_loss,
 )
 
-from roundelay.errors import InvalidArgumentError, RankFailed  # noqa: E402 - only with torch
+from roundelay.errors import InvalidArgumentError  # noqa: E402 - only with torch
 
 STEPS = 3
 CLIP = 0.1
+HALF = rd.Precision(compute=torch.float16, loss_scale=1024.0)  # at which nothing overflows here
 
 
 def adam(parameters: Any) -> Any:
@@ -166,28 +167,58 @@ def test_gradients_go_to_replicas_once_a_step(word: str) -> None:
     assert sent(1) == sent(4)
 
 
-def test_half_precision() -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "ps"])
+@pytest.mark.parametrize("word", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("precision", ["bf16", HALF], ids=["bf16", "fp16"])
+def test_half_precision(precision: Any, word: str, strategy: str) -> None:
     model, batch = built(Words).float(), words_batch(16)
     expected, *_ = alone(model, batch)
 
     def body(comm: rd.Communicator) -> Any:
-        mesh, pipe, optimizer = prepared(comm, model, {"dp": 2, "pp": 2}, precision="bf16",
-                                         micro_batches=4)  # fmt: skip
-        return train(mesh, pipe, optimizer, batch)[0], rd.full_state_dict(pipe)
+        mesh, pipe, optimizer = prepared(
+            comm, model, {"dp": 2, "pp": 2}, precision=precision, micro_batches=4, schedule=word,
+            strategy=strategy,
+        )  # fmt: skip
+        losses, norms = train(mesh, pipe, optimizer, batch)
+        return losses, norms, rd.full_state_dict(pipe), skipped(pipe)
 
-    for losses, state in rd.run(body, 4, "threads"):
+    for losses, norms, state, left_out in rd.run(body, 4, "threads"):
+        assert left_out == 0
         assert losses == pytest.approx(expected, rel=2e-2)
+        assert norms[0] == pytest.approx(alone(model, batch, 1)[1][0], rel=2e-2)
         assert all(value.dtype == torch.float32 for value in state.values())
 
 
-def test_scaled_losses_are_refused() -> None:
+def skipped(pipe: Any) -> int:
+    return int(pipe._roundelay_run.run.step.skipped)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "ps"])
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_step_is_skipped_by_all_stages_or_by_none(where: int, strategy: str) -> None:
+    """One rank of one stage has a gradient that overflows, in the first of two steps."""
     model, batch = built(Words).float(), words_batch(16)
 
-    def body(comm: rd.Communicator) -> str:
-        mesh, pipe, optimizer = prepared(comm, model, {"dp": 2, "pp": 2}, precision="fp16",
-                                         micro_batches=4)  # fmt: skip
-        with pytest.raises((InvalidArgumentError, RankFailed)) as caught:
-            train(mesh, pipe, optimizer, batch)
-        return str(caught.value)
+    def body(comm: rd.Communicator) -> Any:
+        mesh, pipe, optimizer = prepared(comm, model, {"dp": 2, "pp": 2}, precision=HALF,
+                                         micro_batches=4, strategy=strategy)  # fmt: skip
+        before = {name: one.clone() for name, one in rd.full_state_dict(pipe).items()}
+        mine = mesh.place == {"dp": 1, "pp": where}
+        block = f"blocks.{4 * where + 1}.up.bias"
+        hook = pipe.get_parameter(block).register_hook(lambda g: g * float("inf")) if mine else None
+        pipe.step(*batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        after = rd.full_state_dict(pipe)
+        kept = all(torch.equal(before[name], one) for name, one in after.items())
+        if hook is not None:
+            hook.remove()
+        scaler = pipe._roundelay_run.run.setup.scaler
+        first = scaler.scale
+        train(mesh, pipe, optimizer, batch)
+        moved = not torch.equal(before["tokens.weight"], rd.full_state_dict(pipe)["tokens.weight"])
+        return kept, moved, skipped(pipe), first, scaler.scale
 
-    assert all("scale" in said for said in rd.run(body, 4, "threads"))
+    results = rd.run(body, 4, "threads")
+    assert {result[:3] for result in results} == {(True, True, 1)}
+    assert len({result[3:] for result in results}) == 1

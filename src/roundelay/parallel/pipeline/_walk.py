@@ -39,6 +39,8 @@ class Batch:
     micro_batches: int
     accumulate: Callable[[], AbstractContextManager[None]] = nullcontext
     last_adds: bool = False  # whether another pass comes after the last action
+    #: Makes of a loss that from which backward begins.
+    scale: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass
@@ -173,7 +175,8 @@ class Walk:
                 f"shape {tuple(getattr(loss, 'shape', ()))}."
             )
         self.losses.append(loss.detach().reshape(()))
-        return [loss / self._batch.micro_batches]
+        share = loss / self._batch.micro_batches
+        return [share if self._batch.scale is None else self._batch.scale(share)]
 
     def _inputs(self, stage: int, number: int) -> Sequence[Any]:
         if stage == 0:

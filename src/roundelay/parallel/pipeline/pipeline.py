@@ -24,7 +24,7 @@ from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
 from roundelay.parallel.staging import stage_model
 from roundelay.pipelines import PipelineSchedule
-from roundelay.training.steps import accumulate, is_prepared
+from roundelay.training.steps import accumulate, is_prepared, loss_scaler
 
 __all__ = ["Pipeline"]
 
@@ -128,7 +128,18 @@ class Pipeline(nn.Module):
         batch, key = self._batch(given, errand)
         forms = dict(self._forms.get(key, {}))
         walk = Walk(self._schedule, self._programs, self._comm, batch, forms, device_of(self))
-        if batch.learns and self._tied:
+        scaler = loss_scaler(self)
+        with nullcontext() if scaler is None else scaler.from_elsewhere():
+            loss = self._walked(walk, learns=batch.learns)
+        self._forms[key] = forms
+        if errand.loss is not None:
+            return loss
+        outputs = [walk.outputs[number] for number in sorted(walk.outputs)]
+        return joined(outputs) if outputs else None
+
+    def _walked(self, walk: Walk, *, learns: bool) -> torch.Tensor:
+        """Do all that there is to do, and return the loss."""
+        if learns and self._tied:
             self._tied.set_aside()
         self._walk = walk
         try:
@@ -137,15 +148,11 @@ class Pipeline(nn.Module):
             self._tied.release()
             self._walk = None
         loss = self._ended(walk)
-        self._forms[key] = forms
-        if batch.learns:
+        if learns:
             self._record = walk.record
             if self._tied:
                 self._tied.bring_together()
-        if errand.loss is not None:
-            return loss
-        outputs = [walk.outputs[number] for number in sorted(walk.outputs)]
-        return joined(outputs) if outputs else None
+        return loss
 
     def _loss_on(self, x: Any, target: Any, *, learns: bool) -> torch.Tensor:
         if self._loss is None:
@@ -177,6 +184,8 @@ class Pipeline(nn.Module):
         targets = [None] * count if errand.target is None else split_batch(errand.target, count)
         adding = partial(accumulate, self) if is_prepared(self) else nullcontext
         batch = Batch(inputs, targets, errand.loss, errand.learns, count, adding, bool(self._tied))
+        scaler = loss_scaler(self)
+        batch.scale = scaler.apply if scaler is not None and errand.learns else None
         return batch, tuple(every[:, :-1].flatten().tolist())
 
     def _trained(self) -> int:
