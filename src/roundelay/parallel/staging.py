@@ -18,6 +18,7 @@ class Staging:
     comm: Communicator
     names: dict[str, str]  # of every parameter, each with the first one of the same parameter
     keys: tuple[str, ...]  # of its state dict
+    modules: tuple[str, ...]  # all names of them
 
 
 def stage_model(part: torch.nn.Module, whole: torch.nn.Module, comm: Communicator) -> None:
@@ -27,7 +28,8 @@ def stage_model(part: torch.nn.Module, whole: torch.nn.Module, comm: Communicato
         name: first.setdefault(one, name)
         for name, one in whole.named_parameters(remove_duplicate=False)
     }
-    vars(part)["_staging"] = Staging(comm, names, tuple(whole.state_dict()))
+    modules = tuple(name for name, _ in whole.named_modules())
+    vars(part)["_staging"] = Staging(comm, names, tuple(whole.state_dict()), modules)
 
 
 def staging_of(model: torch.nn.Module) -> Staging | None:

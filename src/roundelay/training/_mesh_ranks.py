@@ -98,6 +98,7 @@ class MeshRanks:
              -1 if sharding is None else places.get(sharding.axis, -1))
             for name, sharding in found.items()
         ]  # fmt: skip
+        self._refuse_cuts(found, first_names)
         buffers = [name for name, _ in model.named_buffers()]
         every = self.beside.all_gather_object((keys, buffers))
         first: dict[tuple[str, int], tuple[int, str]] = {}
@@ -111,6 +112,23 @@ class MeshRanks:
         names = {name for theirs, _ in every for name, _, _ in theirs}
         self.elsewhere = names.union(*(theirs for _, theirs in every))
         self.elsewhere -= parameters.keys() | {*buffers}
+
+    def _refuse_cuts(self, found: dict[str, Sharding | None], first_names: dict[str, str]) -> None:
+        """Refuse a parameter that stages share and divide in several ways."""
+        if self.staging is None:
+            return
+        mine = {name: "whole" if one is None else f"{one.axis} in dim {one.dim} at {one.pieces}"
+                for name, one in found.items()}  # fmt: skip
+        ways: dict[str, tuple[str, str]] = {}
+        for theirs in self.staging.comm.all_gather_object(mine):
+            for name, way in theirs.items():
+                other, before = ways.setdefault(first_names[name], (name, way))
+                if way != before:
+                    raise InvalidArgumentError(
+                        f"{other} and {name} are one parameter in two stages of the pipeline, and "
+                        f"the first is divided by {before}, the other by {way}. Divide both alike: "
+                        f"'embedding' and 'column' cut alike."
+                    )
 
     def whole_shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a whole parameter, of which this rank has so much."""
