@@ -24,6 +24,7 @@ class StepRecord:
     peak: int = 0  # micro-batches whose activations were kept, each once for every stage
     messages: int = 0  # sent to other ranks
     nbytes: int = 0
+    waited: float = 0.0  # seconds in which there was nothing to do but wait for a message
     #: When it computed what, in seconds of the monotonic clock; waiting is not in it.
     spans: list[PipelineSpan] = field(default_factory=list)
 
@@ -100,7 +101,8 @@ class Walk:
             self._do(action, self._batch.accumulate if adds else nullcontext)
             self.record.peak = max(self.record.peak, len(self._live))
         self._mail.wait()
-        self.record.messages, self.record.nbytes = self._mail.messages, self._mail.nbytes
+        mail, record = self._mail, self.record
+        record.messages, record.nbytes, record.waited = mail.messages, mail.nbytes, mail.waited
 
     def _do(
         self, action: PipelineAction, adding: Callable[[], AbstractContextManager[None]]
@@ -208,7 +210,7 @@ class Walk:
         if not told:
             self._mail.tell(form, rank, stage)
         if form is not None:
-            values = outputs if self.failure is None else self._mail.buffers(form)
+            values = outputs if self.failure is None else self._mail.zeros(form)
             self._mail.send(values, rank, stage, number, back=False)
 
     # ---- backward
@@ -261,9 +263,7 @@ class Walk:
         form = self._back_form(stage - 1)
         if form:
             whole = live is not None and self.failure is None
-            values = (
-                _filled(live.inputs, grads or ()) if whole and live else self._mail.buffers(form)
-            )
+            values = _filled(live.inputs, grads or ()) if whole and live else self._mail.zeros(form)
             self._mail.send(values, rank, stage - 1, number, back=True)
 
     def _back_form(self, edge: int) -> Form:
