@@ -167,6 +167,31 @@ def test_gradients_go_to_replicas_once_a_step(word: str) -> None:
     assert sent(1) == sent(4)
 
 
+@pytest.mark.parametrize("word", ["gpipe", "interleaved-1f1b"])
+def test_the_ledger_has_what_stages_send_and_keep(word: str) -> None:
+    """What goes along pp is the messages, and beside them as much whatever the batch is."""
+    model = built(Words)
+
+    def body(comm: rd.Communicator) -> Any:
+        mesh, pipe, optimizer = prepared(comm, model, {"dp": 2, "pp": 2}, schedule=word)
+        beside = []
+        for rows in (16, 16, 64):
+            before = rd.ledger(pipe).entries[comm.rank]
+            train(mesh, pipe, optimizer, words_batch(rows))
+            entry, steps = rd.ledger(pipe).entries[comm.rank], pipe._roundelay_run.run.steps
+            sent = entry.along["pp"] * steps
+            sent -= before.along["pp"] * (steps - STEPS) if before.along else 0
+            beside.append(sent - STEPS * pipe.record.nbytes)
+        book = rd.ledger(pipe)
+        assert "kept" in str(book)
+        return beside, entry.kept, pipe.peaks[mesh.place["pp"]], pipe.record.nbytes
+
+    for beside, kept, peak, nbytes in rd.run(body, 4, "threads"):
+        assert kept == peak
+        assert nbytes > 0
+        assert beside[1] == pytest.approx(beside[2], abs=400)  # forms, told once for each batch
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "ps"])
 @pytest.mark.parametrize("word", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize("precision", ["bf16", HALF], ids=["bf16", "fp16"])

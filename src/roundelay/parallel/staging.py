@@ -19,9 +19,12 @@ class Staging:
     names: dict[str, str]  # of every parameter, each with the first one of the same parameter
     keys: tuple[str, ...]  # of its state dict
     modules: tuple[str, ...]  # all names of them
+    told: str  # how it was cut and is run, in words that ranks compare
 
 
-def stage_model(part: torch.nn.Module, whole: torch.nn.Module, comm: Communicator) -> None:
+def stage_model(
+    part: torch.nn.Module, whole: torch.nn.Module, comm: Communicator, told: str
+) -> None:
     """Note on what a rank has of which model it is a part."""
     first: dict[torch.Tensor, str] = {}
     names = {
@@ -29,7 +32,7 @@ def stage_model(part: torch.nn.Module, whole: torch.nn.Module, comm: Communicato
         for name, one in whole.named_parameters(remove_duplicate=False)
     }
     modules = tuple(name for name, _ in whole.named_modules())
-    vars(part)["_staging"] = Staging(comm, names, tuple(whole.state_dict()), modules)
+    vars(part)["_staging"] = Staging(comm, names, tuple(whole.state_dict()), modules, told)
 
 
 def staging_of(model: torch.nn.Module) -> Staging | None:

@@ -70,7 +70,8 @@ class Pipeline(nn.Module):
         mine = {number: plan.stages[number] for number in plan.schedule.stages_of(comm.rank)}
         rest = left_over(model, plan.stages)
         attach(self, model, mine.values(), [name for at in mine for name in rest.get(at, ())])
-        stage_model(self, model, comm)
+        told = "; ".join(f"{what}: {value}" for what, value in plan.told.items())
+        stage_model(self, model, comm, told)
         self._programs = {number: stage.bind(self) for number, stage in mine.items()}
         shared = tied(model, plan.stages, plan.schedule.placement)
         names = _names_of(model)
