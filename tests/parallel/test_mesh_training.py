@@ -71,3 +71,9 @@ def test_a_mesh_trains_as_one_device(axes: dict[str, int], strategy: str) -> Non
 @pytest.mark.parametrize("axes", WITH_EXPERTS, ids=shown)
 def test_experts_train_as_on_one_device(axes: dict[str, int], strategy: str) -> None:
     same_as_one_device(axes, strategy, experts=True)
+
+
+@pytest.mark.parametrize("axes", [{"ep": 2, "pp": 2}, {"tp": 2, "ep": 2, "pp": 2}], ids=shown)
+def test_experts_in_stages_of_one_replica(axes: dict[str, int]) -> None:
+    """ZeRO refuses these: no two ranks have the same experts."""
+    same_as_one_device(axes, "ddp", experts=True)
