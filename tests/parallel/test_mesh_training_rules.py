@@ -35,7 +35,7 @@ from roundelay.errors import (  # noqa: E402 - only with torch
     NotFiniteError,
 )
 from roundelay.parallel import functions  # noqa: E402
-from roundelay.parallel.sharding import shard_parameter  # noqa: E402
+from roundelay.parallel.sharding import shard_parameter, sharding_of  # noqa: E402
 from roundelay.training.strategies.ddp import Ddp  # noqa: E402
 from roundelay.training.strategies.parameter_server import ParameterServer  # noqa: E402
 from roundelay.training.strategies.zero import Zero  # noqa: E402
@@ -646,3 +646,76 @@ def test_state_that_is_there_before_a_plan_is_cut_with_the_parameters(
     for found in rd.run(body, 2, "threads"):
         for name, right in one.state_dict().items():
             np.testing.assert_allclose(found[name], right.numpy(), rtol=1e-12, err_msg=name)
+
+
+def divided(kind: str, comm: Any) -> Any:
+    """Return a model of which every rank of a communicator has a part."""
+    torch.manual_seed(0)
+    if kind == "experts":
+        return rd.MoE(lambda: torch.nn.Linear(6, 6), rd.Router(6, 4), comm).double()
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6)).double()
+    rd.apply_plan(net, {"0": "column", "1": "row"}, rd.Mesh(tp=comm.size, comm=comm))
+    return net
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ps", "zero1", "zero3"])
+@pytest.mark.parametrize("kind", ["experts", "layers"])
+def test_parts_of_a_model_are_prepared_with_their_mesh(kind: str, strategy: str) -> None:
+    def body(comm: Any) -> None:
+        net = divided(kind, comm)
+        rd.prepare(net, adam(net.parameters()), comm=comm, strategy=strategy)
+
+    texts = refused(body, 2)
+    assert all("It needs the mesh" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("kind", ["experts", "layers"])
+def test_a_copy_of_parts_knows_that_they_are_parts(kind: str) -> None:
+    def body(comm: Any) -> bool:
+        net = divided(kind, comm)
+        twin, rows = copy.deepcopy(net), torch.ones(3, 6).double()
+        return torch.equal(net(rows), twin(rows)) and [
+            sharding_of(one) for one in twin.parameters()
+        ] == [sharding_of(one) for one in net.parameters()]
+
+    assert rd.run(body, 2, "threads") == [True, True]
+
+
+def test_experts_of_other_code_are_refused() -> None:
+    def body(comm: Any) -> None:
+        ends = [torch.nn.LeakyReLU(0.1), torch.nn.LeakyReLU(0.2)]
+        rd.MoE([torch.nn.Sequential(torch.nn.Linear(4, 4), end) for end in ends],
+               rd.Router(4, 2), comm)  # fmt: skip
+
+    texts = refused(body, 2)
+    assert all("is not built like expert 0" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("axes", [{"ep": 2}, {"ep": 3}, {"dp": 2, "ep": 2}], ids=str)
+def test_averaged_experts_need_not_divide_by_the_ranks(axes: dict[str, int]) -> None:
+    rows = torch.randn(12, 6, generator=torch.Generator().manual_seed(2)).double()
+
+    def mixture(comm: Any) -> Any:
+        torch.manual_seed(0)
+        return rd.MoE(lambda: torch.nn.Linear(6, 6), rd.Router(6, 5, top_k=2), comm).double()
+
+    one = mixture(None)
+    own = adam(one.parameters())
+    for _ in range(3):
+        one(rows).square().mean().backward()
+        own.step()
+        own.zero_grad()
+
+    def body(comm: Any) -> dict[str, Any]:
+        mesh = rd.Mesh(comm=comm, **axes)
+        net = mixture(mesh["ep"])
+        net, optimizer = rd.prepare(net, adam(net.parameters()), mesh=mesh, strategy="ddp")
+        for _ in range(3):
+            net(rows.chunk(comm.size)[comm.rank]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: value.numpy() for name, value in rd.full_state_dict(net).items()}
+
+    for found in rd.run(body, int(np.prod([*axes.values()])), "threads"):
+        for name, right in one.state_dict().items():
+            np.testing.assert_allclose(found[name], right.numpy(), rtol=1e-11, err_msg=name)

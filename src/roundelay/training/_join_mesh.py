@@ -68,13 +68,37 @@ def _check_axes(mesh: Mesh) -> None:
 def meant_mesh(
     model: object, comm: Communicator | None, mesh: Mesh | None
 ) -> tuple[Communicator | None, Mesh | None]:
-    """Return what is given; or the mesh of a pipeline, where its axes of data are given."""
-    staging = staging_of(model) if isinstance(model, torch.nn.Module) else None
-    if mesh is None and staging is not None and isinstance(comm, Communicator):
-        found = Mesh.of(comm)
-        if found and found is Mesh.of(staging.comm) and comm is along(found, DATA):
+    """Return what is given; or the mesh of a divided model, where its axes of data are given."""
+    if mesh is None and isinstance(comm, Communicator) and isinstance(model, torch.nn.Module):
+        found, parts = Mesh.of(comm), _divides(model)
+        ours = found and parts and all(Mesh.of(part) is found for part in parts.values())
+        if found and ours and comm is along(found, DATA):
             return None, found
     return comm, mesh
+
+
+def _divides(model: torch.nn.Module) -> dict[str, Communicator]:
+    """Return the ranks that have parts of a model between them, by what is divided."""
+    staging = staging_of(model)
+    found = {} if staging is None else {"its stages": staging.comm}
+    for name, parameter in model.named_parameters():
+        sharding = sharding_of(parameter)
+        if sharding is not None and sharding.comm.size > 1:
+            found[name] = sharding.comm
+    return found
+
+
+def check_divided(model: torch.nn.Module, mesh: object) -> None:
+    """Refuse a model of which ranks have parts, without the mesh that says which ranks do."""
+    for name, sharding in ((one, sharding_of(each)) for one, each in model.named_parameters()):
+        if mesh is None and sharding is not None and sharding.comm.size > 1:
+            raise InvalidArgumentError(
+                f"The parameter {name} is divided along {sharding.axis} between "
+                f"{sharding.comm.size} ranks, and prepare got comm=, by which all ranks have the "
+                f"same. It needs the mesh: mesh = rd.Mesh(dp=…, {sharding.axis}="
+                f"{sharding.comm.size}, comm=comm), divide the model along mesh"
+                f"[{sharding.axis!r}], and rd.prepare(…, mesh=mesh)."
+            )
 
 
 def check_pipeline(model: torch.nn.Module, mesh: object) -> None:

@@ -14,6 +14,7 @@ from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.parallel.mesh import Mesh
 from roundelay.training._join_mesh import (
     Plan,
+    check_divided,
     check_mesh,
     check_pipeline,
     described_plan,
@@ -87,6 +88,7 @@ def prepare(
         listed, as_given = _listed(optimizer)
         _check(model, listed)
         check_pipeline(model, mesh)
+        check_divided(model, mesh)
         if buffers not in BUFFERS:
             raise UnknownNameError("ways to share buffers", str(buffers), BUFFERS)
         joined = JoinedOptimizers(listed)

@@ -100,7 +100,7 @@ class Scaler:
         """
         for device in {grad.device for grad in grads}:
             here = [grad for grad in grads if grad.device == device]
-            found = torch.zeros((), device=device)
+            found = torch.zeros((), dtype=torch.float32, device=device)
             inverse = torch.full((), self.inverse * factor, dtype=torch.float32, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(here, found, inverse)
             if found.item():

@@ -204,7 +204,11 @@ class Pipeline(nn.Module):
         rows = {rows_of(what, value) for what, value in (("x", x), ("target", errand.target))
                 if value is not None}  # fmt: skip
         if len(rows) > 1:
-            raise InvalidArgumentError(f"x and target of a pipeline have {rows} rows.")
+            told = " and ".join(map(str, sorted(rows)))
+            raise InvalidArgumentError(
+                f"x and target of a pipeline are cut into micro-batches alike, and have {told} "
+                f"rows. Give step as many of each."
+            )
         uneven = [each for each in rows if each % count]
         if uneven and errand.learns:
             raise InvalidArgumentError(
