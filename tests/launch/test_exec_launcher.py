@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -93,6 +94,7 @@ def test_hosts_that_do_not_come_are_told_of_in_time_and_in_one_line(
         (["--nnodes", "2", "--mpi"], "either torchrun's options or"),
         (["--nnodes", "2", "-H", "localhost:2"], "either torchrun's options or"),
         (["--mpi-args", "--bind-to none"], "--mpi-args is for mpirun: add --mpi"),
+        (["--mpi", "--shutdown-timeout", "5"], "mpirun ends its ranks as it is used to"),
         (["-np", "5", "-H", "localhost:2,127.0.0.1:2"], "more than the 4 ranks"),
         (["--mpi", "--mpi-args", "'"], "--mpi-args \"'\" can't be read"),
     ],
@@ -229,6 +231,19 @@ def test_all_of_torchruns_options_go_through() -> None:
         "-m", "roundelay.launch._torchrun", "--nproc-per-node", "4", "--nnodes", "1:2",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "node0:1", "--rdzv-id", "x", "-m", "pkg",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "takes"), [("2.13.0+cpu", ""), ("2.15.0", "6"), ("3.0", "6")])
+def test_the_time_to_end_is_torchruns_where_it_can_be_told(
+    found: str, takes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_launcher, "version", lambda _: found)
+    asked = partial(exec_launcher.torchrun_command, 2, {}, ["x.py"], shutdown_timeout=5.5)
+    if takes:
+        assert asked()[5:7] == ["--shutdown-timeout", takes]
+        return
+    with pytest.raises(InvalidArgumentError, match=r"gives them 30 s in torch 2\.13"):
+        asked()
 
 
 def test_without_torch_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

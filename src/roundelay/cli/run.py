@@ -25,7 +25,7 @@ from roundelay.launch.exec_launcher import (
     with_timeout,
 )
 from roundelay.launch.host_list import HostSlots, all_here, read_hosts, slots
-from roundelay.launch.job import run_job
+from roundelay.launch.job import SHUTDOWN_S, run_job
 from roundelay.launch.local import check_timeout
 from roundelay.launch.pods import ranks_of_pod, torchrun_options, without_others
 from roundelay.launch.ranks_here import ranks_here
@@ -78,6 +78,12 @@ def _for_torchrun(name: str, metavar: str, text: str) -> Callable[[Command], Com
     type=float,
     help="Seconds that any call may wait for another rank.  [default: 60]",
 )
+@click.option(
+    "--shutdown-timeout",
+    "--shutdown_timeout",
+    type=float,
+    help="Seconds that ranks have to end when the job is asked to, by SIGTERM say.  [default: 10]",
+)
 @_for_torchrun("--nnodes", "N", "Hosts: a number, or min:max. By torchrun.")
 @_for_torchrun("--node-rank", "N", "Which host this is, from 0.")
 @_for_torchrun("--master-addr", "HOST", "The host of rank 0.")
@@ -104,6 +110,7 @@ def command(
     size: int | None,
     as_module: bool,
     timeout: float | None,
+    shutdown_timeout: float | None,
     by_mpi: bool,
     hostfile: str | None,
     host: str | None,
@@ -124,6 +131,8 @@ def command(
     """
     if timeout is not None:
         check_timeout("--timeout", timeout)
+    if shutdown_timeout is not None:
+        check_timeout("--shutdown-timeout", shutdown_timeout)
     target = [*(_module(script) if as_module else _file(script)), *args]
     given = {name: value for name, value in for_torchrun.items() if value is not None}
     hosts = read_hosts(host) if host else []
@@ -132,6 +141,8 @@ def command(
         raise click.UsageError("either torchrun's options or hosts by name and mpirun's, not both.")
     if mpi_args and not by_mpi:
         raise click.UsageError("--mpi-args is for mpirun: add --mpi.")
+    if shutdown_timeout is not None and by_mpi:
+        raise click.UsageError("mpirun ends its ranks as it is used to: no --shutdown-timeout.")
     environ = with_timeout(os.environ, timeout)
     if by_mpi:
         # mpirun may start even from within an MPI job.
@@ -142,12 +153,12 @@ def command(
     handed = {} if hosts else torchrun_options(given, environ)
     ranks = _ranks_in_all(size, hosts) if hosts else size or ranks_of_pod(environ)
     if handed:
-        command = torchrun_command(ranks, handed, target, timeout)
+        command = torchrun_command(ranks, handed, target, timeout, shutdown_timeout)
         exec_launcher(command, without_others(environ, handed))
     job = secrets.token_hex(8)
     environments = rank_environments(environ, ranks, job=job, port=_free_port(), timeout=timeout)
     try:
-        ending = run_job([sys.executable, *target], environments)
+        ending = run_job([sys.executable, *target], environments, shutdown_timeout or SHUTDOWN_S)
     finally:
         forget(found_place(environments[0]).job)
     _report(ending)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NoReturn
 
 from roundelay.engines.mpi.mpirun import HOSTFILES, find_mpirun, is_open_mpi
-from roundelay.errors import MissingPackageError
+from roundelay.errors import InvalidArgumentError, MissingPackageError
 
 __all__ = ["exec_launcher", "mpirun_command", "torchrun_command", "with_timeout"]
 
@@ -19,12 +21,17 @@ NAMES_HOSTS = ("H", "f", "host", "hosts", "hostfile", "machinefile", "machine", 
 #: What ranks of mpirun on other hosts should know too.
 HANDED = ("ROUNDELAY_TIMEOUT", "ROUNDELAY_SECRET", "ROUNDELAY_SECRET_FILE", "ROUNDELAY_MAX_ISA")
 
+SHUTDOWN_SINCE = (2, 15)  # of torch: since then torchrun can be told how long ranks have to end
 #: What torchrun calls the time for hosts to find one another: without, and with a backend.
 WAITS = ("timeout", "join_timeout", "read_timeout")
 
 
 def torchrun_command(
-    size: int, options: Mapping[str, str], target: Sequence[str], timeout: float | None = None
+    size: int,
+    options: Mapping[str, str],
+    target: Sequence[str],
+    timeout: float | None = None,
+    shutdown_timeout: float | None = None,
 ) -> list[str]:
     """Return the words by which torchrun starts `size` ranks on this host, as one of several.
 
@@ -36,9 +43,22 @@ def torchrun_command(
     if find_spec("torch") is None:
         raise MissingPackageError("To start several hosts", "torch")
     words = ["--nproc-per-node", str(size)]
+    if shutdown_timeout is not None:
+        words += ["--shutdown-timeout", _whole_seconds(shutdown_timeout)]
     for name, value in _waiting(options, timeout).items():
         words += [f"--{name.replace('_', '-')}", value]
     return [sys.executable, "-m", "roundelay.launch._torchrun", *words, *target]
+
+
+def _whole_seconds(shutdown_timeout: float) -> str:
+    found = version("torch")
+    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < SHUTDOWN_SINCE:
+        raise InvalidArgumentError(
+            f"--shutdown-timeout {shutdown_timeout:g}: over several hosts ranks are ended by "
+            f"torchrun, which gives them 30 s in torch {found}; since torch 2.15 it can be said. "
+            f"Leave it out, or install a newer torch."
+        )
+    return str(math.ceil(shutdown_timeout))
 
 
 def _waiting(options: Mapping[str, str], timeout: float | None) -> dict[str, str]:
