@@ -91,7 +91,11 @@ def main() -> None:
         sys.exit(SKIPPED)
     client = sdk.TrainerClient(backend_config=sdk.LocalProcessBackendConfig())
     with tempfile.TemporaryDirectory() as folder:
-        packages = [wheel(folder), f"torch=={os.environ.get('TORCH', '2.13.0')}", "numpy"]
+        packages = [
+            os.environ.get("ROUNDELAY_WHEEL") or wheel(folder),
+            f"torch=={os.environ.get('TORCH', '2.13.0')}",
+            "numpy",
+        ]
         expected = "".join(f"rank {rank} of {RANKS}: 3\n" for rank in range(RANKS))
         for function, due, said in (
             (train, "Complete", expected.splitlines()),
