@@ -101,8 +101,13 @@ def test_what_is_missing_or_wrong_is_named_with_the_way_out(environ: Environ, sa
     assert said in str(caught.value)
 
 
-def test_a_rank_may_start_a_job_of_its_own() -> None:
-    assert torchrun_options({}, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}) == {}
+@pytest.mark.parametrize("pod", [{}, {"PET_NNODES": "2", "PET_NODE_RANK": "1"}])
+def test_a_rank_may_start_a_job_of_its_own(pod: Environ) -> None:
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "PET_NPROC_PER_NODE": "7", **pod}
+    assert torchrun_options({}, rank) == {}
+    assert torchrun_options({"nnodes": "1"}, rank) == {"nnodes": "1"}
+    assert without_others(rank, {"nnodes": "1"}).keys().isdisjoint({"PET_NODE_RANK"})
+    assert ranks_of_pod(rank) == _core.available_cores()
 
 
 BY_A_LAUNCHER = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

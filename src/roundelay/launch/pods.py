@@ -46,6 +46,8 @@ def torchrun_options(given: Mapping[str, str], environ: Mapping[str, str]) -> di
     >>> torchrun_options({}, {"PET_NNODES": "1", "PET_NODE_RANK": "0", "RANK": "0"})
     {}
     """
+    if "LOCAL_RANK" in environ:  # a rank of a job in these pods starts one of its own
+        return dict(given)
     said = {name: environ[variable(name)] for name in OPTIONS if environ.get(variable(name))}
     for name, (least, most) in NUMBERS.items():
         if name in said and name not in given:
@@ -70,8 +72,9 @@ def without_others(environ: Mapping[str, str], handed: Mapping[str, str]) -> dic
 
 def ranks_of_pod(environ: Mapping[str, str]) -> int:
     """Return how many ranks PET_NPROC_PER_NODE says this host has; without it, one per core."""
+    said = "" if "LOCAL_RANK" in environ else environ.get(PER_HOST)
     try:
-        return ranks_here(environ.get(PER_HOST) or "cpu")
+        return ranks_here(said or "cpu")
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{PER_HOST}={error}") from None
 
@@ -144,8 +147,8 @@ def _refuse_split(environ: Mapping[str, str]) -> None:
             f"Say it by --nnodes or by that variable; or unset {variable('node_rank')} for a job "
             f"of this host alone."
         )
-    if HOSTS in environ or "LOCAL_RANK" in environ:
-        return  # said, or a rank of another job starts one of its own
+    if HOSTS in environ:
+        return
     size = environ.get("WORLD_SIZE", "")
     if "RANK" in environ and size.isdigit() and int(size) > 1:
         raise InvalidArgumentError(
