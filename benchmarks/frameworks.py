@@ -14,6 +14,7 @@ results/frameworks.json.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import os
@@ -22,11 +23,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = Path(__file__).parent / "_frameworks"
@@ -36,7 +37,7 @@ BACKENDS = ("gloo", "roundelay")
 LINE = "losses "
 LIMIT_S = 600.0
 RANKS = 2
-IMPORTS = 20  # of torch, with and without our name
+IMPORTS = 5  # of torch
 #: Of the frameworks below, what is needed for torch alone is here already.
 HERE = "torch"
 
@@ -53,11 +54,6 @@ class Framework:
     torchrun: bool = True  # else the program starts its own ranks
     needs: tuple[str, ...] = ()
     restarts: int = 0
-
-    @property
-    def environment(self) -> str:
-        """The name of its environment: one for each package."""
-        return re.sub(r"\W+", "_", self.package)
 
 
 WORD = 'init_process_group("roundelay")'
@@ -88,7 +84,7 @@ FRAMEWORKS = [
         torchrun=False, needs=("ray[train]",),
     ),
     Framework(
-        "torchft, a replica dies", "torchft_program.py", "Manager(pg=ProcessGroupRoundelay())",
+        "torchft, a replica dies", "torchft_program.py", "Manager(pg=process_group())",
         "torchft-nightly", torchrun=False,
     ),
 ]  # fmt: skip
@@ -118,17 +114,18 @@ def pinned(package: str) -> str:
     return next(line for line in lines if line.startswith(f"{package}=="))
 
 
-def python_of(framework: Framework, wheel: Path | None) -> Path:
-    """Return the Python of a framework's environment, which is made if it is not there."""
-    if framework.package == HERE or wheel is None:
+@functools.cache
+def python_of(package: str, needs: tuple[str, ...], wheel: Path | None) -> Path:
+    """Return the Python of a package's environment, which is made if it is not there."""
+    if package == HERE or wheel is None:
         return Path(sys.executable)
-    folder = ENVIRONMENTS / framework.environment
+    folder = ENVIRONMENTS / re.sub(r"\W+", "_", package)
     python = folder / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet"]
     if not (folder / ".ready").exists():
         venv.create(folder, with_pip=True, clear=True)
         run([*pip, pinned("torch"), pinned("numpy")])  # first, so that nobody brings another
-        run([*pip, pinned("torch"), framework.package, *framework.needs])
+        run([*pip, pinned("torch"), package, *needs])
         (folder / ".ready").touch()
     run([*pip, wheel])
     run([*pip, "--force-reinstall", "--no-deps", wheel])  # of the tree as it is
@@ -166,7 +163,7 @@ def row(framework: Framework, wheel: Path | None) -> dict[str, object]:
         "program": framework.program,
     }  # fmt: skip
     try:
-        python = python_of(framework, wheel)
+        python = python_of(framework.package, framework.needs, wheel)
         asked = f"import importlib.metadata as m; print(m.version({framework.package!r}))"
         made["version"] = run([python, "-c", asked]).strip()
         found = {backend: losses(framework, python, backend) for backend in BACKENDS}
@@ -178,25 +175,33 @@ def row(framework: Framework, wheel: Path | None) -> dict[str, object]:
 
 
 def import_cost() -> dict[str, float]:
-    """Return what `import torch` takes with our name and without, in ms, the least of many."""
-    took: dict[str, list[float]] = {"0": [], "1": []}
-    for _ in range(IMPORTS):
-        for word, found in took.items():
-            began = time.perf_counter()
-            environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": word}
-            subprocess.run([sys.executable, "-c", "import torch"], check=True, env=environ)
-            found.append(time.perf_counter() - began)
-    code = (
+    """Return CPU time of `import torch`, and of our name in it, in ms, the least of some."""
+    whole = "import time, torch; print(time.process_time())"
+    name = (
         "import sys, time, torch; [sys.modules.pop(n) for n in [*sys.modules] if 'roundelay' in n];"
-        "torch.distributed.Backend._plugins.pop('ROUNDELAY', None);"
-        "b = time.perf_counter(); from roundelay.torch_autoload import name_backend;"
-        "name_backend(); print(time.perf_counter() - b)"
+        "torch.distributed.Backend._plugins.pop('ROUNDELAY', None); began = time.process_time();"
+        "from roundelay.torch_autoload import name_backend; name_backend();"
+        "print(time.process_time() - began)"
     )
-    alone = min(float(run([sys.executable, "-c", code])) for _ in range(IMPORTS))
-    return {
-        "without_ms": 1000 * min(took["0"]), "with_ms": 1000 * min(took["1"]),
-        "the_name_ms": 1000 * alone,
+    took = {
+        word: 1000 * min(float(run([sys.executable, "-c", code])) for _ in range(IMPORTS))
+        for word, code in (("torch_ms", whole), ("name_ms", name))
+    }
+    return {word: round(one, 3) for word, one in took.items()}
+
+
+def keep(known: dict[str, Any], rows: dict[str, Any], *, anew: bool) -> dict[str, Any]:
+    """Write the results, so that what went before stays if a later one takes everything down."""
+    cost = known.get("import_cost")
+    found = {
+        "command": "python benchmarks/frameworks.py",
+        "python": platform.python_version(), "cores": os.cpu_count(), "ranks": RANKS,
+        "torch": importlib.metadata.version("torch"),
+        "import_cost": import_cost() if cost is None or (anew and "anew" not in known) else cost,
+        "rows": [rows[one.name] for one in FRAMEWORKS if one.name in rows],
     }  # fmt: skip
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return {**found, "anew": True}
 
 
 def main() -> int:
@@ -220,20 +225,14 @@ def main() -> int:
             "--wheel-dir", ENVIRONMENTS, ROOT,
         ])  # fmt: skip
         wheel = max(ENVIRONMENTS.glob("roundelay-*.whl"), key=lambda path: path.stat().st_mtime)
-    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
-    rows = {one["framework"]: one for one in known["rows"]}
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    rows = {one["framework"]: one for one in known.get("rows", ())}
     for framework in chosen:
         made = rows[framework.name] = row(framework, wheel)
-        print(f"{made['outcome']}  {framework.name} {made.get('version', '')}  {made['why']}")
-    if not given.here:
-        cost = known.get("import_cost") if given.names else None
-        found = {
-            "command": "python benchmarks/frameworks.py",
-            "python": platform.python_version(), "cores": os.cpu_count(), "ranks": RANKS,
-            "torch": importlib.metadata.version("torch"), "import_cost": cost or import_cost(),
-            "rows": [rows[one.name] for one in FRAMEWORKS if one.name in rows],
-        }  # fmt: skip
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        told = [made["outcome"], framework.name, made.get("version", ""), made["why"]]
+        print(*told, sep="  ", flush=True)
+        if not given.here:
+            known = keep(known, rows, anew=not given.names)
     return int(any(rows[one.name]["outcome"] == "failed" for one in chosen))
 
 

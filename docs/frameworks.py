@@ -1,4 +1,4 @@
-"""The table of frameworks: which run on Roundelay, by which line, as benchmarks/frameworks.py saw."""
+"""The table of frameworks that run on Roundelay, and by which line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What `import torch` takes, in milliseconds."""
+    """CPU time of `import torch`, and of our name in it, in milliseconds."""
 
-    without_ms: float
-    with_ms: float
-    the_name_ms: float
+    torch_ms: float
+    name_ms: float
 
 
 class Results(msgspec.Struct, frozen=True):
@@ -68,6 +67,7 @@ def import_cost(path: Path = RESULTS) -> str:
     """Say what the name costs every program that imports torch."""
     cost = _read(path).import_cost
     return (
-        f"The name costs `import torch` {cost.the_name_ms:.1f} ms, of the {cost.without_ms:.0f} ms "
-        f"that it takes without; no numpy and nothing of the core is loaded by it.\n"
+        f"Torch asks for the name while it is imported, wherever Roundelay is installed: "
+        f"{cost.name_ms:.1f} ms of CPU time, of the {cost.torch_ms:.0f} ms of `import torch`. It "
+        f"loads neither numpy nor the core.\n"
     )

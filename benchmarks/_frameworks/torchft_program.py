@@ -31,15 +31,17 @@ if not sys.argv[3:]:  # start the replicas
 
 torch.set_num_threads(1)
 if sys.argv[1] == "roundelay":
-    from roundelay.torch.torchft import ProcessGroupRoundelay as Group
+    from roundelay.torch.torchft import process_group
+
+    group = process_group()
 else:
-    Group = ProcessGroupGloo
+    group = ProcessGroupGloo()
 rank = int(sys.argv[3])
 store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 net = model()
 plain = torch.optim.AdamW(net.parameters(), lr=1e-2)
 manager = Manager(
-    pg=Group(),
+    pg=group,
     min_replica_size=1,
     load_state_dict=lambda state: (
         net.load_state_dict(state["net"]),

@@ -6,7 +6,6 @@ torchft itself is not needed here: its wrapper asks for no more than what stands
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from datetime import timedelta
@@ -16,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllreduceOptions
+from torch._C._distributed_c10d import AllreduceOptions, PrefixStore
 
 from roundelay.errors import MissingPackageError, PeerLost
+from roundelay.torch.torchft import process_group
 
 
 class Wrapper(dist.ProcessGroup):
@@ -46,7 +46,7 @@ def made() -> Any:
     module.ProcessGroupWrapper = Wrapper
     sys.modules["torchft"] = ModuleType("torchft")
     sys.modules["torchft.process_group"] = module
-    return importlib.import_module("roundelay.torch.torchft").ProcessGroupRoundelay()
+    return process_group()
 
 
 def total(group: Any, numbers: int) -> float:
@@ -59,11 +59,12 @@ def total(group: Any, numbers: int) -> float:
 
 def a_replica_dies(deaths: int) -> list[Any]:
     """Lose the last rank again and again; return what the sums were, and what was raised."""
-    group, found = made(), []
+    group = made()
+    found: list[Any] = []
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     for death in range(deaths):
-        group.configure(dist.PrefixStore(f"quorum{death}", store), rank, size - death)
+        group.configure(PrefixStore(f"quorum{death}", store), rank, size - death)
         found.append(total(group, 1000))
         if rank == size - death - 1:
             os._exit(1)
@@ -71,7 +72,7 @@ def a_replica_dies(deaths: int) -> list[Any]:
             total(group, 1 << 20)
         except PeerLost as error:
             found.append(str(error))
-    group.configure(dist.PrefixStore("last", store), rank, size - deaths)
+    group.configure(PrefixStore("last", store), rank, size - deaths)
     found.append(total(group, 1000))
     group.shutdown()
     return found
@@ -94,6 +95,5 @@ def test_the_rest_goes_on_in_the_same_processes(worlds: Any, size: int, deaths: 
 
 def test_without_torchft_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchft", None)
-    monkeypatch.delitem(sys.modules, "roundelay.torch.torchft", raising=False)
     with pytest.raises(MissingPackageError, match="torchft-nightly"):
-        importlib.import_module("roundelay.torch.torchft")
+        process_group()
