@@ -35,7 +35,7 @@ ROUTED = (
 )  # fmt: skip
 
 
-class Request(NamedTuple):
+class OtherDevices(NamedTuple):
     """What torch was asked for, beside what it tells a backend: the other devices' backends."""
 
     backends: Mapping[str, str]  # by device, as "nccl" for "cuda"
@@ -55,7 +55,7 @@ class DevicesGroup(ProcessGroup):
         store: Store,
         connected: Connected,
         others: Any,
-        request: Request,
+        request: OtherDevices,
         global_ranks: Sequence[int] | None,
     ) -> None:
         super().__init__(store, connected, global_ranks=global_ranks)
@@ -165,7 +165,7 @@ def _tensors(given: Any) -> Iterator[Tensor]:
 
 def create(given: Any, options: object) -> ProcessGroup:  # torch's struct of options
     """Make the group of torch's request; every rank that is to be in it is asked."""
-    request = _request(options)
+    request = _other_devices(options)
     ranks = given.global_ranks_in_group
     connected = rendezvous_by_store(
         given.store, given.group_rank, given.group_size, timeout=given.timeout.total_seconds()
@@ -176,7 +176,7 @@ def create(given: Any, options: object) -> ProcessGroup:  # torch's struct of op
     return DevicesGroup(given.store, connected, others, request, ranks)
 
 
-def _request(options: object) -> Request | None:
+def _other_devices(options: object) -> OtherDevices | None:
     """Return what torch was asked for on other devices, if on any.
 
     Torch tells a backend nothing of it, so it is read where torch keeps it: in the function that
@@ -196,11 +196,11 @@ def _request(options: object) -> Request | None:
             f'{", ".join(ours)}. Name another backend there, as in "cpu:roundelay,cuda:nccl".'
         )
     del asked["cpu"]
-    return Request(asked, options) if asked else None
+    return OtherDevices(asked, options) if asked else None
 
 
 def _made(
-    request: Request,
+    request: OtherDevices,
     store: Store,
     connected: Connected,
     name: str,
