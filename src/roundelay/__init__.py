@@ -1,7 +1,6 @@
 """Collective communication and data-parallel training, where every algorithm is data."""
 
 from importlib import import_module as _import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from roundelay.errors import MissingPackageError, NoEngineError, RoundelayError
@@ -97,7 +96,7 @@ __all__ = [
     "whole_tensors",
 ]
 
-__version__ = _version("roundelay")
+__version__: str  # read from the package's metadata when first asked for
 
 #: Loaded when first asked for: looking at algorithms needs neither numpy nor the native core.
 _WHERE = {
@@ -153,6 +152,8 @@ _WHERE = {
 def __getattr__(name: str) -> object:
     if name == "_core":  # whoever needs ranks imports it from here
         return _native_core()
+    if name == "__version__":
+        return _import_module("importlib.metadata").version("roundelay")
     if name not in _WHERE:
         raise AttributeError(f"module 'roundelay' has no attribute {name!r}")
     try:
