@@ -30,9 +30,10 @@ def __getattr__(name: str) -> object:
     try:
         module = _import_module(f"roundelay.fronts.ray.{_WHERE[name]}")
     except ModuleNotFoundError as error:
-        if error.name not in ("ray", "pyarrow"):  # ray.train says so of pyarrow, ray's own extra
+        package = (error.name or "").partition(".")[0]
+        if package not in ("ray", "pyarrow"):  # of Ray's own extra [train]
             raise
-        raise MissingPackageError(f"rd.ray.{name}", error.name, "ray") from None
+        raise MissingPackageError(f"rd.ray.{name}", package, "ray") from None
     return getattr(module, name)
 
 

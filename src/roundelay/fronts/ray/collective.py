@@ -6,6 +6,7 @@ of that name. So the ranks first find a token that only this group has.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -30,7 +31,14 @@ from ray.util.collective.types import (
 from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.communicator.buffers import Bound, bind
-from roundelay.errors import InvalidArgumentError, RendezvousError, RoundelayError, ranks_text
+from roundelay.errors import (
+    CollectiveTimeout,
+    InvalidArgumentError,
+    PeerLost,
+    RendezvousError,
+    RoundelayError,
+    ranks_text,
+)
 from roundelay.fronts.ray.store import RayStore, forget, join, wait_limit
 
 __all__ = ["RoundelayGroup", "register"]
@@ -76,9 +84,14 @@ class RoundelayGroup(BaseGroup):  # type: ignore[misc] # ray is optional, so wit
         return True
 
     def destroy_group(self) -> None:
-        """Leave the group, waiting for nobody; the last one leaves nothing in Ray's store."""
+        """Leave the group, waiting for nobody; the last one leaves nothing in Ray's store.
+
+        Calls that did not match are told here at the latest. That a rank was lost, or did not come
+        in time, is not told again: this is how to go on.
+        """
         try:
-            self._comm.end("closed", together=False)
+            with contextlib.suppress(PeerLost, CollectiveTimeout):
+                self._comm.end("closed", together=False)
         finally:
             store = RayStore()
             store.set(f"{self._token}/out/{self.rank}", b"")
@@ -202,16 +215,15 @@ def _agree(group_name: str, rank: int, size: int, timeout: float) -> str:
 def _answer_all(store: RayStore, room: str, size: int, deadline: float, waited: str) -> str:
     """Answer every rank that says hello, until all have read it; that is rank 0's part."""
     token, answered = secrets.token_hex(16), set[str]()
-    others = range(1, size)
     try:
-        while missing := [n for n in others if not store.check([f"{token}/here/{n}"])]:
-            for rank in missing:
-                hello = store.look(f"{room}hello/{rank}")
-                if hello is not None and (number := hello.decode()) not in answered:
-                    store.set(f"{room}answer/{number}", f"{token} {size}".encode())
+        while missing := [n for n in range(1, size) if not store.check([f"{token}/here/{n}"])]:
+            for number in store.names(f"{room}hello/"):
+                if number not in answered:
                     answered.add(number)
-                if odd := store.look(f"{token}/odd/{rank}"):
-                    raise RendezvousError(_odd(size, rank, odd.decode()))
+                    store.set(f"{room}answer/{number}", f"{token} {size}".encode())
+            for rank in store.names(f"{token}/odd/"):
+                told = store.get(f"{token}/odd/{rank}").decode()
+                raise RendezvousError(_odd(size, rank, told))
             if time.monotonic() > deadline:
                 raise RendezvousError(f"{waited}, but {ranks_text(missing)} did not come. {ADVICE}")
             time.sleep(LOOK_S)
@@ -221,32 +233,32 @@ def _answer_all(store: RayStore, room: str, size: int, deadline: float, waited: 
     finally:
         for number in answered:
             store.delete_key(f"{room}answer/{number}")
+            store.delete_key(f"{room}hello/{number}")
     return token
 
 
 def _ask(store: RayStore, room: str, rank: int, size: int, deadline: float, waited: str) -> str:
     """Say hello and wait for rank 0's answer; only one process can be a rank."""
     mine = secrets.token_hex(8)
-    store.set(f"{room}hello/{rank}", mine.encode())
+    store.set(f"{room}hello/{mine}", b"")
     try:
         while (answer := store.look(f"{room}answer/{mine}")) is None:
             if time.monotonic() > deadline:
                 raise RendezvousError(f"{waited} for rank 0. {ADVICE}")
             time.sleep(LOOK_S)
     finally:
-        store.delete_key(f"{room}hello/{rank}")
+        store.delete_key(f"{room}hello/{mine}")
     token, told = answer.decode().split()
     if told != str(size):
         store.set(f"{token}/odd/{rank}", str(size).encode())
-        raise RendezvousError(_odd(int(told), rank, str(size)))
+        raise RendezvousError(_odd(int(told), str(rank), str(size)))
     if store.compare_set(f"{token}/here/{rank}", "", mine.encode()) != mine.encode():
-        raise RendezvousError(
-            f"{waited.rpartition(' waited')[0]}: another process is that already."
-        )
+        who = waited.rpartition(" waited")[0]
+        raise RendezvousError(f"{who} is another process already. Give every actor its own rank.")
     return token
 
 
-def _odd(size: int, rank: int, told: str) -> str:
+def _odd(size: int, rank: str, told: str) -> str:
     return (
         f"the ranks of a group were told different sizes: rank 0 has world_size={size}, and rank "
         f"{rank} has world_size={told}. Give all actors the same."

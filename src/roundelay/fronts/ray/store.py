@@ -56,6 +56,11 @@ class RayStore:
         found: bytes | None = _asked(internal_kv._internal_kv_get, name)  # noqa: SLF001
         return found
 
+    def names(self, prefix: str) -> list[str]:
+        """Return the names that begin so, without that."""
+        found = _asked(internal_kv._internal_kv_list, prefix)  # noqa: SLF001
+        return [name.decode().removeprefix(prefix) for name in found]
+
     def check(self, names: Sequence[str]) -> bool:
         """Tell whether all of these are there."""
         return all(_asked(internal_kv._internal_kv_exists, name) for name in names)  # noqa: SLF001
