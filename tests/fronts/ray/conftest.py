@@ -28,6 +28,10 @@ class Rays:
             self._now = name
         return self._cluster
 
+    def one_node(self) -> None:
+        """Have a Ray of one node with four CPUs."""
+        self.use("one node", start_one_node)
+
     def end(self) -> None:
         """Shut down what runs."""
         import ray  # noqa: PLC0415 - where there is none, nothing here is used
@@ -75,7 +79,7 @@ def start_cluster() -> Any:
 @pytest.fixture
 def one_node(rays: Rays) -> None:
     """A Ray of one node with four CPUs; nothing of ours is left in it, nor on the host."""
-    rays.use("one node", start_one_node)
+    rays.one_node()
 
 
 @pytest.fixture

@@ -70,9 +70,7 @@ def errors_of(calls: list[Any]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def everyone(rays: Any) -> Iterator[Any]:
-    from tests.fronts.ray import conftest  # noqa: PLC0415 - nothing but the way Ray is started
-
-    rays.use("one node", conftest.start_one_node)
+    rays.one_node()
     actors = [ray.remote(Actor).options(num_cpus=1).remote() for _ in range(RANKS)]
     yield actors
     for actor in actors:

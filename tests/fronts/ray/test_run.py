@@ -174,3 +174,15 @@ def test_a_process_is_a_rank_of_one_job() -> None:
 
     [said] = rd.ray.run(work, 1)
     assert said.startswith("This process is rank 0 of 1 already")
+
+
+def test_where_ray_is_not_initialised_it_starts_and_stays(
+    rays: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rays.end()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    try:
+        assert rd.ray.run(lambda comm: comm.size, 1) == [1]
+        assert ray.is_initialized()
+    finally:
+        rays.end()
