@@ -56,6 +56,10 @@ def made(actors: Any, name: str = "default") -> None:
     ray.get([actor.make.remote(len(actors), rank, name) for rank, actor in enumerate(actors)])
 
 
+def wait_for(seconds: str) -> None:
+    os.environ["ROUNDELAY_TIMEOUT"] = seconds
+
+
 def errors_of(calls: list[Any]) -> list[Any]:
     """Return what every call raised, and of none that it did not."""
     found: list[Any] = []
@@ -230,7 +234,7 @@ def test_several_groups_and_those_that_a_driver_declares(actors: Any) -> None:
 
 def test_groups_that_cannot_come_together_are_told_so(everyone: Any, one_node: None) -> None:
     del one_node
-    each(everyone, "do", partial(os.environ.update, ROUNDELAY_TIMEOUT="3"))
+    each(everyone, "do", partial(wait_for, "3"))
     sizes = [actor.make.remote(2 + rank, rank, "odd") for rank, actor in enumerate(everyone[:2])]
     for error in errors_of(sizes):
         assert isinstance(error, RendezvousError)
@@ -248,7 +252,7 @@ def test_groups_that_cannot_come_together_are_told_so(everyone: Any, one_node: N
     [alone] = errors_of([everyone[1].make.remote(2, 1, "late")])
     assert isinstance(alone, RendezvousError)
     assert "rank 1 of 2 of the group 'late' waited 3 s for rank 0" in str(alone)
-    each(everyone, "do", partial(os.environ.update, ROUNDELAY_TIMEOUT="20"))
+    each(everyone, "do", partial(wait_for, "20"))
     made(everyone[:1], "single")
     each(everyone[:1], "do", partial(col.barrier, "single"))
     each(everyone[:1], "leave", "single")

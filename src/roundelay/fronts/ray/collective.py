@@ -71,7 +71,11 @@ class RoundelayGroup(BaseGroup):  # type: ignore[misc] # ray is optional, so wit
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         self._token = _agree(group_name, rank, world_size, wait_limit(None))
-        self._comm = Communicator(join(self._token, rank, world_size))
+        try:
+            self._comm = Communicator(join(self._token, rank, world_size))
+        except RoundelayError:
+            forget(self._token)
+            raise
 
     @classmethod
     def backend(cls) -> str:
