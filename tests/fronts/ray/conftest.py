@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+collect_ignore = ["drive.py"]  # a program that tests start, and that needs Ray
 MEMORY = 100_000_000  # bytes of its object store, of which the tests need little
 
 
