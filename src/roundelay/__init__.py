@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from roundelay.errors import MissingPackageError, NoEngineError, RoundelayError
 
 if TYPE_CHECKING:
+    from roundelay import ray as ray
     from roundelay.communicator import ANY, Communicator
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
@@ -149,7 +150,13 @@ _WHERE = {
 }
 
 
+#: Modules with a name of their own: doors from other libraries.
+_FRONTS = ("ray",)
+
+
 def __getattr__(name: str) -> object:
+    if name in _FRONTS:
+        return _import_module(f"roundelay.{name}")
     if name == "_core":  # whoever needs ranks imports it from here
         return _native_core()
     if name == "__version__":
@@ -176,4 +183,4 @@ def _native_core() -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_FRONTS})

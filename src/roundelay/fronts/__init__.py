@@ -1,1 +1,1 @@
-"""Layer 9: other people's doors to Roundelay; a folder each, none needed by the others."""
+"""Layer 9: doors from other libraries; a folder each, thin, and nothing else needs it."""
