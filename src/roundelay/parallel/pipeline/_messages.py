@@ -24,6 +24,7 @@ class TensorForm(NamedTuple):
 
 
 Form = tuple[TensorForm, ...]
+ARRAYS = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
 
 
 def form_of(stage: int, values: Any) -> Form:
@@ -50,13 +51,21 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def _plain(data: torch.Tensor) -> Any:
+    """Return a tensor as an array where it can be one, of which messages ask less.
+
+    Its form was compared before, and others wait while a message is made ready.
+    """
+    return data.numpy() if data.is_cpu and data.dtype in ARRAYS else data
+
+
 class Mail:
     """What one rank sends and receives in one step."""
 
     def __init__(self, comm: Communicator, micro_batches: int, device: torch.device) -> None:
         self._comm, self._micro_batches, self._device = comm, micro_batches, device
         self._sent: list[Any] = []
-        self._wanted: dict[int, list[Any]] = {}
+        self._wanted: dict[int, list[tuple[Any, torch.Tensor]]] = {}
         self.messages = 0
         self.nbytes = 0
         self.waited = 0.0  # seconds, for what was to come
@@ -73,7 +82,7 @@ class Mail:
         tag = self._tag(edge, micro_batch, back=back)
         for number, value in enumerate(values):
             data = value.detach().contiguous()
-            self._sent.append(self._comm.start.send(data, rank, tag + number))
+            self._sent.append(self._comm.start.send(_plain(data), rank, tag + number))
             self.messages += 1
             self.nbytes += data.numel() * data.element_size()
 
@@ -83,7 +92,7 @@ class Mail:
         if tag in self._wanted:
             return
         self._wanted[tag] = [
-            self._comm.start.recv(buffer, rank, tag + number)
+            (self._comm.start.recv(_plain(buffer), rank, tag + number), buffer)
             for number, buffer in enumerate(self._buffers(form))
         ]
 
@@ -103,9 +112,10 @@ class Mail:
         self.expect(form, rank, edge, micro_batch, back=back)
         under_way = self._wanted.pop(self._tag(edge, micro_batch, back=back))
         began = time.perf_counter()
-        values = [message.wait() for message in under_way]
+        for message, _ in under_way:
+            message.wait()
         self.waited += time.perf_counter() - began
-        return values
+        return [buffer for _, buffer in under_way]
 
     def tell(self, form: Form | None, rank: int, edge: int) -> None:
         """Tell the next stage in which form data will come, or that none will."""
