@@ -149,10 +149,15 @@ _WHERE = {
     "whole_tensors": "training.state",
 }
 
+#: Other people's doors, each a module of its own: `rd.jax.all_reduce`.
+_FRONTS = ("jax",)
+
 
 def __getattr__(name: str) -> object:
     if name == "_core":  # whoever needs ranks imports it from here
         return _native_core()
+    if name in _FRONTS:
+        return _import_module(f"roundelay.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'roundelay' has no attribute {name!r}")
     try:
