@@ -52,7 +52,7 @@ def place_here() -> Place | None:
 
 
 class JaxGroup:
-    """This rank's part of such a group; what primitives have as their parameter."""
+    """Such a group as this rank has it; what primitives have as their parameter."""
 
     #: By the number of a call in compiled programs, for errors.
     of_call: ClassVar[dict[int, JaxGroup]] = {}
@@ -95,14 +95,17 @@ class JaxGroup:
                 self.of_call[found] = self
         return self._numbers[key]
 
-    def run(self, place: Place | None, call: Callable[[Communicator], Array | None]) -> Array | None:
+    def run(
+        self, place: Place | None, call: Callable[[Communicator], Array | None]
+    ) -> Array | None:
         """Make a call from Python, for a program; keep what it raises for who ran the program."""
         try:
-            return self._at(place, lambda: call(self.comm))
-        except BaseException as error:
+            result: Array | None = self._at(place, lambda: call(self.comm))
+        except BaseException as error:  # noqa: BLE001 - raised again by who ran the program
             self.failure = error
             self.of_call[-id(self)] = self
             raise CommunicationError(f"[roundelay call {-id(self)} raised]") from None
+        return result
 
     @staticmethod
     def _at(place: Place | None, work: Callable[[], Any]) -> Any:  # Any: whatever it gives
@@ -153,13 +156,13 @@ def group_of(call: str, comm: object) -> JaxGroup:
 
 
 def _refuse_forked(call: str) -> None:
-    """Refuse to go on where JAX began before a fork: its threads are not here, and it would hang."""
+    """Refuse to go on where JAX began before a fork: without its threads it would hang."""
     if not xla_bridge.backends_are_initialized():
         return
     names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
     if all(name.startswith(("python", "roundelay", "rank")) for name in names):
         raise InvalidArgumentError(
-            f"rd.jax.{call}: JAX was used before this rank was forked, and does not work in a fork. "
+            f"rd.jax.{call}: JAX was used before this rank was forked, and hangs in a fork. "
             f"Use it only inside ranks, or start ranks by `roundelay run`, or rd.run(…, "
             f"engine='threads')."
         )

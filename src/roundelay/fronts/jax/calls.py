@@ -4,6 +4,9 @@ They stand in functions that JAX compiles or differentiates, or are called as th
 make the same calls in the same order, as everywhere; shapes and dtypes are those of all ranks.
 """
 
+# JAX tells little of its types to who writes primitives.
+# mypy: disable-error-code="no-untyped-call, no-any-return"
+
 from __future__ import annotations
 
 from typing import Any, Literal
@@ -67,9 +70,7 @@ def scatter(x: Any, root: int = 0, *, comm: Communicator) -> jax.Array:
     return _call("scatter", _rows("scatter", x, None, comm), comm, root=root)
 
 
-def reduce_scatter(
-    x: Any, op: str = "sum", *, axis: Axis = None, comm: Communicator
-) -> jax.Array:
+def reduce_scatter(x: Any, op: str = "sum", *, axis: Axis = None, comm: Communicator) -> jax.Array:
     """Reduce `x`, which is (size, …), and return row r on rank r; with axis=0 a share of rows."""
     rows = _rows("reduce_scatter", x, axis, comm)
     return _joined("reduce_scatter", _call("reduce_scatter", rows, comm, op=op), None)
@@ -89,7 +90,10 @@ def scan(x: Any, op: str = "sum", *, comm: Communicator) -> jax.Array:
 def exscan(x: Any, op: str = "sum", *, comm: Communicator) -> jax.Array:
     """Return `x` reduced over the ranks before this one; at rank 0 what changes no other value."""
     result = _call("exscan", x, comm, op=op)
-    return result if comm.rank else jnp.full_like(result, _neutral(op, result.dtype))
+    if comm.rank or op == "sum":
+        return result
+    # It follows the call, so that the ranks' programs stay alike whatever is made of them.
+    return jnp.where(jnp.array(True), jnp.asarray(_neutral(op, result.dtype), result.dtype), result)  # noqa: FBT003
 
 
 def barrier(*, comm: Communicator) -> None:

@@ -1,5 +1,8 @@
 """Messages between two ranks, for JAX arrays: a program calls Python for them, in its order."""
 
+# JAX tells little of its types to who writes primitives.
+# mypy: disable-error-code="no-untyped-call, no-any-return"
+
 from __future__ import annotations
 
 from functools import partial
@@ -10,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
-from roundelay.communicator import Communicator
+from roundelay.communicator import ANY, Communicator
+from roundelay.communicator.point_to_point import Wanted
+from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.jax._effect import EFFECT
 from roundelay.fronts.jax._group import JaxGroup, Place, group_of, place_here
 from roundelay.fronts.jax._primitives import lower_to_python, register_primitive
@@ -24,8 +29,8 @@ def send(x: Any, dst: int, tag: int = 0, *, comm: Communicator) -> None:
     MESSAGES["send"].bind(jnp.asarray(x), **_params(group, dst, None, tag, tag, None))
 
 
-def recv(like: Any, src: int, tag: int = 0, *, comm: Communicator) -> jax.Array:
-    """Return what a rank sends, of the shape and dtype of `like`, an array or what describes one."""
+def recv(like: Any, src: Wanted, tag: Wanted = 0, *, comm: Communicator) -> jax.Array:
+    """Return what a rank sends, of the shape and dtype of `like`."""
     group = group_of("recv", comm)
     (result,) = MESSAGES["recv"].bind(**_params(group, None, src, tag, tag, _form(like)))
     return result
@@ -34,11 +39,11 @@ def recv(like: Any, src: int, tag: int = 0, *, comm: Communicator) -> jax.Array:
 def sendrecv(
     x: Any,
     dst: int,
-    src: int,
+    src: Wanted,
     tag: int = 0,
     *,
     like: Any = None,
-    recv_tag: int | None = None,
+    recv_tag: Wanted | None = None,
     comm: Communicator,
 ) -> jax.Array:
     """Send `x` to one rank and return what another sends, which is like `x` unless told.
@@ -53,7 +58,7 @@ def sendrecv(
 
 
 def _params(
-    group: JaxGroup, dst: int | None, src: int | None, tag: int, recv_tag: int, form: Any
+    group: JaxGroup, dst: int | None, src: Any, tag: Any, recv_tag: Any, form: Any
 ) -> dict[str, Any]:
     return {
         "group": group, "dst": dst, "src": src, "tag": tag, "recv_tag": recv_tag, "form": form,
@@ -72,12 +77,12 @@ def _abstract(*_: Any, form: Any, **__: object) -> Any:
 
 
 def _lower(
-    name: str, ctx: Any, *xs: Any, group: JaxGroup, dst: Any, src: Any, tag: int, recv_tag: int,
+    name: str, ctx: Any, *xs: Any, group: JaxGroup, dst: Any, src: Any, tag: Any, recv_tag: Any,
     form: Any, place: Place | None,
 ) -> Any:  # fmt: skip
     def call(*arrays: Any) -> tuple[Any, ...]:
         given = [np.ascontiguousarray(array) for array in arrays]
-        into = None if form is None else np.empty(*form)
+        into: Any = None if form is None else np.empty(*form)
 
         def move(comm: Communicator) -> Any:
             if name == "send":
@@ -95,7 +100,7 @@ def _lower(
 def _batch(name: str, xs: Any, axes: Any, **params: Any) -> Any:
     """Send all of a batch in one message."""
     (x,), (axis,) = xs, axes
-    x = batching.moveaxis(x, axis, 0)
+    x = jnp.moveaxis(x, axis, 0)
     if params["form"] is not None:
         shape, dtype = params["form"]
         params["form"] = ((x.shape[0], *shape), dtype)
@@ -110,8 +115,16 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _transpose(cotangents: Any, x: Any, **params: Any) -> Any:
-    back = {**params, "dst": params["src"], "src": params["dst"], "tag": params["recv_tag"],
-            "recv_tag": params["tag"], "form": (x.aval.shape, x.aval.dtype)}  # fmt: skip
+    dst, src, tag, recv_tag = (params[name] for name in ("dst", "src", "tag", "recv_tag"))
+    if src is ANY:
+        raise InvalidArgumentError(
+            "rd.jax.sendrecv from any rank can't be differentiated: it is not known where a "
+            "cotangent goes. Name the rank."
+        )
+    if recv_tag is not ANY:
+        tag, recv_tag = recv_tag, tag
+    back = {**params, "dst": src, "src": dst, "tag": tag, "recv_tag": recv_tag,
+            "form": (x.aval.shape, x.aval.dtype)}  # fmt: skip
     return MESSAGES["sendrecv"].bind(ad.instantiate_zeros(cotangents[0]), **back)
 
 
