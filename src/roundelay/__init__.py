@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from roundelay.errors import MissingPackageError, NoEngineError, RoundelayError
 
 if TYPE_CHECKING:
+    from roundelay import jax as jax
     from roundelay.communicator import ANY, Communicator
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify

@@ -15,7 +15,7 @@ if importlib.util.find_spec("jax") is None:
 
 #: Each rank says what it met in programs that go wrong one after the other, each in a world of its
 #: own; the last line of the program kills a rank in the middle of one.
-PROGRAM = '''
+PROGRAM = """
 import os, signal, sys
 import jax, jax.numpy as jnp
 import roundelay as rd
@@ -69,7 +69,7 @@ if __name__ == "__main__":
         print("\\n".join(rd.run(case, ranks=2, engine=engine)))
     except Exception as error:
         print("run raised", type(error).__name__, str(error).splitlines()[0])
-'''
+"""
 
 
 def met(case: str, engine: str, folder: Path) -> str:

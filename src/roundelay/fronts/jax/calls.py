@@ -93,7 +93,8 @@ def exscan(x: Any, op: str = "sum", *, comm: Communicator) -> jax.Array:
     if comm.rank or op == "sum":
         return result
     # It follows the call, so that the ranks' programs stay alike whatever is made of them.
-    return jnp.where(jnp.array(True), jnp.asarray(_neutral(op, result.dtype), result.dtype), result)  # noqa: FBT003
+    neutral = jnp.asarray(_neutral(op, result.dtype), result.dtype)
+    return jnp.where(jnp.ones((), bool), neutral, result)
 
 
 def barrier(*, comm: Communicator) -> None:
