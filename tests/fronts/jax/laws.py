@@ -1,7 +1,8 @@
 """Laws of `rd.jax`, each a function of one rank that says what does not hold.
 
 Run as a program, apart from pytest: JAX has threads, and a process that has begun it should not be
-forked. `python laws.py ENGINE SIZES LAW…` prints what does not hold, as JSON.
+forked. `python laws.py ENGINE SIZES LAW…` prints what does not hold, as JSON. A law `gradients`
+may be followed by the cells of its grid: `gradients:all_reduce-max,scan-sum`.
 """
 
 # mypy: disable-error-code="no-untyped-call, no-any-return"
@@ -269,46 +270,54 @@ def dense(name: str, op: str, xs: Any, weights: Any) -> Any:
     return sum((jnp.sin(part) * weights[rank]).sum() for rank, part in enumerate(parts))
 
 
-def gradients(comm: rd.Communicator) -> Iterator[str]:
+def modes(function: Callable[[Any], Any], x: Any, tangent: Any) -> dict[str, Any]:
+    """Differentiate in every way."""
+    grad = jax.grad(function)
+    return {
+        "grad": grad(x),
+        "vmap of grad": jax.vmap(grad)(jnp.stack([x * 0, x]))[1],
+        "grad of checkpoint": jax.grad(jax.checkpoint(function))(x),
+        "jvp": jax.jvp(function, (x,), (tangent,))[1],
+        "second derivative": jax.jvp(grad, (x,), (tangent,))[1],
+    }
+
+
+def gradients(comm: rd.Communicator, only: str = "") -> Iterator[str]:  # noqa: C901 - one law
     """What ranks differentiate is what one device does that has it all, in every mode."""
+    asked = only.split(",")
+    rank, weights = comm.rank, jnp.arange(1.0, comm.size + 1)
     for name in (*REDUCING, *MOVING):
-        for op in DIFFERENTIABLE if name in REDUCING else ("sum",):
-            if op == "avg" and name in ("scan", "exscan"):
-                continue
-            yield from _gradients(name, op, comm)
+        ops = [op for op in DIFFERENTIABLE if (op, "float64") in cells(name)]
+        ops = [op for op in ops if not only or f"{name}-{op}" in asked]
+        xs = jnp.stack([jnp.asarray(x) for x in drawn(name, "float64", comm.size)])
+        tangents = jnp.cos(jnp.arange(xs.size, dtype=float)).reshape(xs.shape)
 
+        def here(op: str, x: Any, name: str = name) -> Any:
+            result = call(name, x, comm, op)
+            if name == "exscan" and rank == 0:
+                result = jnp.where(jnp.ones((), bool), 0, result)  # as `dense` has it
+            return (jnp.sin(result) * weights[rank]).sum()
 
-def _gradients(name: str, op: str, comm: rd.Communicator) -> Iterator[str]:
-    rank, size = comm.rank, comm.size
-    xs = jnp.stack([jnp.asarray(x) for x in drawn(name, "float64", size)])
-    weights = jnp.arange(1.0, size + 1)
-    tangents = jnp.cos(jnp.arange(xs.size, dtype=float)).reshape(xs.shape)
+        def found(x: Any, tangent: Any, ops: Any = ops, here: Any = here) -> Any:
+            every = {op: modes(partial(here, op), x, tangent) for op in ops}
+            for op in ops:  # forwards the sum of what ranks get is the tangent of the whole
+                every[op]["jvp"] = rd.jax.all_reduce(every[op]["jvp"], comm=comm)
+            return every
 
-    def here(x: Any) -> Any:
-        result = call(name, x, comm, op)
-        if name == "exscan" and rank == 0:
-            result = jnp.where(jnp.ones((), bool), 0, result)  # as `dense` has it
-        return (jnp.sin(result) * weights[rank]).sum()
+        def wanted(xs: Any, tangents: Any, ops: Any = ops, name: str = name) -> Any:
+            every = {op: partial(dense, name, op, weights=weights) for op in ops}
+            return {op: modes(whole, xs, tangents) for op, whole in every.items()}
 
-    def whole(xs: Any) -> Any:
-        return dense(name, op, xs, weights)
-
-    wanted = jax.grad(whole)(xs)[rank]
-    for how, run in (("grad", jax.grad(here)), ("jit of grad", jax.jit(jax.grad(here)))):
-        if not same(found := run(xs[rank]), wanted, close=True):
-            yield f"{how} of {name} {op}: {found.tolist()}, not {wanted.tolist()}"
-    batch = jnp.stack([xs[rank], xs[rank]])
-    if not same(jax.vmap(jax.grad(here))(batch)[1], wanted, close=True):
-        yield f"vmap of grad of {name} {op}"
-    # Forwards: the sum of what ranks get is the tangent of the whole.
-    forward = jax.jvp(here, (xs[rank],), (tangents[rank],))[1]
-    total = rd.jax.all_reduce(forward, comm=comm)
-    if not same(total, jax.jvp(whole, (xs,), (tangents,))[1], close=True):
-        yield f"jvp of {name} {op}"
-    if op in ("sum", "prod"):
-        second = jax.jvp(jax.grad(here), (xs[rank],), (tangents[rank],))[1]
-        if not same(second, jax.jvp(jax.grad(whole), (xs,), (tangents,))[1][rank], close=True):
-            yield f"second derivative of {name} {op}"
+        of_ranks = jax.jit(found)(xs[rank], tangents[rank])
+        of_one = jax.jit(wanted)(xs, tangents)
+        for op in ops:
+            for mode, result in of_ranks[op].items():
+                one = of_one[op][mode]
+                if not same(result, one if mode == "jvp" else one[rank], close=True):
+                    yield f"{mode} of {name} {op}: {result.tolist()}, not {one.tolist()}"
+    x = jnp.arange(3.0)
+    if not same(jax.grad(lambda x: rd.jax.all_reduce(x, comm=comm).sum())(x), x * 0 + comm.size):
+        yield "grad outside of a program"
 
 
 def training(comm: rd.Communicator) -> Iterator[str]:
@@ -334,21 +343,25 @@ def training(comm: rd.Communicator) -> Iterator[str]:
         yield "what comes beside"
 
 
-LAWS = (values, eager, control, batches, order, exchanged, gradients, training)
+LAWS = {
+    law.__name__: law
+    for law in (values, eager, control, batches, order, exchanged, gradients, training)
+}
 
 
 def broken(law: Callable[[rd.Communicator], Iterator[str]], comm: rd.Communicator) -> list[str]:
     return [f"rank {comm.rank} of {comm.size}: {what}" for what in law(comm)]
 
 
-if __name__ == "__main__":
-    engine, sizes, *wanted_laws = sys.argv[1:]
-    laws = [law for law in LAWS if not wanted_laws or law.__name__ in wanted_laws]
-    found = {
-        f"{law.__name__} {size}": list(
-            chain(*rd.run(partial(broken, law), ranks=int(size), engine=engine))
-        )
-        for size in sizes.split(",")
-        for law in laws
-    }
+def main(engine: str, sizes: str, *asked: str) -> None:
+    found = {}
+    for name, _, only in (law.partition(":") for law in asked or LAWS):
+        law: Any = partial(LAWS[name], only=only) if only else LAWS[name]  # type: ignore[call-arg]
+        for size in map(int, sizes.split(",")):
+            told = rd.run(partial(broken, law), ranks=size, engine=engine)
+            found[f"{name} on {size}"] = list(chain(*told))
     json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
