@@ -1,5 +1,4 @@
-// Collective calls of which all is known but the buffers: what a compiled program's runtime makes,
-// on threads of its own and without the interpreter.
+// Collective calls that lack only their buffers: what the runtime of a compiled program makes.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,8 +19,9 @@ namespace nb = nanobind;
 // How such a call ended. `interrupted`: by a signal, whose exception is kept for who asks next.
 enum class Outcome { done, broken, closed, nested, interrupted };
 
-// One for each place in a compiled program. It keeps neither the group nor its memory, and is never
-// freed itself: the program that names it may be run long after the group was closed.
+// One for each place in a compiled program, run by the runtime's threads, without the interpreter. It
+// keeps neither the group nor its memory, and is never freed itself: the program that names it may be
+// run long after the group was closed.
 struct BoundCall {
     Call call;
     Program* program;

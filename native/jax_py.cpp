@@ -1,5 +1,6 @@
-// The handler that XLA calls for a collective in a program that JAX compiled: its foreign function
-// interface in C, whose header comes with jaxlib. Built only where that is found.
+// The handler that XLA calls for a collective in a program that JAX compiled.
+//
+// By its foreign function interface in C, whose header comes with jaxlib. Built only where that is found.
 #include <nanobind/nanobind.h>
 
 #include <xla/ffi/api/c_api.h>
