@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from roundelay.errors import MissingPackageError, NoEngineError, RoundelayError
 
 if TYPE_CHECKING:
+    from roundelay import jax as jax
     from roundelay import ray as ray
     from roundelay.communicator import ANY, Communicator
     from roundelay.launch import init, run
@@ -149,9 +150,8 @@ _WHERE = {
     "whole_tensors": "training.state",
 }
 
-
-#: Modules with a name of their own: doors from other libraries.
-_FRONTS = ("ray",)
+#: Doors from other libraries, each a module of its own: `rd.jax.all_reduce`.
+_FRONTS = ("jax", "ray")
 
 
 def __getattr__(name: str) -> object:
