@@ -30,12 +30,13 @@ LAYERS = {
     "communicator": 6, "tuning": 6,
     "training": 7, "parallel": 7, "torch": 7, "torch_autoload": 7, "plan": 7,
     "view": 8,
-    "cli": 9, "launch": 9, "bench": 9, "__main__": 9,
+    "cli": 9, "launch": 9, "bench": 9, "fronts": 9, "horovod": 9, "__main__": 9,
     "__init__": 9,
 }  # fmt: skip
 STANDARD_LIBRARY_ONLY = range(5)
 MAY_IMPORT_TORCH = (
     "torch/", "training/", "parallel/", "engines/gloo/", "engines/nccl/", "bench/peer_gloo.py",
+    "fronts/horovod/torch/",
 )  # fmt: skip
 #: The one place that knows pickle; whoever wants it there says so.
 MAY_IMPORT_PICKLE = "processes/wire.py"

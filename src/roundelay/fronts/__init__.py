@@ -1,0 +1,1 @@
+"""Layer 9: other libraries' doors into this one, a folder for each; every one is optional."""
