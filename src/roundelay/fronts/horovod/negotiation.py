@@ -109,9 +109,8 @@ class Negotiation:
             raise self._broken
 
     def _say(self, said: Said, *numbers: int) -> None:
-        words = np.zeros(5, np.int64)
-        words[0] = said
-        words[1 : 1 + len(numbers)] = numbers
+        padding = (0,) * (4 - len(numbers))
+        words = np.array((self._control.rank, said, *numbers, *padding), np.int64)
         self._control.send(words, 0, SAID)
 
     def _serve(self) -> None:
@@ -129,11 +128,10 @@ class Negotiation:
                 operation.finish(None, error)
 
     def _decide(self, coordinator: Coordinator) -> None:
-        words = np.zeros(5, np.int64)
+        words = np.zeros(6, np.int64)
         while True:
-            message = self._control.start.recv(words, ANY, SAID)
-            message.wait()
-            for decision in coordinator.heard(message.source or 0, *words.tolist()):
+            self._control.recv(words, ANY, SAID)
+            for decision in coordinator.heard(*words.tolist()):
                 told = np.array([*decision[1:5], len(decision.text.encode())], np.int64)
                 for rank in decision.to:
                     if rank:

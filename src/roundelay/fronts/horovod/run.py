@@ -24,7 +24,7 @@ def run(
 ) -> list[Any]:
     """Call a function on `np` new ranks of this host, where `hvd.init` finds them.
 
-    Returns what each gave, in the order of ranks.
+    Returns what each gave, pickled on its way, in the order of ranks.
     """
     if hosts is not None:
         raise UnsupportedOperationError(
@@ -45,4 +45,4 @@ def run(
             session.end()
             session.adopt(None)
 
-    return rd_run(body, ranks=np)
+    return rd_run(body, ranks=np, allow_pickle=True)

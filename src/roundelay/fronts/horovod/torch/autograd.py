@@ -100,7 +100,7 @@ class HorovodGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Any) -> Any:
         """Gather them together."""
-        ctx.rows, ctx.process_set = [len(tensor) for tensor in tensors], process_set
+        ctx.rows, ctx.process_set = [sum(tensor.shape[:1]) for tensor in tensors], process_set
         return tuple(synchronize(grouped_allgather_async(tensors, name, process_set)))
 
     @staticmethod
