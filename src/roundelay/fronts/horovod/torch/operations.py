@@ -69,6 +69,8 @@ def _reduce(
         target.copy_(adasum(comm, source))
     elif op == Average and not source.dtype.is_floating_point and not source.is_complex():
         target.copy_(comm.all_reduce(source.clone()).div(comm.size, rounding_mode="trunc"))
+    elif source.data_ptr() == target.data_ptr():
+        comm.all_reduce(target, WORDS[op])
     else:
         comm.all_reduce(source, WORDS[op], out=target)
     if after != 1.0:
