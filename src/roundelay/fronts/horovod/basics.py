@@ -242,3 +242,11 @@ def reduction_of(call: str, op: int | None, average: bool | None = None) -> int:
     if op not in range(6):
         raise InvalidArgumentError(f"hvd.{call} has no reduction {op!r}; take hvd.Sum or another.")
     return op
+
+
+def refuse_globals(root: int) -> None:
+    """Refuse to broadcast all variables there are: nobody lists them."""
+    raise UnsupportedOperationError(
+        f"hvd.broadcast_global_variables({root}): there is no list of all variables any more. "
+        f"Take callbacks.BroadcastGlobalVariablesCallback, or hvd.broadcast_model(model, {root})."
+    )
