@@ -12,6 +12,7 @@ __all__ = [
     "all_reduce",
     "call_cost",
     "collectives",
+    "horovod",
     "many_ranks",
     "start_up",
     "two_hosts",
@@ -218,6 +219,35 @@ def call_cost(results: Path = RESULTS) -> str:
     told = (
         f"Measured on {measured.cores} cores, Python {measured.python}, numpy {measured.numpy}, "
         f"torch {measured.torch}, with `{measured.command}`."
+    )
+    return "\n".join([*lines, "", told, ""])
+
+
+class HorovodCosts(msgspec.Struct, frozen=True):
+    """What named operations cost, by number of ranks."""
+
+    command: str
+    python: str
+    torch: str
+    cores: int
+    microseconds: dict[str, dict[str, float]]
+
+
+def horovod(results: Path = RESULTS) -> str:
+    """Return what small calls cost with a negotiation, beside plain ones."""
+    path = results / "horovod.json"
+    if not path.exists():
+        return _missing("horovod")
+    measured = msgspec.json.decode(path.read_bytes(), type=HorovodCosts)
+    ranks = list(measured.microseconds)
+    lines = [f"| 16 bytes | {' | '.join(f'{n} ranks (µs)' for n in ranks)} |"]
+    lines.append(f"|---|{'---:|' * len(ranks)}")
+    for call in measured.microseconds[ranks[0]]:
+        cells = " | ".join(f"{measured.microseconds[n][call]:.1f}" for n in ranks)
+        lines.append(f"| {call} | {cells} |")
+    told = (
+        f"Measured on {measured.cores} cores, Python {measured.python}, torch {measured.torch}, "
+        f"with `{measured.command}`."
     )
     return "\n".join([*lines, "", told, ""])
 

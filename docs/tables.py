@@ -105,6 +105,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "all_reduce": speed.all_reduce,
     "call_cost": speed.call_cost,
     "collectives": speed.collectives,
+    "horovod": speed.horovod,
     "many_ranks": speed.many_ranks,
     "start_up": speed.start_up,
     "two_hosts": speed.two_hosts,

@@ -28,7 +28,7 @@ TORCH = (
     "tests/engines/nccl_on_gpu.py", "tests/engines/test_gloo.py",
     "tests/engines/test_hierarchical.py", "tests/engines/test_nccl.py",
     "tests/launch/test_store.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
-    "tests/test_examples.py", "tests/test_house_rules.py",
+    "tests/test_examples.py", "tests/test_house_rules.py", "tests/fronts/horovod/test_torch",
 )  # fmt: skip
 ON_TORCH = ("gloo", "hierarchical", "nccl")
 BROWSER = ("view/test_browser.py", "view/test_placing.py")

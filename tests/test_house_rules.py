@@ -37,6 +37,7 @@ LAYERS = {
 STANDARD_LIBRARY_ONLY = range(5)
 MAY_IMPORT_TORCH = (
     "torch/", "training/", "parallel/", "engines/gloo/", "engines/nccl/", "bench/peer_gloo.py",
+    "fronts/horovod/torch/",
 )  # fmt: skip
 #: The one place that knows pickle; whoever wants it there says so.
 MAY_IMPORT_PICKLE = "processes/wire.py"

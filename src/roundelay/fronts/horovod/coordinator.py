@@ -1,0 +1,117 @@
+"""Rank 0's part in the negotiation: who has submitted what, and what runs next, everywhere.
+
+It knows names and terms as numbers only. What it decides goes to all whom it concerns in one order,
+so that whoever is in several process sets meets the same operations in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from roundelay.errors import ranks_text
+from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
+
+__all__ = ["Coordinator", "Decision", "Outcome", "Said"]
+
+
+class Said(IntEnum):
+    """What a rank tells the coordinator."""
+
+    SUBMIT = 0
+    JOIN = 1
+    STALLED = 2  # it has waited for this operation as long as it may
+    LEAVE = 3
+
+
+class Outcome(IntEnum):
+    """What becomes of an operation."""
+
+    RUN = 0
+    RUN_WITH_JOINED = 1  # the argument is a rank that has the terms
+    MISMATCH = 2  # members tell one another their terms, and fail
+    FAIL = 3
+    ALL_JOINED = 4  # the argument is who was last
+    END = 5
+
+
+class Decision(NamedTuple):
+    """What the ranks in `to` are told."""
+
+    to: tuple[int, ...]
+    outcome: Outcome
+    process_set: int = 0
+    name: int = 0
+    argument: int = 0
+    text: str = ""
+
+
+class Coordinator:
+    """The table of what has been submitted, and by whom."""
+
+    def __init__(self, size: int) -> None:
+        self.members: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
+        self._waiting: dict[tuple[int, int], tuple[int, dict[int, int]]] = {}
+        self._joined: dict[int, None] = {}  # in the order they did
+        self._left: set[int] = set()
+
+    def heard(
+        self, rank: int, said: int, process_set: int, name: int, terms: int, kind: int
+    ) -> Iterator[Decision]:
+        """Take what a rank has said; yield what follows from it."""
+        key = process_set, name
+        if said == Said.SUBMIT:
+            entry = self._waiting.setdefault(key, (kind, {}))
+            entry[1][rank] = terms
+            yield from self._settle([key])
+        elif said == Said.JOIN:
+            self._joined[rank] = None
+            yield from self._settle(key for key in tuple(self._waiting) if key[0] == 0)
+            if len(self._joined) == len(self.members[0]):
+                last = [*self._joined][-1]
+                self._joined.clear()
+                yield Decision(self.members[0], Outcome.ALL_JOINED, argument=last)
+        elif said == Said.STALLED:
+            yield from self._stalled(key)
+        elif said == Said.LEAVE:
+            self._left.add(rank)
+            yield from self._settle(tuple(self._waiting))
+            if len(self._left) == len(self.members[0]):
+                yield Decision(self.members[0], Outcome.END)
+
+    def _settle(self, keys: Iterable[tuple[int, int]]) -> Iterator[Decision]:
+        for key in keys:
+            kind, told = self._waiting[key]
+            members = self.members.get(key[0], ())
+            missing = [rank for rank in members if rank not in told]
+            if gone := self._left.intersection(missing):
+                yield self._fail(key, f"{_have(gone)} shut down and will not submit it.")
+            elif not missing:
+                del self._waiting[key]
+                alike = len({*told.values()}) == 1
+                yield Decision(members, Outcome.RUN if alike else Outcome.MISMATCH, *key)
+            elif key[0] == 0 and self._joined.keys() >= {*missing}:
+                if kind not in (ALLREDUCE, BARRIER):
+                    text = f"{_have(missing)} joined, and {KINDS[kind]} needs data of every rank."
+                    yield self._fail(key, text)
+                elif len({*told.values()}) > 1:
+                    yield self._fail(key, "the ranks that have not joined have different terms.")
+                else:
+                    del self._waiting[key]
+                    yield Decision(members, Outcome.RUN_WITH_JOINED, *key, argument=min(told))
+
+    def _fail(self, key: tuple[int, int], text: str) -> Decision:
+        _, told = self._waiting.pop(key)
+        return Decision(tuple(told), Outcome.FAIL, *key, text=text)
+
+    def _stalled(self, key: tuple[int, int]) -> Iterator[Decision]:
+        if key in self._waiting:  # else it has been decided meanwhile
+            told = self._waiting[key][1]
+            missing = [rank for rank in self.members.get(key[0], ()) if rank not in told]
+            yield self._fail(key, f"{_have(missing)} not submitted it.")
+
+
+def _have(ranks: Iterable[int]) -> str:
+    found = sorted(ranks)
+    return f"{ranks_text(found)} {'has' if len(found) == 1 else 'have'}"

@@ -1,0 +1,118 @@
+"""What `hvd.init` begins and `hvd.shutdown` ends: this process's place among the ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from roundelay.communicator import Communicator
+from roundelay.errors import InvalidArgumentError
+from roundelay.fronts.horovod.errors import NotInitializedError, UnsupportedOperationError
+from roundelay.fronts.horovod.negotiation import Negotiation
+from roundelay.fronts.horovod.operation import Operation, Terms
+from roundelay.launch import init as rd_init
+
+__all__ = ["Session", "adopt", "begin", "current", "end", "started"]
+
+
+class Session:
+    """One rank between `hvd.init` and `hvd.shutdown`."""
+
+    def __init__(self, comm: Communicator, stand_in: Callable[[Terms], Operation]) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        hosts: list[tuple[str, str]] = comm.all_gather_object(_host())
+        nodes = [*dict.fromkeys(hosts)]
+        local = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+        self.local_rank, self.local_size = local[self.rank], hosts.count(hosts[self.rank])
+        same = [hosts[rank] for rank in range(self.size) if local[rank] == self.local_rank]
+        self.cross_rank, self.cross_size = same.index(hosts[self.rank]), len(same)
+        self.homogeneous = len({hosts.count(node) for node in nodes}) == 1
+        self.negotiation = Negotiation(comm, stand_in)
+        self._unnamed: dict[tuple[str, int, int], itertools.count[int]] = {}
+
+    def submit(
+        self,
+        kind: str,
+        name: str | None,
+        process_set: int,
+        terms: Terms,
+        run: Callable[[Communicator], Any],
+    ) -> Operation:
+        """Submit an operation; one without a name gets the next number of its kind."""
+        if name is None:
+            key = kind, process_set, self.negotiation.epoch
+            numbers = self._unnamed.get(key) or self._unnamed.setdefault(key, itertools.count())
+            name = f"noname.{key[2]}.{next(numbers)}"
+        return self.negotiation.submit(Operation(kind, name, process_set, terms, run))
+
+    def members(self, process_set: int | None) -> tuple[int, ...]:
+        """Return the ranks of a process set, of which this must be one."""
+        ranks = self.negotiation.members.get(-1 if process_set is None else process_set)
+        if ranks is None:
+            raise InvalidArgumentError(
+                "This process set is not known to hvd: pass it to hvd.init(process_sets=…) or "
+                "hvd.add_process_set first; one that was removed is gone."
+            )
+        if self.rank not in ranks:
+            raise InvalidArgumentError(
+                f"Rank {self.rank} is not in process set {process_set}, which has ranks "
+                f"{list(ranks)}. Call this only where process_set.included()."
+            )
+        return ranks
+
+    def close(self) -> None:
+        """End it; other ranks need not wait for this one any more."""
+        self.negotiation.leave()
+
+
+def _host() -> tuple[str, str]:
+    """Say on which host this is; launchers that play several on one number them."""
+    return socket.gethostname(), os.environ.get("GROUP_RANK", "")
+
+
+_session: Session | None = None  # a process has one launcher, and Horovod's functions no argument
+_adopted: Communicator | None = None  # of `hvd.run`, in the place of a launcher's
+
+
+def adopt(comm: Communicator | None) -> None:
+    """Let the next `hvd.init` take this communicator, not that of a launcher."""
+    global _adopted  # noqa: PLW0603 - see above
+    _adopted = comm
+
+
+def begin(stand_in: Callable[[Terms], Operation], ranks: Sequence[int] | None) -> Session:
+    """Return the session of this process; begin it if there is none."""
+    global _session  # noqa: PLW0603 - see above
+    if _session is None:
+        comm = _adopted or rd_init()
+        if ranks is not None and sorted(ranks) != list(range(comm.size)):
+            raise UnsupportedOperationError(
+                f"hvd.init(comm={list(ranks)}) names some ranks of {comm.size}: start only those, "
+                f"or call hvd.init() and pass a process set to what concerns them."
+            )
+        _session = Session(comm, stand_in)
+        comm.before_close(end)
+    return _session
+
+
+def started() -> bool:
+    """Tell whether there is a session."""
+    return _session is not None
+
+
+def current(call: str) -> Session:
+    """Return the session, which `call` needs."""
+    if _session is None:
+        raise NotInitializedError(call)
+    return _session
+
+
+def end() -> None:
+    """End the session, if there is one."""
+    global _session
+    ending, _session = _session, None
+    if ending is not None:
+        ending.close()

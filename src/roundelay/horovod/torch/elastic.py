@@ -1,0 +1,5 @@
+"""`roundelay.horovod.torch.elastic`."""
+
+from roundelay.fronts.horovod.torch.elastic import ElasticSampler, TorchState, run
+
+__all__ = ["ElasticSampler", "TorchState", "run"]

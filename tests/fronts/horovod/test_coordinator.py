@@ -1,0 +1,98 @@
+"""What rank 0 decides: the same operations in one order for all, whoever submits them when."""
+
+from __future__ import annotations
+
+import random
+from itertools import permutations
+
+import pytest
+
+from roundelay.fronts.horovod.coordinator import Coordinator, Decision, Outcome, Said
+from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
+
+ALLGATHER = KINDS.index("allgather")
+
+
+def heard(coordinator: Coordinator, *said: tuple[int, ...]) -> list[Decision]:
+    """Tell a coordinator what ranks say, and return all that it decides."""
+    return [one for words in said for one in coordinator.heard(*(*words, 0, 0, 0, 0)[:6])]
+
+
+def submit(rank: int, name: int, terms: int = 0, kind: int = ALLREDUCE, inside: int = 0) -> tuple:
+    return rank, Said.SUBMIT, inside, name, terms, kind
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_runs_once_all_have_submitted_it_and_not_before(order: tuple[int, ...]) -> None:
+    coordinator = Coordinator(3)
+    assert heard(coordinator, *(submit(rank, 7) for rank in order[:-1])) == []
+    assert heard(coordinator, submit(order[-1], 7)) == [Decision((0, 1, 2), Outcome.RUN, 0, 7)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_rank_meets_the_operations_of_all_its_sets_in_one_order(seed: int) -> None:
+    draw = random.Random(seed)
+    coordinator = Coordinator(4)
+    coordinator.members |= {1: (0, 1), 2: (1, 2, 3), 3: (0, 3)}
+    names = [(inside, name) for inside in range(4) for name in range(5)]
+    lines = []
+    for rank in range(4):  # each in an order of its own
+        mine = [key for key in names if rank in coordinator.members[key[0]]]
+        draw.shuffle(mine)
+        lines.append([submit(rank, name, inside=inside) for inside, name in mine])
+    met: list[list[tuple[int, int]]] = [[] for _ in range(4)]
+    while any(lines):
+        line = draw.choice([line for line in lines if line])
+        for decision in heard(coordinator, line.pop()):
+            assert decision.outcome == Outcome.RUN
+            for rank in decision.to:
+                met[rank].append((decision.process_set, decision.name))
+    for rank, line in enumerate(met):
+        assert sorted(line) == [key for key in names if rank in coordinator.members[key[0]]]
+        for other in met:
+            both = {*line} & {*other}
+            assert [key for key in line if key in both] == [key for key in other if key in both]
+
+
+def test_different_terms_are_a_mismatch_of_that_operation_alone() -> None:
+    coordinator = Coordinator(2)
+    said = submit(0, 1, terms=5), submit(0, 2), submit(1, 1, terms=6), submit(1, 2)
+    assert [one.outcome for one in heard(coordinator, *said)] == [Outcome.MISMATCH, Outcome.RUN]
+
+
+def test_a_barrier_overtakes_what_is_pending() -> None:
+    coordinator = Coordinator(2)
+    said = submit(0, 1), submit(0, 2, kind=BARRIER), submit(1, 2, kind=BARRIER), submit(1, 1)
+    assert [one.name for one in heard(coordinator, *said)] == [2, 1]
+
+
+@pytest.mark.parametrize("joins_first", [False, True])
+def test_who_has_joined_is_not_waited_for(*, joins_first: bool) -> None:
+    coordinator = Coordinator(3)
+    said = [submit(1, 9), submit(2, 9)]
+    said.insert(0 if joins_first else 2, (0, Said.JOIN))
+    (run,) = heard(coordinator, *said)
+    assert run == Decision((0, 1, 2), Outcome.RUN_WITH_JOINED, 0, 9, 1)
+    (refused,) = heard(coordinator, submit(1, 4, kind=ALLGATHER), submit(2, 4, kind=ALLGATHER))
+    assert (refused.to, refused.outcome) == ((1, 2), Outcome.FAIL)
+    assert "rank 0 has joined, and allgather" in refused.text
+    (last,) = heard(coordinator, (2, Said.JOIN), (1, Said.JOIN))
+    assert (last.outcome, last.argument) == (Outcome.ALL_JOINED, 1)
+    assert heard(coordinator, submit(1, 9), submit(2, 9)) == []  # all are back
+
+
+def test_who_leaves_fails_what_waits_for_it_and_the_last_one_ends_it() -> None:
+    coordinator = Coordinator(2)
+    (failed,) = heard(coordinator, submit(0, 3), (1, Said.LEAVE))
+    assert (failed.to, failed.outcome) == ((0,), Outcome.FAIL)
+    assert "rank 1 has shut down" in failed.text
+    (again,) = heard(coordinator, submit(0, 3))
+    assert again.outcome == Outcome.FAIL
+    assert heard(coordinator, (0, Said.LEAVE)) == [Decision((0, 1), Outcome.END)]
+
+
+def test_what_stalls_fails_and_says_for_whom_it_waited() -> None:
+    coordinator = Coordinator(4)
+    (failed,) = heard(coordinator, submit(0, 3), submit(2, 3), (0, Said.STALLED, 0, 3))
+    assert (failed.to, failed.text) == ((0, 2), "ranks 1, 3 have not submitted it.")
+    assert heard(coordinator, (2, Said.STALLED, 0, 3)) == []
