@@ -24,7 +24,7 @@ from roundelay.schedule import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: Those of other libraries, which tests/fronts runs where they are installed.
-OF_FRONTS = ("16_ray.py",)
+OF_FRONTS = ("17_ray.py",)
 SCRIPTS = [path for path in sorted(EXAMPLES.glob("[0-9]*.py")) if path.name not in OF_FRONTS]
 #: Longer ones, with options; gpt.py is the model that both train.
 PROGRAMS = [

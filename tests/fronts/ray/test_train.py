@@ -25,7 +25,7 @@ trainers: Any = pytest.importorskip("ray.train.v2.api.data_parallel_trainer")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers have no tests
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "16_ray.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "17_ray.py"
 
 
 def fitted(loop: Any, workers: Any, folder: Path, **options: Any) -> Any:

@@ -1,6 +1,6 @@
 """Train on Ray: its workers are ranks, and a killed one is replaced from a checkpoint.
 
-    python 16_ray.py
+    python 17_ray.py
 
 It needs `pip install 'roundelay[ray,torch]'`. One worker kills itself.
 

@@ -1,6 +1,6 @@
 """Data-parallel training with JAX: every rank has a part of the batch, and all step alike.
 
-    roundelay run -n 2 15_jax.py
+    roundelay run -n 2 16_jax.py
 
 The gradient of all ranks is a collective inside the compiled step. The same file alone trains on
 the whole batch, and comes to the same loss. Prints:
