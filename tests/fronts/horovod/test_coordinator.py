@@ -18,7 +18,9 @@ def heard(coordinator: Coordinator, *said: tuple[int, ...]) -> list[Decision]:
     return [one for words in said for one in coordinator.heard(*(*words, 0, 0, 0, 0)[:6])]
 
 
-def submit(rank: int, name: int, terms: int = 0, kind: int = ALLREDUCE, inside: int = 0) -> tuple:
+def submit(
+    rank: int, name: int, terms: int = 0, kind: int = ALLREDUCE, inside: int = 0
+) -> tuple[int, ...]:
     return rank, Said.SUBMIT, inside, name, terms, kind
 
 
@@ -47,11 +49,11 @@ def test_every_rank_meets_the_operations_of_all_its_sets_in_one_order(seed: int)
             assert decision.outcome == Outcome.RUN
             for rank in decision.to:
                 met[rank].append((decision.process_set, decision.name))
-    for rank, line in enumerate(met):
-        assert sorted(line) == [key for key in names if rank in coordinator.members[key[0]]]
+    for rank, order in enumerate(met):
+        assert sorted(order) == [key for key in names if rank in coordinator.members[key[0]]]
         for other in met:
-            both = {*line} & {*other}
-            assert [key for key in line if key in both] == [key for key in other if key in both]
+            both = {*order} & {*other}
+            assert [key for key in order if key in both] == [key for key in other if key in both]
 
 
 def test_different_terms_are_a_mismatch_of_that_operation_alone() -> None:
