@@ -162,7 +162,8 @@ def __getattr__(name: str) -> object:
         if error.name != "torch" and not isinstance(error, MissingPackageError):
             raise
         raise MissingPackageError(f"rd.{name}", error.name or "torch") from None
-    return getattr(module, name)
+    found = globals()[name] = getattr(module, name)  # the next time, no import is asked for
+    return found
 
 
 def _native_core() -> object:

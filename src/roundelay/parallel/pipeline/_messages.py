@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ class Mail:
         self._wanted: dict[int, list[Any]] = {}
         self.messages = 0
         self.nbytes = 0
+        self.waited = 0.0  # seconds, for what was to come
 
     def _tag(self, edge: int, micro_batch: int, *, back: bool) -> int:
         place = (edge * self._micro_batches + micro_batch) * 2 + back
@@ -82,14 +84,17 @@ class Mail:
             return
         self._wanted[tag] = [
             self._comm.start.recv(buffer, rank, tag + number)
-            for number, buffer in enumerate(self.buffers(form))
+            for number, buffer in enumerate(self._buffers(form))
         ]
 
-    def buffers(self, form: Form) -> list[torch.Tensor]:
-        """Return tensors of a form, all zero."""
+    def _buffers(self, form: Form) -> list[torch.Tensor]:
         return [
-            torch.zeros(each.shape, dtype=_dtype(each.dtype), device=self._device) for each in form
+            torch.empty(each.shape, dtype=_dtype(each.dtype), device=self._device) for each in form
         ]
+
+    def zeros(self, form: Form) -> list[torch.Tensor]:
+        """Return tensors of a form, all zero, for ranks that wait for something."""
+        return [buffer.zero_() for buffer in self._buffers(form)]
 
     def receive(
         self, form: Form, rank: int, edge: int, micro_batch: int, *, back: bool
@@ -97,7 +102,10 @@ class Mail:
         """Return tensors once they have come."""
         self.expect(form, rank, edge, micro_batch, back=back)
         under_way = self._wanted.pop(self._tag(edge, micro_batch, back=back))
-        return [message.wait() for message in under_way]
+        began = time.perf_counter()
+        values = [message.wait() for message in under_way]
+        self.waited += time.perf_counter() - began
+        return values
 
     def tell(self, form: Form | None, rank: int, edge: int) -> None:
         """Tell the next stage in which form data will come, or that none will."""
