@@ -1,7 +1,8 @@
-"""The ledger counts activations: what it measures is what the formulas of every axis say."""
+"""A transformer's block: what it keeps, as the ledger counts it, and sends is by formula."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,6 +128,38 @@ def predicted(size: int, way: str) -> float:
 def test_measured_is_predicted(way: str, size: int) -> None:
     for entry in entries(size, way):
         assert entry.activations == predicted(size, way)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("way", ["tp", "sp"])
+def test_calls_of_a_layer(way: str, size: int) -> None:
+    """Four sums of activations; with shards of the sequence four gathers and four scatters."""
+    whole = ITEM * TOKENS * WIDTH
+
+    def body(comm: rd.Communicator) -> None:
+        model, mesh = Model(), rd.Mesh(tp=size, comm=comm)
+        rd.apply_plan(model, PLAN, mesh, sequence_parallel=way == "sp")
+        calls: list[tuple[str, int]] = []
+        for name in ("all_reduce", "all_gather", "reduce_scatter"):
+
+            def call(x: Any, *args: Any, name: str = name, run: Any = None, **options: Any) -> Any:
+                result = run(x, *args, **options)
+                calls.append((name, (result if name == "all_gather" else x).nbytes))
+                return result
+
+            tp: Any = mesh["tp"]
+            setattr(tp, name, partial(call, run=getattr(tp, name)))
+        model(torch.ones(ROWS, LENGTH, WIDTH, requires_grad=True)).sum().backward()
+        large = sorted(each for each in calls if each[1] == whole)
+        if way == "tp":
+            assert calls == [("all_reduce", whole)] * 4
+        else:  # and a gather at the end of the divided part, and one of gradients at its begin
+            assert large == [("all_gather", whole)] * 6 + [("reduce_scatter", whole)] * 4
+            # Weight and bias of two norms, each pair at once, and biases of two `row` layers.
+            small = sorted(nbytes for name, nbytes in calls if nbytes != whole)
+            assert small == [ITEM * WIDTH] * 2 + [2 * ITEM * WIDTH] * 2
+
+    rd.run(body, size, "threads")
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3", "ps"])
