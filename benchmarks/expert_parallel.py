@@ -2,7 +2,9 @@
 
 Both do the same in the same processes, turn and turn about: ranks tell each other how many tokens
 go where, rows are sorted by expert, travel, are sorted again, and come back to their places. Only
-what carries them differs. `exchange` is the two all-to-alls alone. Ratios are medians of those of
+what carries them differs: our rows lie where other ranks read them. `torch` is the same by torch
+alone, as it is written without us. `exchange` is the two all-to-alls alone, on ordinary memory that
+is there already. Ratios are medians of those of
 each round, as the slowest rank saw it. Writes results/expert_parallel.json.
 
     python benchmarks/expert_parallel.py
@@ -15,7 +17,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ import torch.distributed as dist
 
 import roundelay as rd
 from roundelay import _core
-from roundelay.parallel.expert.dispatch import exchange, planned
-from roundelay.parallel.expert.router import Queues, Router
+from roundelay.parallel.expert.dispatch import planned
+from roundelay.parallel.expert.router import Queues, Router, Routing
 
 FILE = Path(__file__).parent / "results" / "expert_parallel.json"
 RANKS = (2, 4)
@@ -42,7 +44,6 @@ class Gloo:
 
     def __init__(self, comm: rd.Communicator) -> None:
         self.rank, self.size = comm.rank, comm.size
-        self.rows: list[list[int]] = []  # from each rank to each
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the counts of every rank."""
@@ -50,15 +51,38 @@ class Gloo:
         dist.all_gather(list(every), x.contiguous())
         return every
 
-    def all_to_all(self, x: torch.Tensor, *, axis: int, counts: Sequence[int]) -> torch.Tensor:
-        """Send so many rows to each rank."""
+    def empty(self, length: int, dtype: str) -> Any:
+        """Return memory of this process, which is kept as ours is."""
+        return np.empty(length, dtype)
+
+    def all_to_all(
+        self, x: torch.Tensor, *, out: torch.Tensor, axis: int, counts: list[list[int]]
+    ) -> torch.Tensor:
+        """Send so many rows from each rank to each."""
         del axis
-        there = self.rows[self.rank]
-        back = [row[self.rank] for row in self.rows]
-        received = back if list(counts) == there else there
-        out = x.new_empty(sum(received), *x.shape[1:])
-        dist.all_to_all_single(out, x, received, list(counts))
+        dist.all_to_all_single(out, x, [row[self.rank] for row in counts], counts[self.rank])
         return out
+
+
+def by_torch(x: torch.Tensor, routing: Routing, gloo: Gloo) -> torch.Tensor:
+    """Dispatch and combine by torch's own functions."""
+    flat = routing.experts.reshape(-1)
+    every = gloo.all_gather(torch.bincount(flat, minlength=EXPERTS))
+    to_each = every.view(gloo.size, gloo.size, -1)
+    here = to_each[:, gloo.rank].tolist()  # from each rank to each expert
+    sent, received = to_each[gloo.rank].sum(1).tolist(), [sum(theirs) for theirs in here]
+    order = flat.argsort(stable=True)
+    came = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(came, x[order // TOP_K], received, sent)
+    pieces = came.split([count for theirs in here for count in theirs])
+    experts = [torch.cat(pieces[at :: len(here[0])]) for at in range(len(here[0]))]
+    by_expert = [rows.split([theirs[at] for theirs in here]) for at, rows in enumerate(experts)]
+    said = torch.cat([piece for theirs in zip(*by_expert, strict=True) for piece in theirs])
+    back = x.new_empty(len(order), *x.shape[1:])
+    dist.all_to_all_single(back, said, sent, received)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    return (back[places].view(len(x), TOP_K, -1) * routing.weights[..., None]).sum(1)
 
 
 @torch.no_grad()
@@ -74,10 +98,10 @@ def be_rank(comm: rd.Communicator, store: str, tokens: int, width: int) -> dict[
     routing = Router(width, EXPERTS, top_k=TOP_K)(x)
     gloo = Gloo(comm)
     first = Queues(comm.all_gather(routing.counts()), None).taken()
-    owned = first.view(comm.size, comm.size, -1).sum(2)
-    gloo.rows = owned.tolist()
-    sent, received = gloo.rows[comm.rank], [row[comm.rank] for row in gloo.rows]
-    rows = torch.randn(sum(sent), width)
+    there = first.view(comm.size, comm.size, -1).sum(2).tolist()
+    back = [list(column) for column in zip(*there, strict=True)]
+    rows = torch.randn(sum(there[comm.rank]), width)
+    came, returned = torch.zeros(sum(back[comm.rank]), width), torch.zeros_like(rows)
 
     def whole(way: Any) -> torch.Tensor:
         queues = Queues(way.all_gather(routing.counts()), None)
@@ -86,12 +110,15 @@ def be_rank(comm: rd.Communicator, store: str, tokens: int, width: int) -> dict[
         return plan.gather(plan.scatter(x), routing.weights)
 
     def alone(way: Any) -> torch.Tensor:
-        return exchange(exchange(rows, way, sent, received), way, received, sent)
+        way.all_to_all(rows, out=came, axis=0, counts=there)
+        return way.all_to_all(came, out=returned, axis=0, counts=back).clone()
 
     ways: Ways = {}
     for name, way in {"ours": comm, "gloo": gloo}.items():
         ways[f"{name} dispatch and combine"] = lambda way=way: whole(way)
         ways[f"{name} exchange"] = lambda way=way: alone(way)
+    ways["torch dispatch and combine"] = lambda: by_torch(x, routing, gloo)
+    torch.testing.assert_close(ways["ours dispatch and combine"](), by_torch(x, routing, gloo))
     for what in ("dispatch and combine", "exchange"):
         if not torch.equal(ways[f"ours {what}"](), ways[f"gloo {what}"]()):
             raise SystemExit(f"{what}: the two differ.")
@@ -128,6 +155,12 @@ def summed_up(times: dict[str, list[float]]) -> dict[str, Any]:
             "gloo_microseconds": round(1e6 * statistics.median(gloo), 1),
             "gloo_over_ours": round(statistics.median(ratios), 2),
         }
+    theirs = times["torch dispatch and combine"]
+    ratios = [a / b for a, b in zip(theirs, times["ours dispatch and combine"], strict=True)]
+    result["dispatch and combine"] |= {
+        "torch_microseconds": round(1e6 * statistics.median(theirs), 1),
+        "torch_over_ours": round(statistics.median(ratios), 2),
+    }
     return result
 
 

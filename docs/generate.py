@@ -33,6 +33,7 @@ from roundelay.cli._choose import adds_up, algorithms_of, default_algorithm
 from roundelay.cli._group import COMMANDS, roundelay
 from roundelay.cli.explain import SUBJECTS
 from roundelay.collectives import collectives
+from roundelay.fronts.kubernetes import kubernetes
 from roundelay.networks import networks
 from roundelay.reductions import KINDS, REDUCTIONS
 from roundelay.schedule import price, prove
@@ -238,6 +239,7 @@ def cli_page() -> str:
         "",
         *(_help(name) for name in ["", *COMMANDS.names()]),
         *(_help("explain", subject) for subject in SUBJECTS),
+        *(_help("kube", kind) for kind in kubernetes.names()[-1:]),  # all take the same options
         "## Exit codes and errors",
         "",
         "The exit code is 0 for success, 1 if the work failed (a proof, for example), 2 for wrong",

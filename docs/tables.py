@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import experts
+import frameworks
 import habits
 import peers
 import speed
@@ -116,4 +117,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "may_do": habits.may_do,
     "fuzz": habits.fuzz,
     "peers": peers.peers,
+    "frameworks": frameworks.frameworks,
+    "import_cost": frameworks.import_cost,
 }

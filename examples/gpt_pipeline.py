@@ -30,10 +30,10 @@ def train_pipeline(options: argparse.Namespace) -> None:
     )  # fmt: skip
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=options.rate)
     pipe, optimizer = rd.prepare(
-        pipe, optimizer, strategy=options.strategy, precision=options.precision, comm=mesh["dp"]
+        pipe, optimizer, strategy=options.strategy, precision=options.precision, mesh=mesh
     )
     batches = rd.loader(
-        Text(read_text(options.text), size.context), options.batch, comm=mesh["dp"], drop_last=True
+        Text(read_text(options.text), size.context), options.batch, mesh=mesh, drop_last=True
     )
     losses: list[float] = []
     while len(losses) < options.steps:
@@ -50,11 +50,9 @@ def train_pipeline(options: argparse.Namespace) -> None:
 
 def finish(mesh: rd.Mesh, pipe: rd.Pipeline, size: object, losses: list[float]) -> None:
     """Put the stages together, and show what the model has learnt."""
-    mine = {name: value.numpy() for name, value in rd.full_state_dict(pipe).items()}
-    parts = mesh["pp"].gather_object(mine)
-    if mesh.comm.rank != 0 or parts is None:
+    state = rd.full_state_dict(pipe)
+    if mesh.comm.rank != 0:
         return
-    state = {name: torch.from_numpy(each) for part in parts for name, each in part.items()}
     alone = GPT(size)  # type: ignore[arg-type]
     alone.load_state_dict(state)
     few = max(1, len(losses) // 10)

@@ -37,6 +37,10 @@ void register_group(nb::module_& module);
 void register_point_to_point(nb::module_& module);
 void register_shelf(nb::module_& module);
 void register_fork(nb::module_& module);
+void register_bound_call(nb::module_& module);
+#ifdef ROUNDELAY_JAX
+void register_jax(nb::module_& module);
+#endif
 }  // namespace roundelay
 
 NB_MODULE(_core, module) {
@@ -69,4 +73,8 @@ NB_MODULE(_core, module) {
     roundelay::register_point_to_point(module);
     roundelay::register_shelf(module);
     roundelay::register_fork(module);
+    roundelay::register_bound_call(module);
+#ifdef ROUNDELAY_JAX
+    roundelay::register_jax(module);
+#endif
 }

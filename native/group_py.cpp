@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "bound_call_py.hpp"
 #include "group.hpp"
 #include "group_py.hpp"
 #include "inside_py.hpp"
@@ -159,10 +160,30 @@ class PyGroup {
         return task;
     }
 
+    // A call whose buffers come later, from a compiled program: its number. See BoundCall.
+    std::int64_t bind(Program& program, int collective, int algorithm, int root, int dtype, int op,
+                      std::size_t item, std::size_t count, bool shared) {
+        const PreparedCall prepared = prepare(program, nullptr, nullptr, nullptr, collective, algorithm,
+                                              root, dtype, op, item, count, {});
+        auto bound = std::make_unique<BoundCall>();
+        bound->call = prepared.call;
+        bound->program = &program;
+        bound->kept = nb::find(program);
+        bound->count = count;
+        bound->untouched = program.out_here == 0 ? program.most * count * item : 0;
+        bound->shared = shared;
+        bound->world_rank = me();
+        bound->group = group_;
+        bound->queue = queue_;
+        bound->closed = closed_;
+        bound->on_slow = on_slow_;
+        return BoundCall::add(std::move(bound));
+    }
+
     // From now on nothing can be begun.
     void close() {
         if (Inside::anything()) Inside::refuse_within(world(), {-1, "close", here()});
-        closed_ = true;
+        *closed_ = true;
     }
 
     // The last call: when it returns, nothing is under way in this group, or in any of this rank's.
@@ -212,7 +233,7 @@ class PyGroup {
     // True when done; false when the caller must go the long way, which knows more kinds of
     // buffers and names what it refuses.
     bool fast_path(int collective, nb::handle given, nb::handle result, int op, int root) {
-        if (closed_) return false;  // the long way says so
+        if (*closed_) return false;  // the long way says so
         const auto found = registered_.find({collective, root});
         if (found == registered_.end() || op < 0) return false;
         const PlainCalls& known = found->second;
@@ -295,7 +316,7 @@ class PyGroup {
                     int algorithm, int root, int dtype, int op, std::size_t item,
                     std::size_t count, const std::vector<std::size_t>& counts) {
         if (world().foreign()) throw Broken{};
-        if (closed_) throw Closed{};
+        if (*closed_) throw Closed{};
         PreparedCall prepared{{}, &program, in_arena, counts, count};
         Call& call = prepared.call;
         call.in = in == nullptr ? nullptr : in->data;
@@ -343,7 +364,7 @@ class PyGroup {
     std::shared_ptr<KeptAlive> kept_ = std::make_shared<KeptAlive>();
     nb::object on_slow_, on_broken_;
     std::uint64_t made_ = 0;  // calls, in the background or not
-    bool closed_ = false;
+    std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
     std::map<std::pair<int, int>, PlainCalls> registered_;  // by collective and root
 };
 
@@ -406,6 +427,9 @@ void register_group(nb::module_& module) {
              nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
+        .def("bind", &PyGroup::bind, nb::arg("program"), nb::arg("collective"), nb::arg("algorithm"),
+             nb::arg("root"), nb::arg("dtype"), nb::arg("op"), nb::arg("item"), nb::arg("count"),
+             nb::arg("shared"))
         .def("close", &PyGroup::close)
         .def("drain", &PyGroup::drain, nb::arg("every"))
         .def_prop_ro("failed", &PyGroup::failed)

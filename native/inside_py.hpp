@@ -44,6 +44,12 @@ class Inside {
             if (&one->world_ == &world) one->refuse(wanted);
     }
     static bool anything() { return innermost != nullptr; }
+    // Whether this thread is inside a call of that queue.
+    static bool within(const void* queue) {
+        for (const Inside* one = innermost; one != nullptr; one = one->around_)
+            if (one->queue_ == queue) return true;
+        return false;
+    }
     // What raises, given both calls.
     static void set_refusal(nb::object raises) { refusal = new nb::object(std::move(raises)); }
 

@@ -15,6 +15,7 @@ namespace roundelay {
 namespace {
 
 constexpr std::int64_t nap_ns = 50'000'000;
+constexpr int patience = 64;  // turns in which a thread gives its core to others before it sleeps
 
 // Copy between a flat buffer and a ring, which may wrap around once.
 void copy_in(std::byte* ring, std::size_t capacity, std::uint64_t at, const void* from,
@@ -192,6 +193,14 @@ bool PointToPoint::pump() {
     }
     for (int src = 0; src < world_->size(); ++src) moved = pull(src) || moved;
     return moved;
+}
+
+// Whether part of a message has moved, and the rest has not.
+bool PointToPoint::half_way() {
+    const std::lock_guard guard(mutex_);
+    const auto begun = [](const auto& requests) { return !requests.empty() && requests.front()->moved > 0; };
+    return std::ranges::any_of(outgoing_, begun) ||
+           std::ranges::any_of(arriving_, [](const auto& parcel) { return parcel != nullptr; });
 }
 
 // The rank without which this request will never be done; for any rank, the last of all others.
@@ -415,10 +424,19 @@ void PointToPoint::run_in_background() {
             const std::lock_guard guarded(messages.mutex_);
             return !messages.forgotten_;
         };
+        int idle = 0;
         while (!messages.world_->troubled() && needed()) {
             const std::uint32_t seen = mine.bell.value.load();
             kill_point();
-            if (!messages.pump()) mine.bell.sleep(seen, nap_ns);
+            if (messages.pump()) {
+                idle = 0;
+            } else if (idle < patience && messages.half_way()) {
+                // The other rank moves the next piece: it is there sooner than a sleeper wakes.
+                ++idle;
+                sched_yield();
+            } else {
+                mine.bell.sleep(seen, nap_ns);
+            }
         }
         const std::lock_guard guarded(messages.mutex_);
         if (messages.forgotten_) messages.give_up();

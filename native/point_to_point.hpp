@@ -58,6 +58,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     void post(const std::shared_ptr<MessageRequest>& request);
     // Move what can be moved; true if anything did.
     bool pump();
+    bool half_way();
     // Until the request is done; throws Broken. The group tells who of it has left. Who knows of so many
     // losses, and would hear of more, waits no longer than until there are.
     static constexpr std::int64_t deaf = -1;

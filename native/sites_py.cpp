@@ -53,6 +53,7 @@ void Sites::skip_package(const std::string& folder) {
 }
 
 nb::object Sites::caller() {
+    if (borrowed != nullptr) return *borrowed;
     PyFrameObject* frame = outside(inside);
     if (frame == nullptr) return nb::none();
     const nb::object held = nb::steal(reinterpret_cast<PyObject*>(frame));

@@ -47,9 +47,10 @@ void after_fork() { worlds_mutex.unlock(); }
 
 std::string reason(const std::string& what) { return what + ": " + std::strerror(errno); }
 
-// The ring between two ranks is small when there are many.
+// The ring between two ranks is small when there are many. What fits into it whole is gone when the sender
+// goes on to something else: the rest would wait for its thread, and for the receiver's, turn by turn.
 std::size_t ring_bytes_for(int size) {
-    std::size_t bytes = 64 * 1024;
+    std::size_t bytes = 512 * 1024;
     while (bytes > 4096 && bytes * std::size_t(size) > 1024 * 1024) bytes /= 2;
     return bytes;
 }

@@ -24,6 +24,7 @@ from roundelay.processes.amx import keep_off_amx
 #: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
 TORCH = (
     "tests/torch_backend", "tests/training", "tests/parallel", "tests/communicator/test_torch",
+    "tests/fronts/ray",
     "tests/engines/nccl_on_gpu.py", "tests/engines/test_gloo.py",
     "tests/engines/test_hierarchical.py", "tests/engines/test_nccl.py",
     "tests/launch/test_store.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",

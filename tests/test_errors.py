@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,33 @@ def test_every_error_has_one_root_and_is_exported(error: type[Exception]) -> Non
     assert issubclass(error, RoundelayError)
     assert error.__name__ in errors.__all__
     assert error.__doc__
+
+
+#: What every class is made from; each must come out of another process as it went in.
+MADE = {
+    errors.CheckpointMismatch: ("a/b", ["w: float32[2], not float32[3]"]),
+    errors.FormatError: ("a.json: x", "is 3"),
+    errors.LimitError: ("no more files", 24),
+    errors.MissingPackageError: ("rd.prepare", "torch"),
+    errors.NetworkError: ("a.json: x", "is 3"),
+    errors.NoEngineError: (),
+    errors.NoRoomError: (10, 3, "empty"),
+    errors.NotFiniteError: (["w"], [1]),
+    errors.ProofError: ("ring", []),
+    errors.RankFailed: (1, "ValueError", "bad row"),
+    errors.ScheduleError: ("a.json: x", "is 3"),
+    errors.UnknownNameError: ("engines", "thread", ["threads"]),
+    errors.UnsupportedSizeError: ("ring", 3, "powers of two"),
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda error: error.__name__)
+def test_an_error_goes_from_process_to_process_as_it_is(kind: type[Exception]) -> None:
+    error = kind(*MADE.get(kind, ("what happened",)))
+    error.add_note("On rank 1")
+    read = pickle.loads(pickle.dumps(error))
+    assert type(read) is kind
+    assert (str(read), vars(read)) == (str(error), vars(error))
 
 
 def test_a_failed_proof_is_no_wrong_use() -> None:

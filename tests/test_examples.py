@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
+import io
 import json
-import multiprocessing
 import re
 import runpy
 import subprocess
@@ -15,13 +16,16 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import roundelay as rd
 from roundelay.networks import load_network
 from roundelay.schedule import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SCRIPTS = sorted(EXAMPLES.glob("[0-9]*.py"))
+#: Those of other libraries, which tests/fronts runs where they are installed.
+OF_FRONTS = ("17_ray.py",)
+SCRIPTS = [path for path in sorted(EXAMPLES.glob("[0-9]*.py")) if path.name not in OF_FRONTS]
 #: Longer ones, with options; gpt.py is the model that both train.
 PROGRAMS = [
     EXAMPLES / name
@@ -71,54 +75,75 @@ def test_an_example_that_is_launched_also_runs_alone(tmp_path: Path) -> None:
     assert done.stdout == "rank 0 of 1 has rows 0 to 9: the sum of all is 45\n"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_the_main_job_learns_and_accounts_for_it(strategy: str, tmp_path: Path) -> None:
+def on_ranks(ranks: int, script: str, *words: object) -> str:
+    """Run an example on ranks that are forks; return what rank 0 printed.
+
+    They find loaded here what each would load of torch by itself, which takes seconds.
+    """
+    importlib.import_module("torch._dynamo")
+
+    def work(comm: rd.Communicator) -> str:
+        torch.set_num_threads(1)
+        sys.argv = [script, *map(str, words)]
+        sys.path.insert(0, str(EXAMPLES))
+        vars(rd)["init"] = lambda: comm
+        warnings.simplefilter("error")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        return printed.getvalue()
+
+    printed: list[str] = rd.run(work, ranks)
+    return printed[0]
+
+
+def launched(tmp_path: Path) -> str:
+    """Run the main job as a user does."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "roundelay", "run", "-n", "2",
-         str(EXAMPLES / "train_gpt.py"), "--size", "nano", "--steps", "12", "--batch", "8",
-         "--micro-batch", "2", "--strategy", strategy, "--out", str(tmp_path)],
+         str(EXAMPLES / "train_gpt.py"), *map(str, main_job("ddp", tmp_path))],
         capture_output=True,
         encoding="utf-8",
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    first, last = re.findall(r"loss ([\d.]+) → ([\d.]+) in 12 steps", done.stdout)[0]
+    return done.stdout
+
+
+def main_job(strategy: str, out: Path) -> list[object]:
+    return ["--size", "nano", "--steps", 12, "--batch", 8, "--micro-batch", 2,
+            "--strategy", strategy, "--out", out]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_the_main_job_learns_and_accounts_for_it(strategy: str, tmp_path: Path) -> None:
+    if strategy == "ddp":
+        printed = launched(tmp_path)
+    else:
+        printed = on_ranks(2, "train_gpt.py", *main_job(strategy, tmp_path))
+    first, last = re.findall(r"loss ([\d.]+) → ([\d.]+) in 12 steps", printed)[0]
     assert float(last) < float(first)
-    assert "It writes:" in done.stdout
-    assert f"{strategy}, 12 steps: predicted / measured" in done.stdout
+    assert "It writes:" in printed
+    assert f"{strategy}, 12 steps: predicted / measured" in printed
     assert (tmp_path / "loss.svg").read_text().startswith("<svg")
     assert len(json.loads((tmp_path / "ledger.json").read_text())["entries"]) == 2
 
 
-@pytest.mark.parametrize("method", ["ring", "ulysses"])
-def test_sequences_are_divided(method: str, tmp_path: Path) -> None:
+def test_sequences_are_divided(tmp_path: Path) -> None:
     """The same weights as by ranks that each have whole sequences."""
-    every = []
-    for words in (["--mesh", "cp=2", "--context", method], []):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "roundelay", "run", "-n", "2",
-             str(EXAMPLES / "train_gpt.py"), "--steps", "12", "--batch", "8",
-             "--save", str(tmp_path / f"c{len(words)}"), "--out", str(tmp_path), *words],
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        every.append(rd.read_checkpoint(tmp_path / f"c{len(words)}").state_dict())
-    for name, right in every[1].items():
-        assert (every[0][name] - right).abs().max() < 1e-3, name
+    every = {}
+    for method in ("whole", "ring", "ulysses"):
+        words = [] if method == "whole" else ["--mesh", "cp=2", "--context", method]
+        on_ranks(2, "train_gpt.py", "--steps", 12, "--batch", 8,
+                 "--save", tmp_path / method, "--out", tmp_path, *words)  # fmt: skip
+        every[method] = rd.read_checkpoint(tmp_path / method).state_dict()
+    for name, right in every["whole"].items():
+        for method in ("ring", "ulysses"):
+            assert (every[method][name] - right).abs().max() < 1e-3, (method, name)
 
 
-def test_a_mixture_of_experts_trains_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
-    script = [str(EXAMPLES / "train_moe.py"), "--steps", "8", "--batch", "6", "--experts", "5"]
-    printed = []
-    for launcher in ([], ["-m", "roundelay", "run", "-n", "3"]):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", *launcher, *script, "--capacity", "1.5"],
-            cwd=tmp_path, capture_output=True, encoding="utf-8", check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        printed.append(done.stdout.replace("[0] ", "").splitlines())
+def test_a_mixture_of_experts_trains_alike_on_any_number_of_ranks() -> None:
+    words = ["--steps", 8, "--batch", 6, "--experts", 5, "--capacity", 1.5]
+    printed = [on_ranks(ranks, "train_moe.py", *words).splitlines() for ranks in (1, 3)]
     assert printed[0] == printed[1]
     losses = [float(re.findall(r"loss ([\d.]+)", line)[0]) for line in printed[0][:-1]]
     assert losses[-1] < losses[0]
@@ -126,35 +151,18 @@ def test_a_mixture_of_experts_trains_alike_on_any_number_of_ranks(tmp_path: Path
 
 
 def test_the_main_job_learns_in_stages(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "roundelay", "run", "-n", "4",
-         str(EXAMPLES / "train_gpt.py"), "--mesh", "dp=2,pp=2", "--pipeline", "1f1b", "--steps",
-         "20", "--batch", "8", "--micro-batches", "2", "--out", str(tmp_path)],
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, last = re.findall(r"loss ([\d.]+) → ([\d.]+) in 20 steps", done.stdout)[0]
+    printed = on_ranks(4, "train_gpt.py", "--mesh", "dp=2,pp=2", "--pipeline", "1f1b",
+                       "--steps", 20, "--batch", 8, "--micro-batches", 2,
+                       "--out", tmp_path)  # fmt: skip
+    first, last = re.findall(r"loss ([\d.]+) → ([\d.]+) in 20 steps", printed)[0]
     assert float(last) < float(first)
-    assert "2 stages on 2 ranks" in done.stdout
+    assert "2 stages on 2 ranks" in printed
 
 
 def test_strategies_are_compared(tmp_path: Path) -> None:
-    words = ["--ranks", "2", "--steps", "2", "--batch", "2", "--out", str(tmp_path)]
-
-    def work() -> None:
-        sys.argv = ["compare_strategies.py", *words, "--json", str(tmp_path / "t.json")]
-        sys.path.insert(0, str(EXAMPLES))
-        warnings.simplefilter("error")
-        runpy.run_path(str(EXAMPLES / "compare_strategies.py"), run_name="__main__")
-
-    # A fork: its ranks find loaded here what each would load of torch by itself.
-    importlib.import_module("torch._dynamo")
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    words = ["--ranks", 2, "--steps", 2, "--batch", 2, "--out", tmp_path]
+    # Ranks of its own: it starts a world for every strategy.
+    on_ranks(1, "compare_strategies.py", *words, "--json", tmp_path / "t.json")
     rows = json.loads((tmp_path / "t.json").read_text())["rows"]
     assert {row["strategy"] for row in rows} >= {"ddp", "zero1", "zero2", "zero3", "ps", "ps-async"}
     assert len({row["loss"] for row in rows if not row["strategy"].startswith("ps-")}) == 1

@@ -30,7 +30,8 @@ LAYERS = {
     "communicator": 6, "tuning": 6,
     "training": 7, "parallel": 7, "torch": 7, "torch_autoload": 7, "plan": 7,
     "view": 8,
-    "cli": 9, "launch": 9, "bench": 9, "fronts": 9, "horovod": 9, "__main__": 9,
+    "cli": 9, "launch": 9, "bench": 9, "__main__": 9, "fronts": 9,
+    "horovod": 9, "jax": 9, "ray": 9,
     "__init__": 9,
 }  # fmt: skip
 STANDARD_LIBRARY_ONLY = range(5)

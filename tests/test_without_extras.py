@@ -1,4 +1,4 @@
-"""Without torch, mpi4py or safetensors: all else works, and what needs one says how to get it."""
+"""Without torch, mpi4py, safetensors or ray: all else works, and what needs one says so."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from roundelay.errors import InvalidArgumentError, MissingPackageError, Roundela
 #: Tries every public name, and every way in, where these packages are not to be found.
 PROGRAM = """
 import json, sys
-for name in ("torch", "mpi4py", "safetensors"):
+for name in ("torch", "mpi4py", "safetensors", "ray"):
     sys.modules[name] = None
 import roundelay as rd
 import numpy as np
 
 WAYS = {f"rd.{name}": (lambda name=name: getattr(rd, name)) for name in rd.__all__}
+WAYS |= {f"rd.ray.{name}": (lambda name=name: getattr(rd.ray, name)) for name in rd.ray.__all__}
 WAYS["rd.verify("] = lambda: rd.verify(None, None, [])
 WAYS["roundelay.training"] = lambda: __import__("roundelay.training.checkpoint.save")
 WAYS["roundelay.torch"] = lambda: __import__("roundelay.torch")
@@ -44,7 +45,7 @@ def test_what_needs_a_package_names_itself_and_both_ways_to_install_it(tmp_path:
     found = json.loads(done.stdout)
     missing = {way: said for way, said in found.items() if said is not None}
     for way, (kind, message) in missing.items():
-        extra = "mpi" if "mpi" in way else "torch"
+        extra = "mpi" if "mpi" in way else "ray" if "ray." in way else "torch"
         assert kind == "MissingPackageError", (way, kind, message)
         assert message.startswith(f"{way.removesuffix('(')} needs "), message
         assert f"pip install 'roundelay[{extra}]'" in message
@@ -52,7 +53,7 @@ def test_what_needs_a_package_names_itself_and_both_ways_to_install_it(tmp_path:
     trains = {"prepare", "loader", "Ddp", "Zero", "ledger", "save", "load", "accumulate"}
     assert {f"rd.{name}" for name in trains} <= missing.keys()
     assert {"rd.verify(", "roundelay.training", "roundelay.torch", "The engine gloo",
-            "The engine mpi"} <= missing.keys()  # fmt: skip
+            "The engine mpi", "rd.ray.run", "rd.ray.RoundelayConfig"} <= missing.keys()  # fmt: skip
     here = {"rd.run", "rd.init", "rd.Op", "rd.Communicator", "rd.verify", "works"}
     assert not here & missing.keys()
 

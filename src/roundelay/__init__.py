@@ -1,12 +1,13 @@
 """Collective communication and data-parallel training, where every algorithm is data."""
 
 from importlib import import_module as _import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from roundelay.errors import MissingPackageError, NoEngineError, RoundelayError
 
 if TYPE_CHECKING:
+    from roundelay import jax as jax
+    from roundelay import ray as ray
     from roundelay.communicator import ANY, Communicator
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
@@ -97,7 +98,7 @@ __all__ = [
     "whole_tensors",
 ]
 
-__version__ = _version("roundelay")
+__version__: str  # read from the package's metadata when first asked for
 
 #: Loaded when first asked for: looking at algorithms needs neither numpy nor the native core.
 _WHERE = {
@@ -149,10 +150,17 @@ _WHERE = {
     "whole_tensors": "training.state",
 }
 
+#: Doors from other libraries, each a module of its own: `rd.jax.all_reduce`.
+_FRONTS = ("jax", "ray")
+
 
 def __getattr__(name: str) -> object:
+    if name in _FRONTS:
+        return _import_module(f"roundelay.{name}")
     if name == "_core":  # whoever needs ranks imports it from here
         return _native_core()
+    if name == "__version__":
+        return _import_module("importlib.metadata").version("roundelay")
     if name not in _WHERE:
         raise AttributeError(f"module 'roundelay' has no attribute {name!r}")
     try:
@@ -161,7 +169,8 @@ def __getattr__(name: str) -> object:
         if error.name != "torch" and not isinstance(error, MissingPackageError):
             raise
         raise MissingPackageError(f"rd.{name}", error.name or "torch") from None
-    return getattr(module, name)
+    found = globals()[name] = getattr(module, name)  # the next time, no import is asked for
+    return found
 
 
 def _native_core() -> object:
@@ -174,4 +183,4 @@ def _native_core() -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_FRONTS})

@@ -65,6 +65,19 @@ def ranks_text(ranks: list[int]) -> str:
 class RoundelayError(Exception):
     """The root of all errors raised on purpose by Roundelay."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it go from process to process as it is, whatever its class is made from."""
+        return _made_again, (type(self), self.args), self.__dict__ or None
+
+
+def _made_again(kind: type[RoundelayError], args: tuple[Any, ...]) -> RoundelayError:
+    base: Any = kind
+    while base.__module__ != "builtins":  # only its `__new__` is safe, whatever the class inherits
+        base = base.__base__
+    error: RoundelayError = base.__new__(kind)
+    error.args = args
+    return error
+
 
 class InvalidArgumentError(RoundelayError, ValueError):
     """A value that no engine or algorithm could take: a size below 1, a root out of range."""

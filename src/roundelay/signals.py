@@ -1,4 +1,4 @@
-"""Signals: as something to wait on, and as the moment to give a terminal back."""
+"""Signals: as something to wait on, as the moment to give a terminal back, and for process 1."""
 
 from __future__ import annotations
 
@@ -8,13 +8,48 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["before_ending", "signals_to_wait_on"]
+__all__ = ["before_ending", "do_the_work_of_init", "signals_to_wait_on"]
 
 #: What ends a command from outside, where the system has it. Ctrl-C is an exception in Python.
 ENDING = [
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)
 ]
 STOP = getattr(signal, "SIGTSTP", None)  # Ctrl-Z
+
+
+def do_the_work_of_init() -> None:
+    """Go on in a child, and never return here, if this is process 1, as in most containers.
+
+    For signals to process 1 the kernel has no default action: a SIGTERM that finds no handler is
+    lost. And all orphans become its children, which stay zombies until it waits for them. So here
+    signals are passed on, every child is waited for, and the end is that of the first.
+    """
+    if os.getpid() != 1:
+        return
+    passed = [signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, *ENDING]
+    heard = {*passed, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    while True:
+        came = signal.sigwaitinfo(heard)
+        if came.si_signo == signal.SIGCHLD:
+            _reap(child)
+        elif came.si_code <= 0:  # from a process; what a terminal sends, the child has got too
+            os.kill(child, came.si_signo)
+
+
+def _reap(first: int) -> None:
+    """Wait for all children that have ended; end as the first one did, if it is among them."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == first:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+        if pid == 0:
+            return
 
 
 @contextlib.contextmanager

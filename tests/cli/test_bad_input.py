@@ -76,6 +76,18 @@ CASES = {
     "explain reduce_scatter --values '1,1 2,2' --counts 1": "needs counts= of 2",
     "explain reduce_scatter --values '1,1 2,2' --counts 1,x": "as in 1,1,0,0",
     "explain reduce_scatter --values '1,1 2,2' --counts 2,2": "counts",
+    # manifests
+    "kube trainjobs": "Did you mean 'trainjob'?",
+    "kube trainjob --nodes 2 --ranks 8 train.py": "Missing option '--image'",
+    "kube trainjob --nodes 2 --ranks 8 --image :1 train.py": "is no name of an image",
+    "kube trainjob --nodes 3 --ranks 8 --image a train.py": "Write --ranks 9",
+    "kube trainjob --nodes -1 --ranks 8 --image a train.py": "--nodes -1: a job has 1 to",
+    "kube trainjob --nodes x --ranks 8 --image a train.py": "not a valid integer",
+    "kube trainjob --nodes 2 --ranks 8 --image a --name A_b train.py": "no name in Kubernetes",
+    "kube trainjob --nodes 2 --ranks 8 --image a --env A train.py": "Write NAME=VALUE",
+    "kube trainjob --nodes 2 --ranks 8 --image a --elastic train.py": "kube pytorchjob --elastic",
+    "kube trainjob --nodes 2 --ranks 8 --image a --out . train.py": "job.yaml",
+    "kube mpijob --nodes 2 --ranks 8 --image a": "Missing argument 'SCRIPT'",
     # files
     "explain --schedule nope.json": "nope.json",
     "explain --schedule .": "folder",

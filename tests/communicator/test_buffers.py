@@ -172,11 +172,13 @@ def test_uneven_counts(size: int, ranks: Any) -> None:
                 [(src + dst) % 3 * scale for dst in range(comm.size)] for src in range(comm.size)
             ]
             sent = np.repeat(np.arange(comm.size), table[comm.rank]) + 100 * comm.rank
-            got = comm.all_to_all(sent, axis=0, counts=table[comm.rank])
             parts = [
                 np.full(table[src][comm.rank], comm.rank + 100 * src) for src in range(comm.size)
             ]
-            assert (got == np.concatenate(parts)).all()
+            known: list[Any] = [table[comm.rank], table]  # its own counts; those of all ranks
+            for told in known:
+                got = comm.all_to_all(sent, axis=0, counts=told)
+                assert (got == np.concatenate(parts)).all()
 
     ranks(size, work)
 
@@ -242,6 +244,9 @@ REFUSED: list[tuple[str, Callable[[Any], Any], str]] = [
     ("counts without axis", lambda c: c.all_gather(np.ones(1), counts=[1]), "axis=0"),
     ("too many counts", lambda c: c.all_gather(np.ones(1), axis=0, counts=[1, 1]), "1 whole"),
     ("negative counts", lambda c: c.all_gather(np.ones(1), axis=0, counts=[-1]), "whole numbers"),
+    ("a list of two", lambda c: c.all_to_all(np.ones(2), axis=0, counts=[[1, 1]]), "1 whole"),
+    ("one of two", lambda c: c.all_to_all(np.ones(2), axis=0, counts=[[1], [1]]), "1 whole"),
+    ("other rows", lambda c: c.all_to_all(np.ones(2), axis=0, counts=[[1]]), "do not add up"),
     ("wrong counts", lambda c: c.all_gather(np.ones(1), axis=0, counts=[2]), "brings 1 rows"),
     ("rows", lambda c: c.reduce_scatter(np.ones((2, 2))), "equal to the number of ranks"),
     ("rows of scatter", lambda c: c.scatter(np.ones((3, 2))), r"shape \(1, …\)"),

@@ -266,9 +266,14 @@ def test_calls_that_look_alike_are_told_to_differ_in_counts(ranks: Any) -> None:
     def work(comm: Any) -> None:
         comm.reduce_scatter(np.ones(3), axis=0, counts=[1, 1, 1] if comm.rank else [3, 0, 0])
 
-    for found in ranks.outcomes(3, work):
-        assert found.error == "CollectiveMismatch"
-        assert "they differ in counts=" in found.message
+    def known(comm: Any) -> None:  # of all ranks, which do not agree on what another sends
+        there = [[1, 1, 1], [1, 1, 1], [3, 0, 0] if comm.rank == 0 else [1, 1, 1]]
+        comm.all_to_all(np.ones(3), axis=0, counts=there)
+
+    for body in (work, known):
+        for found in ranks.outcomes(3, body):
+            assert found.error == "CollectiveMismatch"
+            assert "they differ in counts=" in found.message
 
 
 def test_a_rank_that_raises_is_told_to_the_others(ranks: Any) -> None:

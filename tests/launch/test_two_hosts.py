@@ -203,18 +203,19 @@ def test_hosts_with_different_secrets_do_not_join(hosts: Any) -> None:
         assert "ROUNDELAY_SECRET is not the same on all hosts" in told
 
 
-def test_roundelay_run_hands_over_to_torchrun_and_the_example_runs(
+def test_pods_that_are_told_their_place_by_variables_alone_run_one_job(
     hosts: Any, tmp_path: Path
 ) -> None:
-    port = "29533"
     started = []
     for host in range(2):
-        command = hosts.inside(
-            host, sys.executable, "-m", "roundelay", "run", "-n", "2", "--nnodes", "2",
-            "--node-rank", str(host), "--master-addr", "10.213.77.1", "--master-port", port,
-            str(EXAMPLE),
-        )  # fmt: skip
-        environ = {**os.environ, "TMPDIR": str(tmp_path)}
+        environ = {
+            **os.environ, "TMPDIR": str(tmp_path),
+            # The five that Kubeflow's Trainer sets; PyTorchJob adds a RANK that is the pod's.
+            "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(host),
+            "PET_MASTER_ADDR": "10.213.77.1", "PET_MASTER_PORT": "29533",
+            **({"RANK": "1", "WORLD_SIZE": "4"} if host else {}),
+        }  # fmt: skip
+        command = hosts.inside(host, sys.executable, "-m", "roundelay", "run", str(EXAMPLE))
         started.append(
             subprocess.Popen(
                 command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

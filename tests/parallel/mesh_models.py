@@ -42,18 +42,28 @@ class Net(nn.Module):  # type: ignore[misc, name-defined]
         return self.mesh[name] if self.mesh is not None and name in self.mesh else None
 
     def forward(self, x: Any) -> Any:
-        tp, cp, ep = map(self.axis, ("tp", "cp", "ep"))
         if self.training:
             self.seen += 1
+        return self.end(self.contract(*self.expand(self.begin(x))))
+
+    def begin(self, x: Any) -> Any:
+        cp, ep = map(self.axis, ("cp", "ep"))
         x = self.embed(x)
         everywhere = x if cp is None else functions.all_gather(x, cp, 1)
         x = self.norm(x + torch.tanh(everywhere).mean(1, keepdim=True)) + self.frozen(x)
-        if self.experts is not None:
-            x = x + self.moe(x, ep)
-        inside = x if tp is None else functions.copy(x, tp)
-        y = nn.functional.linear(torch.tanh(self.up(inside)), self.down.weight)
-        y = y if tp is None else functions.reduce(y, tp)
-        return (x + y + self.down.bias) @ self.embed.weight  # tied
+        return x if self.experts is None else x + self.moe(x, ep)
+
+    def expand(self, x: Any) -> Any:
+        tp = self.axis("tp")
+        return x, torch.tanh(self.up(x if tp is None else functions.copy(x, tp)))
+
+    def contract(self, x: Any, hidden: Any) -> Any:
+        tp = self.axis("tp")
+        y = nn.functional.linear(hidden, self.down.weight)
+        return x + (y if tp is None else functions.reduce(y, tp)) + self.down.bias
+
+    def end(self, x: Any) -> Any:
+        return x @ self.embed.weight  # tied
 
     def moe(self, x: Any, ep: Any) -> Any:
         """Every position goes to the expert of its strongest feature, on whatever rank that is."""
@@ -66,6 +76,47 @@ class Net(nn.Module):  # type: ignore[misc, name-defined]
             mine = (chosen == first + number).unsqueeze(-1)
             total = total + torch.where(mine, every @ self.experts[number], torch.zeros(()))
         return total if ep is None else functions.reduce_scatter(total, ep, 0)
+
+
+PARTS = ({"embed", "norm", "frozen", "experts", "seen"}, {"up"}, {"down"}, {"embed"})
+
+
+class Stage(Net):
+    """Some of the four parts of a net, in a pipeline."""
+
+    def __init__(self, net: Any, parts: list[int], micro_batches: int) -> None:
+        nn.Module.__init__(self)
+        self.parts, self.micro_batches = parts, micro_batches
+        self.mesh, self.experts = net.mesh, None
+        for name in set().union(*(PARTS[part] for part in parts)):
+            if name == "seen":
+                self.register_buffer("seen", net.seen)
+            else:
+                setattr(self, name, getattr(net, name))
+
+    def forward(self, *x: Any) -> Any:
+        if 0 in self.parts and self.training:
+            self.seen += 1 / self.micro_batches
+        steps = (self.begin, self.expand, self.contract, self.end)
+        for part in self.parts:
+            out = steps[part](*x)
+            x = out if isinstance(out, tuple) else (out,)
+        return x if len(x) > 1 else x[0]
+
+
+def in_stages(net: Any, mesh: Any) -> Any:
+    """A net as a pipeline of up to four stages."""
+    rows, stages = ROWS // mesh.size("dp", "ep"), mesh.size("pp")
+    micro_batches = 2 if rows % 3 else 3
+    cuts = functions.counts_of(len(PARTS), stages)
+    starts = [sum(cuts[:stage]) for stage in range(stages)]
+
+    def split(whole: Any) -> Any:
+        return [Stage(whole, [*range(start, start + count)], micro_batches)
+                for start, count in zip(starts, cuts, strict=True)]  # fmt: skip
+
+    return rd.Pipeline(net, comm=mesh["pp"], loss=cross_entropy, split=split,
+                       micro_batches=micro_batches)  # fmt: skip
 
 
 def make_net(*, experts: bool = False) -> Any:
@@ -123,8 +174,12 @@ def my_share(mesh: Any, tensor: Any) -> Any:
     return tensor.tensor_split(mesh.size("cp"), 1)[mesh.place.get("cp", 0)]
 
 
+def cross_entropy(output: Any, y: Any) -> Any:
+    return nn.functional.cross_entropy(output.flatten(0, 1), y.flatten())
+
+
 def loss_of(net: Any, x: Any, y: Any) -> Any:
-    return nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten())
+    return cross_entropy(net(x), y)
 
 
 def adam(parameters: Any) -> Any:
@@ -147,14 +202,17 @@ def one_device(net: Any, steps: int = 3, clip: float = 0.1) -> tuple[Any, Any, l
 def prepare_on(comm: Any, axes: dict[str, int], net: Any, strategy: Any, **options: Any) -> Any:
     mesh = rd.Mesh(comm=comm, **axes)
     mine = divide(copy.deepcopy(net), mesh)
+    mine = in_stages(mine, mesh) if "pp" in mesh else mine
     return mesh, *rd.prepare(mine, adam(mine.parameters()), mesh=mesh, strategy=strategy, **options)
 
 
 def train(mesh: Any, net: Any, optimizer: Any, data: Any, clip: float = 0.1) -> list[float]:
     norms = []
     for x, y in data:
-        loss = loss_of(net, my_share(mesh, x), my_share(mesh, y))
-        optimizer.scale(loss).backward()
+        if "pp" in mesh:
+            net.step(my_share(mesh, x), my_share(mesh, y))
+        else:
+            optimizer.scale(loss_of(net, my_share(mesh, x), my_share(mesh, y))).backward()
         norms.append(float(optimizer.clip_grad_norm_(clip)))
         optimizer.step()
         optimizer.zero_grad()

@@ -14,7 +14,9 @@ torch = pytest.importorskip("torch")
 SIZES = (1, 2, 3, 4, 8)
 LENGTHS = (24, 29)  # even on every size; odd
 HEADS = {"one for each": (8, 8), "grouped": (8, 2), "one for all": (8, 1), "odd": (6, 3)}
-BATCHES: dict[str, tuple[int, ...]] = {"none": (), "one": (2,), "two": (2, 3)}
+BATCHES: dict[str, tuple[int, ...]] = {
+    "none": (), "one": (2,), "two": (2, 3), "no rows": (0,), "no rows of two": (2, 0),
+}  # fmt: skip
 
 
 def drawn(seed: int, *shape: int, dtype: Any = torch.float64) -> Any:
@@ -65,7 +67,9 @@ def on_ranks(comm: rd.Communicator, four: list[Any], layout: str, **how: Any) ->
 
 def assert_near(results: list[Any], expected: list[Any], within: float = 1e-12) -> None:
     for result, right in zip(results, expected, strict=True):
-        assert result.dtype == right.dtype
+        assert (result.dtype, result.shape) == (right.dtype, right.shape)
+        if not right.numel():
+            continue
         error = (result - right).abs().max() / right.abs().max()
         assert error < within
 
@@ -110,3 +114,61 @@ def test_other_shapes_and_scales(method: str, batch: str, dims: tuple[int, int],
             lambda c, how=how: on_ranks(c, four, "zigzag", **how), size, "threads"
         ):
             assert_near(results, expected)
+
+
+def test_compiled_models_leave_attention_to_the_ranks() -> None:
+    """Traced, a collective would run when torch compiles, or never."""
+
+    def body(comm: rd.Communicator) -> list[list[Any]]:
+        @torch.compile(backend="eager")  # type: ignore[untyped-decorator, unused-ignore]
+        def doubled(q: Any, k: Any, v: Any) -> Any:
+            return rd.attention(q * 2, k, v, comm=comm, causal=True) + 1
+
+        found = []
+        for length in (12, 15):
+            q, k, v, _ = (rd.shard_sequence(x, comm, -2) for x in tensors(length, (4, 2)))
+            right = rd.attention(q * 2, k, v, comm=comm, causal=True) + 1
+            found.append([doubled(q, k, v).tolist(), right.tolist()])
+        return found
+
+    for rank in rd.run(body, 2, "threads"):
+        for compiled, right in rank:
+            assert compiled == right
+
+
+def test_an_epoch_may_end_with_a_batch_that_some_ranks_have_no_rows_of() -> None:
+    rows = drawn(5, 5, 8, 4)
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = torch.nn.Linear(4, 4).double()
+
+        def forward(self, x: Any) -> Any:
+            y = self.linear(x).unsqueeze(1)
+            return torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+
+    def train(net: Any, optimizer: Any, loader: Any, comm: Any = None) -> Any:
+        for (batch,) in loader:
+            if comm is None:
+                loss = net(batch).square().mean()
+            else:
+                with rd.context_parallel(comm):
+                    loss = net(rd.shard_sequence(batch, comm)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return net
+
+    def body(comm: rd.Communicator) -> Any:
+        mesh, net = rd.Mesh(dp=2, cp=2, comm=comm), Net()
+        data = torch.utils.data.TensorDataset(rows)
+        model, optimizer = rd.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), mesh=mesh)
+        loader = rd.loader(data, 4, mesh=mesh, model=model, shuffle=False, quiet=True)
+        return rd.full_state_dict(train(model, optimizer, loader, mesh["cp"]))["linear.weight"]
+
+    one = Net()
+    train(one, torch.optim.SGD(one.parameters(), lr=0.1), [(rows[:4],), (rows[4:],)])
+    for found in rd.run(body, 4, "threads"):
+        torch.testing.assert_close(found, one.linear.weight.detach(), rtol=1e-12, atol=1e-14)

@@ -220,3 +220,31 @@ def test_spans_by_lengths() -> None:
     assert spans_so_long([4, 4], "zigzag") == spans_of(8, 2, "zigzag")
     with pytest.raises(rd.RoundelayError, match="shard_sequence"):
         spans_so_long([5, 3], "zigzag")
+
+
+def nodes(out: Any) -> list[str]:
+    """Return what autograd goes through from an output back to the leaves, each node once."""
+    seen, waiting = [], [out.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.append(node)
+            waiting += [before for before, _ in node.next_functions]
+    return sorted(node.name() for node in seen)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_one_rank_adds_nothing_to_torchs_own_attention(method: str, kv_heads: int) -> None:
+    """What autograd goes through is the same: no view, no copy; and so is every bit."""
+
+    def body(comm: rd.Communicator) -> None:
+        q, k, v = shards(comm, 24, "contiguous", kv_heads)
+        ours = rd.attention(q, k, v, comm=comm, method=method, causal=True)
+        theirs = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=kv_heads != q.size(1)
+        )
+        assert nodes(ours) == nodes(theirs)
+        assert torch.equal(ours, theirs)
+
+    rd.run(body, 1, "threads")

@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
     "other batch": ("one batch", lambda c: rd.attention(x(2, 4, 3, 2), x(), x(), comm=c)),
     "other values": ("alike", lambda c: rd.attention(x(), x(), x(1, 2, 3, 2), comm=c)),
     "other keys": ("unshard", lambda c: rd.attention(x(), x(1, 4, 5, 2), x(1, 4, 5, 2), comm=c)),
-    "nothing": ("dim is 0", lambda c: rd.attention(*(x(0, 4, 3, 2),) * 3, comm=c)),
+    "nothing": ("dim is 0", lambda c: rd.attention(*(x(1, 4, 3, 0),) * 3, comm=c)),
     "no token": ("a token", lambda c: rd.attention(*(x(1, 4, 0, 2),) * 3, comm=c)),
     "dtypes": ("one dtype", lambda c: rd.attention(x(dtype=torch.float32), x(), x(), comm=c)),
     "groups": ("divide", lambda c: rd.attention(x(), *(x(1, 3, 3, 2),) * 2, comm=c)),

@@ -14,7 +14,7 @@ import roundelay as rd
 torch = pytest.importorskip("torch")
 
 from roundelay.parallel.expert import average_gradients, balance_loss  # noqa: E402 - with torch
-from roundelay.parallel.expert.dispatch import exchange  # noqa: E402
+from roundelay.parallel.expert.dispatch import planned  # noqa: E402
 from roundelay.parallel.functions import counts_of  # noqa: E402
 from roundelay.parallel.sharding import sharding_of  # noqa: E402
 
@@ -194,13 +194,14 @@ def test_calls_and_bytes_are_those_of_the_formula(size: int, factor: float | Non
     def body(comm: rd.Communicator) -> None:
         layer: Any = rd.MoE(copy.deepcopy(modules), copy.deepcopy(router), comm)
         x = drawn(comm.rank, 4 + comm.rank, WIDTH).requires_grad_()
-        sent: list[list[int]] = []
+        sent: list[list[list[int]]] = []
         plain = comm.all_to_all
 
         def counted(x: Any, **options: Any) -> Any:
-            sent.append([int(n) for n in options["counts"]])
+            sent.append(options["counts"])  # rows from each rank to each
             return plain(x, **options)
 
+        layer(x).sum().backward()  # has the memory that ranks share
         comm.all_to_all = counted  # type: ignore[method-assign]
         before = comm.traffic()
         y = layer(x)
@@ -211,16 +212,14 @@ def test_calls_and_bytes_are_those_of_the_formula(size: int, factor: float | Non
         assert middle is not None
         assert after is not None
         assert len(sent) == 4
-        there = comm.all_gather_object(sent[0])  # rows from each rank to each
-        mine = comm.rank
-        assert sent == [there[mine], [row[mine] for row in there]] * 2
+        there, mine = sent[0], comm.rank
+        assert sent == [there, [list(column) for column in zip(*there, strict=True)]] * 2
         assert sum(map(sum, there)) == int(layer.load.sum()) - layer.dropped
         away = sum(there[mine][rank] + there[rank][mine] for rank in range(size) if rank != mine)
         row, number = WIDTH * 8, 8  # bytes
-        # Beside them: the counts of every rank, once, and with each all-to-all how many rows.
-        gathered = (size - 1) * number
-        assert after[mine].sent - middle[mine].sent == away * row + 2 * gathered * size
-        told = gathered * (2 * size + 2 * 8)
+        assert after[mine].sent - middle[mine].sent == away * row
+        # Beside them, once: the counts of every rank, by choice and expert.
+        told = (size - 1) * 2 * 8 * number
         assert middle[mine].sent - before[mine].sent == away * row + told
 
     rd.run(body, size, "threads")
@@ -260,24 +259,60 @@ def test_steps_on_ranks_are_steps_on_one(size: int) -> None:
     rd.run(body, size, "threads")
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_an_exchange_and_its_second_derivative(size: int) -> None:
-    """The exchange is linear: its adjoint's adjoint is itself, for any numbers of rows."""
-    rows = [[(3 * a + 5 * b) % 4 for b in range(size)] for a in range(size)]
+@pytest.mark.parametrize("factor", [None, 0.5])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_second_derivative_is_one_devices(size: int, factor: float | None) -> None:
+    """A penalty on gradients: of tokens, weights of the router and experts, through both ways."""
+    modules, router = parts_of(6, top_k=2, capacity_factor=factor)
+    x = drawn(1, 12, WIDTH)
+
+    def penalized(layer: Any, tokens: Any, sums: Any) -> list[Any]:
+        tokens = tokens.clone().requires_grad_()
+        loss = (layer(tokens) ** 2).sum()
+        (first,) = torch.autograd.grad(loss, tokens, create_graph=True)
+        (first**2).sum().backward()
+        own = layer.experts.up.weight
+        cut = sharding_of(own)
+        found = own.grad if cut is None else cut.whole(own.grad)
+        return [tokens.grad, found, sums(layer.router.score.weight.grad)]
+
+    alike = rd.MoE(copy.deepcopy(modules), copy.deepcopy(router))
+    expected = penalized(alike, x, lambda grad: grad)
 
     def body(comm: rd.Communicator) -> None:
-        sent, received = rows[comm.rank], [row[comm.rank] for row in rows]
-        x = drawn(comm.rank, sum(sent), 3).requires_grad_()
-        y = exchange(x, comm, sent, received)
-        weight = drawn(50 + comm.rank, *y.shape)
-        (grad,) = torch.autograd.grad((y**2 * weight).sum(), x, create_graph=True)
-        inner = comm.all_reduce((grad * x).sum().detach().reshape(1))
-        outer = comm.all_reduce((2 * y**2 * weight).sum().detach().reshape(1))
-        close(inner, outer)
-        (second,) = torch.autograd.grad((grad * x.detach()).sum(), x)
-        close(second, grad.detach())
+        layer = rd.MoE(copy.deepcopy(modules), copy.deepcopy(router), comm)
+        own = slice(comm.rank * 12 // size, (comm.rank + 1) * 12 // size)
+        tokens, *others = penalized(layer, x[own], comm.all_reduce)
+        close(tokens, expected[0][own])
+        for mine, right in zip(others, expected[1:], strict=True):
+            close(mine, right)
 
     rd.run(body, size, "threads")
+
+
+@pytest.mark.parametrize("shape", [(WIDTH,), (2, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_what_is_kept_between_calls_changes_nothing(shape: tuple[int, ...], dtype: Any) -> None:
+    """Batches that grow and shrink, of other rows: what came before is not seen, nor written."""
+
+    def body(comm: rd.Communicator) -> None:
+        kept = []
+        for step, count in enumerate((3, 40, 1, 0, 17)):
+            x = drawn(step + 10 * comm.rank, count, *shape).to(dtype).requires_grad_()
+            experts = (torch.arange(2 * count).view(count, 2) + step) % 5
+            counts = comm.all_gather(torch.bincount(experts.reshape(-1), minlength=5))
+            plan = planned(experts, None, counts, comm)
+            rows = plan.scatter(x)
+            ones = torch.ones(count, 2, dtype=dtype)
+            kept.append((x, rows, plan.gather(rows, ones), ones))
+            assert torch.equal(plan.gather([each.detach() for each in rows], ones), 2 * x)
+        for x, rows, y, _ in kept:
+            assert torch.equal(y, 2 * x)
+            (grad,) = torch.autograd.grad(y.sum() + sum(each.sum() for each in rows), x)
+            assert torch.equal(grad, torch.full_like(x, 4))
+
+    for engine in ("threads", "shared_memory"):
+        rd.run(body, 3, engine)
 
 
 def test_a_factory_makes_what_a_list_has() -> None:

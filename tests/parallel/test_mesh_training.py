@@ -26,10 +26,13 @@ MESHES: list[dict[str, int]] = [
     {"dp": 2}, {"tp": 2}, {"tp": 3}, {"cp": 2}, {"dp": 2, "tp": 2}, {"tp": 2, "dp": 2},
     {"dp": 3, "tp": 2}, {"cp": 2, "tp": 2}, {"dp": 2, "cp": 2}, {"dp": 2, "cp": 2, "tp": 2},
     {"dp": 1, "tp": 4}, {"dp": 2, "tp": 1},
+    {"pp": 2}, {"pp": 4}, {"dp": 2, "pp": 2}, {"pp": 3, "dp": 2}, {"pp": 2, "tp": 2},
+    {"tp": 2, "pp": 4}, {"cp": 2, "pp": 2}, {"dp": 2, "pp": 2, "tp": 2},
+    {"pp": 2, "cp": 2, "tp": 2}, {"dp": 2, "cp": 2, "pp": 2},
 ]  # fmt: skip
 WITH_EXPERTS: list[dict[str, int]] = [
     {"dp": 2, "ep": 2}, {"dp": 2, "ep": 2, "tp": 2}, {"ep": 2, "dp": 2}, {"cp": 2, "ep": 2},
-    {"dp": 3, "ep": 2},
+    {"dp": 3, "ep": 2}, {"pp": 2, "dp": 2, "ep": 2}, {"cp": 2, "ep": 2, "pp": 2},
 ]  # fmt: skip
 
 
@@ -68,3 +71,9 @@ def test_a_mesh_trains_as_one_device(axes: dict[str, int], strategy: str) -> Non
 @pytest.mark.parametrize("axes", WITH_EXPERTS, ids=shown)
 def test_experts_train_as_on_one_device(axes: dict[str, int], strategy: str) -> None:
     same_as_one_device(axes, strategy, experts=True)
+
+
+@pytest.mark.parametrize("axes", [{"ep": 2, "pp": 2}, {"tp": 2, "ep": 2, "pp": 2}], ids=shown)
+def test_experts_in_stages_of_one_replica(axes: dict[str, int]) -> None:
+    """ZeRO refuses these: no two ranks have the same experts."""
+    same_as_one_device(axes, "ddp", experts=True)

@@ -33,10 +33,13 @@ CHAINS: list[list[tuple[dict[str, int], str]]] = [
     [({"dp": 2, "tp": 2}, "zero2"), ({"dp": 1}, "ddp"), ({"dp": 3}, "zero3")],
     [({"tp": 3}, "ddp"), ({"dp": 2, "cp": 2, "tp": 2}, "zero3"), ({"cp": 2, "tp": 2}, "ps")],
     [({"dp": 2, "tp": 2}, "zero3"), ({"tp": 2, "dp": 3}, "zero1"), ({"dp": 2, "tp": 3}, "ddp")],
+    [({"pp": 2, "dp": 2}, "zero2"), ({"dp": 1}, "ddp"), ({"dp": 3}, "zero3"), ({"pp": 4}, "ps")],
+    [({"tp": 2, "pp": 2}, "ddp"), ({"dp": 2}, "ps"), ({"dp": 2, "pp": 2, "tp": 2}, "zero3")],
 ]
 WITH_EXPERTS: list[list[tuple[dict[str, int], str]]] = [
     [({"dp": 2, "ep": 2}, "ddp"), ({"dp": 2, "ep": 2, "tp": 2}, "zero2"), ({"dp": 1}, "ddp")],
     [({"ep": 2, "dp": 2}, "zero3"), ({"dp": 3}, "zero1"), ({"ep": 4}, "ddp")],
+    [({"pp": 2, "ep": 2, "dp": 2}, "zero1"), ({"dp": 1}, "ddp"), ({"ep": 2, "pp": 4}, "ddp")],
 ]
 
 
@@ -110,13 +113,14 @@ def test_a_checkpoint_of_a_mesh_is_exported_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_state_of_one_device_is_taken_by_a_mesh(strategy: str) -> None:
+@pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}], ids=shown)
+def test_the_state_of_one_device_is_taken_by_a_mesh(axes: Any, strategy: str) -> None:
     net = make_net()
     alone, own, _ = one_device(net, 2)
     state = own.state_dict()
 
     def body(comm: Any) -> bool:
-        mesh, mine, optimizer = prepare_on(comm, {"dp": 2, "tp": 2}, alone, strategy)
+        mesh, mine, optimizer = prepare_on(comm, axes, alone, strategy)
         optimizer.load_state_dict(copy.deepcopy(state))
         kept = optimizer.state_dict()["state"]
         del mesh, mine

@@ -35,7 +35,7 @@ from roundelay.errors import (  # noqa: E402 - only with torch
     NotFiniteError,
 )
 from roundelay.parallel import functions  # noqa: E402
-from roundelay.parallel.sharding import shard_parameter  # noqa: E402
+from roundelay.parallel.sharding import shard_parameter, sharding_of  # noqa: E402
 from roundelay.training.strategies.ddp import Ddp  # noqa: E402
 from roundelay.training.strategies.parameter_server import ParameterServer  # noqa: E402
 from roundelay.training.strategies.zero import Zero  # noqa: E402
@@ -526,3 +526,196 @@ def test_stages_are_clipped_saved_and_gathered_as_one_model(strategy: str, tmp_p
     assert {*read.weights} == {*state}
     assert {*read.optimizers()[0]["state"]} == {"embed.weight", "norm.weight", "norm.bias"}
     assert read.weights["embed.weight"].shape == (6, CLASSES)
+
+
+# ---- what ranks with parts of one model must do alike
+
+PLAN = {"0": "norm", "1": "column", "3": "row"}
+DEEDS = ("weight", "grad", "grad gone", "zero_grad", "step", "torch clips", "rows", "frozen")
+
+
+def small(**kind: Any) -> Any:
+    torch.manual_seed(0)
+    layers = [torch.nn.LayerNorm(6), torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)]
+    net = torch.nn.Sequential(*layers).double()
+    return net, torch.optim.SGD(net.parameters(), lr=0.5, **kind)
+
+
+def odd_one_out(comm: Any, deed: str, strategy: str, axes: dict[str, int]) -> None:
+    """Train; the ranks that are second along tp do one thing otherwise."""
+    mesh = rd.Mesh(comm=comm, **axes)
+    net, optimizer = rd.prepare(*small(), mesh=mesh, plan=PLAN, strategy=strategy)
+    odd = mesh.place["tp"] == 1
+    for step in range(2):
+        seed = 10 * step + (mesh.place["tp"] if deed == "rows" else 0)
+        rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)).double()
+        net(rows).square().mean().backward()
+        if deed == "grad" and odd:
+            net[0].weight.grad.mul_(3)
+        if deed == "grad gone" and odd:
+            net[0].weight.grad = None
+        if deed == "torch clips":
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        if deed != "step" or not odd:
+            optimizer.step()
+        if deed != "zero_grad" or not odd:
+            optimizer.zero_grad()
+        if deed == "weight" and odd:
+            with torch.no_grad():
+                net[0].weight.mul_(1.5)
+        if deed == "frozen" and odd:
+            net[0].weight.requires_grad_(requires_grad=False)
+    rd.full_state_dict(net)
+
+
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("strategy", ["ddp", "ps", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("deed", DEEDS)
+def test_ranks_with_parts_of_one_model_do_the_same(
+    deed: str, strategy: str, axes: dict[str, int]
+) -> None:
+    def body(comm: Any) -> None:
+        odd_one_out(comm, deed, strategy, axes)
+
+    texts = refused(body, int(np.prod([*axes.values()])))
+    assert "nothing" not in texts, texts
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ps", "zero2", "zero3"])
+def test_a_norm_of_parts_alone_is_refused(strategy: str) -> None:
+    """Where ranks have no gradient in common by which they could see that they differ."""
+
+    def body(comm: Any) -> None:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(6, 8, bias=False), torch.nn.Linear(8, 3, bias=False)]
+        net = torch.nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        mesh = rd.Mesh(tp=2, comm=comm)
+        plan = {"0": "column", "1": "row"}
+        net, optimizer = rd.prepare(net, optimizer, mesh=mesh, plan=plan, strategy=strategy)
+        net(torch.ones(4, 6)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+        rd.full_state_dict(net)
+
+    texts = refused(body, 2)
+    assert all("clip_grad_norm_" in text for text in texts), texts
+
+
+def test_axes_that_nobody_knows_are_refused() -> None:
+    def body(comm: Any) -> None:
+        rd.prepare(*small(), mesh=rd.Mesh(data=2, comm=comm))
+
+    texts = refused(body, 2)
+    assert all("does not know what its axis data divides" in text for text in texts), texts
+
+
+KINDS = {
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.1),
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.1),
+    "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ps", "zero1", "zero3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_that_is_there_before_a_plan_is_cut_with_the_parameters(
+    kind: str, strategy: str
+) -> None:
+    rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(1)).double()
+
+    def steps(net: Any, optimizer: Any, count: int) -> None:
+        for _ in range(count):
+            net(rows).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    one, _ = small()
+    own = KINDS[kind](one.parameters())
+    steps(one, own, 4)
+
+    def body(comm: Any) -> dict[str, Any]:
+        net, _ = small()
+        optimizer = KINDS[kind](net.parameters())
+        steps(net, optimizer, 2)
+        mesh = rd.Mesh(tp=2, comm=comm)
+        net, optimizer = rd.prepare(net, optimizer, mesh=mesh, plan=PLAN, strategy=strategy)
+        steps(net, optimizer, 2)
+        return {name: value.numpy() for name, value in rd.full_state_dict(net).items()}
+
+    for found in rd.run(body, 2, "threads"):
+        for name, right in one.state_dict().items():
+            np.testing.assert_allclose(found[name], right.numpy(), rtol=1e-12, err_msg=name)
+
+
+def divided(kind: str, comm: Any) -> Any:
+    """Return a model of which every rank of a communicator has a part."""
+    torch.manual_seed(0)
+    if kind == "experts":
+        return rd.MoE(lambda: torch.nn.Linear(6, 6), rd.Router(6, 4), comm).double()
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6)).double()
+    rd.apply_plan(net, {"0": "column", "1": "row"}, rd.Mesh(tp=comm.size, comm=comm))
+    return net
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ps", "zero1", "zero3"])
+@pytest.mark.parametrize("kind", ["experts", "layers"])
+def test_parts_of_a_model_are_prepared_with_their_mesh(kind: str, strategy: str) -> None:
+    def body(comm: Any) -> None:
+        net = divided(kind, comm)
+        rd.prepare(net, adam(net.parameters()), comm=comm, strategy=strategy)
+
+    texts = refused(body, 2)
+    assert all("It needs the mesh" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("kind", ["experts", "layers"])
+def test_a_copy_of_parts_knows_that_they_are_parts(kind: str) -> None:
+    def body(comm: Any) -> bool:
+        net = divided(kind, comm)
+        twin, rows = copy.deepcopy(net), torch.ones(3, 6).double()
+        return torch.equal(net(rows), twin(rows)) and [
+            sharding_of(one) for one in twin.parameters()
+        ] == [sharding_of(one) for one in net.parameters()]
+
+    assert rd.run(body, 2, "threads") == [True, True]
+
+
+def test_experts_of_other_code_are_refused() -> None:
+    def body(comm: Any) -> None:
+        ends = [torch.nn.LeakyReLU(0.1), torch.nn.LeakyReLU(0.2)]
+        rd.MoE([torch.nn.Sequential(torch.nn.Linear(4, 4), end) for end in ends],
+               rd.Router(4, 2), comm)  # fmt: skip
+
+    texts = refused(body, 2)
+    assert all("is not built like expert 0" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("axes", [{"ep": 2}, {"ep": 3}, {"dp": 2, "ep": 2}], ids=str)
+def test_averaged_experts_need_not_divide_by_the_ranks(axes: dict[str, int]) -> None:
+    rows = torch.randn(12, 6, generator=torch.Generator().manual_seed(2)).double()
+
+    def mixture(comm: Any) -> Any:
+        torch.manual_seed(0)
+        return rd.MoE(lambda: torch.nn.Linear(6, 6), rd.Router(6, 5, top_k=2), comm).double()
+
+    one = mixture(None)
+    own = adam(one.parameters())
+    for _ in range(3):
+        one(rows).square().mean().backward()
+        own.step()
+        own.zero_grad()
+
+    def body(comm: Any) -> dict[str, Any]:
+        mesh = rd.Mesh(comm=comm, **axes)
+        net = mixture(mesh["ep"])
+        net, optimizer = rd.prepare(net, adam(net.parameters()), mesh=mesh, strategy="ddp")
+        for _ in range(3):
+            net(rows.chunk(comm.size)[comm.rank]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: value.numpy() for name, value in rd.full_state_dict(net).items()}
+
+    for found in rd.run(body, int(np.prod([*axes.values()])), "threads"):
+        for name, right in one.state_dict().items():
+            np.testing.assert_allclose(found[name], right.numpy(), rtol=1e-11, err_msg=name)

@@ -20,65 +20,127 @@ from tests.parallel.test_pipeline import (  # noqa: E402 - likewise
     words_loss,
 )
 
-from roundelay.errors import InvalidArgumentError, RankFailed  # noqa: E402 - only with torch
+from roundelay.errors import InvalidArgumentError  # noqa: E402 - only with torch
 
 STEPS = 3
+CLIP = 0.1
+HALF = rd.Precision(compute=torch.float16, loss_scale=1024.0)  # at which nothing overflows here
 
 
-def alone(model: Any, batch: Any) -> tuple[list[float], dict[str, Any]]:
+def adam(parameters: Any) -> Any:
+    return torch.optim.Adam(parameters, lr=1e-2, weight_decay=0.1)
+
+
+def alone(model: Any, batch: Any, steps: int = STEPS) -> tuple[list[float], list[float], Any, Any]:
+    """Train one device; return its losses, the norms of its gradients, itself and its optimizer."""
     whole = copy.deepcopy(model)
-    optimizer = torch.optim.Adam(whole.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(STEPS):
+    optimizer = adam(whole.parameters())
+    losses, norms = [], []
+    for _ in range(steps):
         optimizer.zero_grad()
         loss = words_loss(whole(batch[0]), batch[1])
         loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(whole.parameters(), CLIP)))
         optimizer.step()
         losses.append(loss.item())
-    return losses, dict(whole.state_dict())
+    return losses, norms, whole, optimizer
 
 
-def together(comm: rd.Communicator, model: Any, batch: Any, **options: Any) -> Any:
-    """Train on a mesh of two by the rest; return the mean loss of all replicas, and weights."""
-    strategy = options.pop("strategy")
-    precision = options.pop("precision", "fp32")
-    mesh = rd.Mesh(dp=2, pp=comm.size // 2, comm=comm)
+def prepared(comm: rd.Communicator, model: Any, axes: dict[str, int], **options: Any) -> Any:
+    """A mesh, and on it a pipeline and its optimizer."""
+    chosen = {key: options.pop(key) for key in ("strategy", "precision") if key in options}
+    mesh = rd.Mesh(comm=comm, **axes)
     with _building:
         mine = copy.deepcopy(model)
     pipe = rd.Pipeline(mine, comm=mesh["pp"], loss=words_loss, **options)
-    optimizer = torch.optim.Adam(pipe.parameters(), lr=1e-2)
-    pipe, optimizer = rd.prepare(
-        pipe, optimizer, comm=mesh["dp"], strategy=strategy, precision=precision
-    )
-    half = len(batch[0]) // 2
-    rows = slice(mesh.place["dp"] * half, (mesh.place["dp"] + 1) * half)
-    losses = []
+    return mesh, *rd.prepare(pipe, adam(pipe.parameters()), mesh=mesh, **chosen)
+
+
+def train(mesh: rd.Mesh, pipe: Any, optimizer: Any, batch: Any) -> tuple[list[float], list[float]]:
+    """Train on this rank's rows; return the mean losses of all replicas, and norms."""
+    count, place = mesh.size("dp"), mesh.place.get("dp", 0)
+    rows = [part.tensor_split(count)[place] for part in batch]
+    losses, norms = [], []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = pipe.step(batch[0][rows], batch[1][rows])
-        losses.append(mesh["dp"].all_reduce(loss.view(1)).item() / 2)
+        loss = pipe.step(*rows)
+        if "dp" in mesh:
+            mesh["dp"].all_reduce(loss.view(1))
+        losses.append(loss.item() / count)
+        norms.append(float(optimizer.clip_grad_norm_(CLIP)))
         optimizer.step()
-    return losses, rd.full_state_dict(pipe), rd.ledger(pipe)
+    return losses, norms
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("word", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"])
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "ps"])
 def test_every_strategy_on_top_of_every_schedule(strategy: str, word: str, size: int) -> None:
+    """Losses, norms, weights and the optimizer's state are those of one device."""
     model, batch = built(Words), words_batch(16)
-    expected, weights = alone(model, batch)
+    losses, norms, whole, optimizer = alone(model, batch)
+    weights, kept = whole.state_dict(), optimizer.state_dict()
 
     def body(comm: rd.Communicator) -> Any:
-        return together(comm, model, batch, strategy=strategy, schedule=word, micro_batches=4)
+        axes = {"dp": 2, "pp": size // 2} if size < 8 else {"pp": 4, "dp": 2}
+        mesh, pipe, mine = prepared(comm, model, axes, strategy=strategy, schedule=word,
+                                    micro_batches=4)  # fmt: skip
+        found = train(mesh, pipe, mine, batch)
+        return *found, rd.full_state_dict(pipe), mine.state_dict()
 
-    results = rd.run(body, size, "threads")
-    seen = set()
-    for losses, state, _ in results:
-        assert losses == pytest.approx(expected, rel=EXACT)
+    for mine, clipped, state, moments in rd.run(body, size, "threads"):
+        assert mine == pytest.approx(losses, rel=EXACT)
+        assert clipped == pytest.approx(norms, rel=EXACT)
+        assert [*state] == [*weights]
         for name, value in state.items():
-            seen.add(name)
-            assert float((value - weights[name]).abs().max()) <= 1e-11, name
-    assert seen == set(weights)
+            assert float((value - weights[name]).abs().max()) <= EXACT, name
+        assert moments["param_groups"] == kept["param_groups"]
+        assert moments["state"].keys() == kept["state"].keys()
+        for number, each in kept["state"].items():
+            for key, value in each.items():
+                off = float((moments["state"][number][key] - value).abs().max())
+                assert off <= EXACT, (number, key)
+
+
+def test_the_axes_of_data_stand_for_the_mesh() -> None:
+    """`comm=mesh["dp"]` is right, too: the norm is that of all stages."""
+    model, batch = built(Words), words_batch(16)
+    _, norms, whole, _ = alone(model, batch)
+
+    def body(comm: rd.Communicator) -> Any:
+        mesh = rd.Mesh(dp=2, pp=2, comm=comm)
+        with _building:
+            mine = copy.deepcopy(model)
+        pipe = rd.Pipeline(mine, comm=mesh["pp"], loss=words_loss)
+        pipe, optimizer = rd.prepare(pipe, adam(pipe.parameters()), comm=mesh["dp"])
+        return train(mesh, pipe, optimizer, batch)[1], rd.full_state_dict(pipe)
+
+    for clipped, state in rd.run(body, 4, "threads"):
+        assert clipped == pytest.approx(norms, rel=EXACT)
+        assert state.keys() == whole.state_dict().keys()
+
+
+@pytest.mark.parametrize("given", ["other axes", "ranks of no mesh", "another mesh"])
+def test_a_pipeline_without_its_mesh_is_refused(given: str) -> None:
+    model = built(Words)
+
+    def body(comm: rd.Communicator) -> str:
+        mesh = rd.Mesh(dp=2, cp=1 if given == "another mesh" else 2, pp=2, comm=comm)
+        with _building:
+            mine = copy.deepcopy(model)
+        pipe = rd.Pipeline(mine, comm=mesh["pp"], loss=words_loss)
+        own = comm.split(comm.rank)
+        assert own is not None
+        kinds: dict[str, dict[str, Any]] = {
+            "other axes": {"comm": mesh["dp"]}, "ranks of no mesh": {"comm": own},
+            "another mesh": {"mesh": rd.Mesh(dp=comm.size, comm=comm)},
+        }  # fmt: skip
+        with pytest.raises(InvalidArgumentError) as caught:
+            rd.prepare(pipe, adam(pipe.parameters()), **kinds[given])
+        return str(caught.value)
+
+    size = 4 if given == "another mesh" else 8
+    assert all("pp=2" in told and "mesh=mesh" in told for told in rd.run(body, size, "threads"))
 
 
 @pytest.mark.parametrize("word", ["1f1b", "zb-h1"])
@@ -88,13 +150,8 @@ def test_gradients_go_to_replicas_once_a_step(word: str) -> None:
 
     def sent(micro_batches: int) -> list[int]:
         def body(comm: rd.Communicator) -> int:
-            mesh = rd.Mesh(dp=2, pp=2, comm=comm)
-            with _building:
-                mine = copy.deepcopy(model)
-            pipe = rd.Pipeline(mine, comm=mesh["pp"], loss=words_loss, schedule=word,
-                               micro_batches=micro_batches)  # fmt: skip
-            optimizer = torch.optim.SGD(pipe.parameters(), lr=1e-2)
-            pipe, optimizer = rd.prepare(pipe, optimizer, comm=mesh["dp"], strategy="ddp")
+            mesh, pipe, optimizer = prepared(comm, model, {"dp": 2, "pp": 2}, schedule=word,
+                                             micro_batches=micro_batches)  # fmt: skip
             before = mesh["dp"].traffic()
             for _ in range(2):
                 optimizer.zero_grad()
@@ -103,31 +160,90 @@ def test_gradients_go_to_replicas_once_a_step(word: str) -> None:
             after = mesh["dp"].traffic()
             assert before is not None
             assert after is not None
-            return after[0].sent - before[0].sent
+            return int(after[0].sent - before[0].sent)
 
         return rd.run(body, 4, "threads")
 
     assert sent(1) == sent(4)
 
 
-def test_half_precision() -> None:
-    model, batch = built(Words).float(), words_batch(16)
-    expected, _ = alone(model, batch)
+@pytest.mark.parametrize("word", ["gpipe", "interleaved-1f1b"])
+def test_the_ledger_has_what_stages_send_and_keep(word: str) -> None:
+    """What goes along pp is the messages, and beside them as much whatever the batch is."""
+    model = built(Words)
 
     def body(comm: rd.Communicator) -> Any:
-        return together(comm, model, batch, strategy="ddp", precision="bf16", micro_batches=4)
+        mesh, pipe, optimizer = prepared(comm, model, {"dp": 2, "pp": 2}, schedule=word)
+        beside = []
+        for rows in (16, 16, 64):
+            before = rd.ledger(pipe).entries[comm.rank]
+            train(mesh, pipe, optimizer, words_batch(rows))
+            entry, steps = rd.ledger(pipe).entries[comm.rank], pipe._roundelay_run.run.steps
+            sent = entry.along["pp"] * steps
+            sent -= before.along["pp"] * (steps - STEPS) if before.along else 0
+            beside.append(sent - STEPS * pipe.record.nbytes)
+        book = rd.ledger(pipe)
+        assert "kept" in str(book)
+        return beside, entry.kept, pipe.peaks[mesh.place["pp"]], pipe.record.nbytes
 
-    for losses, state, _ in rd.run(body, 4, "threads"):
+    for beside, kept, peak, nbytes in rd.run(body, 4, "threads"):
+        assert kept == peak
+        assert nbytes > 0
+        assert beside[1] == pytest.approx(beside[2], abs=400)  # forms, told once for each batch
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "ps"])
+@pytest.mark.parametrize("word", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("precision", ["bf16", HALF], ids=["bf16", "fp16"])
+def test_half_precision(precision: Any, word: str, strategy: str) -> None:
+    model, batch = built(Words).float(), words_batch(16)
+    expected, *_ = alone(model, batch)
+
+    def body(comm: rd.Communicator) -> Any:
+        mesh, pipe, optimizer = prepared(
+            comm, model, {"dp": 2, "pp": 2}, precision=precision, micro_batches=4, schedule=word,
+            strategy=strategy,
+        )  # fmt: skip
+        losses, norms = train(mesh, pipe, optimizer, batch)
+        return losses, norms, rd.full_state_dict(pipe), skipped(pipe)
+
+    for losses, norms, state, left_out in rd.run(body, 4, "threads"):
+        assert left_out == 0
         assert losses == pytest.approx(expected, rel=2e-2)
+        assert norms[0] == pytest.approx(alone(model, batch, 1)[1][0], rel=2e-2)
         assert all(value.dtype == torch.float32 for value in state.values())
 
 
-def test_scaled_losses_are_refused() -> None:
+def skipped(pipe: Any) -> int:
+    return int(pipe._roundelay_run.run.step.skipped)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "ps"])
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_step_is_skipped_by_all_stages_or_by_none(where: int, strategy: str) -> None:
+    """One rank of one stage has a gradient that overflows, in the first of two steps."""
     model, batch = built(Words).float(), words_batch(16)
 
-    def body(comm: rd.Communicator) -> str:
-        with pytest.raises((InvalidArgumentError, RankFailed)) as caught:
-            together(comm, model, batch, strategy="ddp", precision="fp16", micro_batches=4)
-        return str(caught.value)
+    def body(comm: rd.Communicator) -> Any:
+        mesh, pipe, optimizer = prepared(comm, model, {"dp": 2, "pp": 2}, precision=HALF,
+                                         micro_batches=4, strategy=strategy)  # fmt: skip
+        before = {name: one.clone() for name, one in rd.full_state_dict(pipe).items()}
+        mine = mesh.place == {"dp": 1, "pp": where}
+        block = f"blocks.{4 * where + 1}.up.bias"
+        hook = pipe.get_parameter(block).register_hook(lambda g: g * float("inf")) if mine else None
+        pipe.step(*batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        after = rd.full_state_dict(pipe)
+        kept = all(torch.equal(before[name], one) for name, one in after.items())
+        if hook is not None:
+            hook.remove()
+        scaler = pipe._roundelay_run.run.setup.scaler
+        first = scaler.scale
+        train(mesh, pipe, optimizer, batch)
+        moved = not torch.equal(before["tokens.weight"], rd.full_state_dict(pipe)["tokens.weight"])
+        return kept, moved, skipped(pipe), first, scaler.scale
 
-    assert all("scale" in said for said in rd.run(body, 4, "threads"))
+    results = rd.run(body, 4, "threads")
+    assert {result[:3] for result in results} == {(True, True, 1)}
+    assert len({result[3:] for result in results}) == 1

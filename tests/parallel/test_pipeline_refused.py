@@ -167,6 +167,23 @@ def test_ranks_that_differ_are_told(mine: dict[str, Any], said: str) -> None:
     assert all(isinstance(error, CollectiveMismatch) for error in refused(2, other_model))
 
 
+@pytest.mark.parametrize(
+    ("mine", "said"), [({"micro_batches": 4}, "micro_batches: 4"), ({"schedule": "gpipe"}, "gpipe")]
+)
+def test_replicas_that_differ_are_told(mine: dict[str, Any], said: str) -> None:
+    """Each pipeline is right by itself; prepare compares them."""
+
+    def body(comm: rd.Communicator) -> None:
+        mesh = rd.Mesh(dp=2, pp=2, comm=comm)
+        options = mine if mesh.place["dp"] else {}
+        pipe = rd.Pipeline(model_of(), comm=mesh["pp"], loss=loss, **options)
+        rd.prepare(pipe, torch.optim.SGD(pipe.parameters(), lr=0.1), mesh=mesh)
+
+    for error in refused(4, body):
+        assert isinstance(error, CollectiveMismatch), error
+        assert said in str(error)
+
+
 def steps(comm: rd.Communicator, *batches: Any, **options: Any) -> Any:
     """Make a pipeline, and have it refuse each of these batches but not the next one."""
     pipe = rd.Pipeline(model_of(), comm=comm, loss=loss, **options)

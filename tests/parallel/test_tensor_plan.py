@@ -256,3 +256,26 @@ def test_plans_that_ship_are_well_formed(name: str) -> None:
 def test_an_unknown_name_is_told_as_such() -> None:
     with pytest.raises(UnknownNameError):
         plans.load("bert")
+
+
+MISTAKES = {
+    "row first": ({"0": "row", "2": "replicate"}, "0 expects this rank's part"),
+    "column twice": ({"0": "column", "2": "column"}, "2 expects its whole input"),
+    "whole after column": ({"0": "column", "2": "replicate"}, "2 expects its whole input"),
+}
+
+
+@pytest.mark.parametrize("which", MISTAKES)
+def test_features_that_are_cut_where_whole_ones_are_due_are_told_by_the_layer(which: str) -> None:
+    plan, words = MISTAKES[which]
+
+    def body(comm: rd.Communicator) -> str:
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        rd.apply_plan(model, plan, rd.Mesh(tp=2, comm=comm))
+        with pytest.raises(InvalidArgumentError) as caught:
+            model(torch.ones(3, 4))
+        return str(caught.value)
+
+    for text in rd.run(body, 2, "threads"):
+        assert words in text
+        assert "take them in turns" in text

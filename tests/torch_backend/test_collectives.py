@@ -109,6 +109,61 @@ def test_reductions(worlds: Any, size: int, contiguous: bool, async_op: bool, sa
     worlds.of(size)(reductions, sample.cells(REDUCTIONS, 4), contiguous, async_op)
 
 
+WHOLE = [
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+
+
+def averaged(rows: list[list[int]], dtype: torch.dtype) -> torch.Tensor:
+    """As NCCL: the sum wraps as the dtype does, and is divided towards zero."""
+    size, wide = len(rows), 8 * dtype.itemsize
+    sums = [sum(row) % 2**wide for row in zip(*rows, strict=True)]
+    if dtype.is_signed:
+        sums = [one - 2**wide if one >= 2 ** (wide - 1) else one for one in sums]
+    quotients = [abs(one) // size * (1 if one >= 0 else -1) for one in sums]
+    return torch.tensor(quotients, dtype=dtype)
+
+
+def averages_of_integers(contiguous: bool, async_op: bool) -> int:
+    rank, size, done = dist.get_rank(), dist.get_world_size(), 0
+    lay = (lambda x: x.clone()) if contiguous else strided
+    for dtype in WHOLE:
+        limits = torch.iinfo(dtype)
+        signs = (-1, 1) if dtype.is_signed else (1, 1)
+        # Odd sums of both signs, and sums that do not fit.
+        rows = [
+            [*(signs[n % 2] * (n * 7 + r) for n in range(11)), limits.max - r, limits.min + r]
+            for r in range(size)
+        ]
+        mine, expected = torch.tensor(rows[rank], dtype=dtype), averaged(rows, dtype)
+        x = lay(mine)
+        finish(dist.all_reduce(x, dist.ReduceOp.AVG, async_op=async_op))
+        assert torch.equal(x, expected), (dtype, x, expected)
+        x = lay(mine)
+        finish(dist.reduce(x, size - 1, dist.ReduceOp.AVG, async_op=async_op))
+        assert torch.equal(x, expected if rank == size - 1 else mine), dtype
+        out = lay(torch.zeros_like(mine))
+        finish(dist.reduce_scatter(out, [mine] * size, dist.ReduceOp.AVG, async_op=async_op))
+        assert torch.equal(out, expected), dtype
+        out = lay(torch.zeros_like(mine))
+        finish(
+            dist.reduce_scatter_tensor(
+                out, torch.cat([mine] * size), dist.ReduceOp.AVG, async_op=async_op
+            )
+        )
+        assert torch.equal(out, expected), dtype
+        done += 1
+    return done
+
+
+@pytest.mark.parametrize(("size", "contiguous", "async_op"), CASES)
+def test_averages_of_integers_are_those_of_nccl(
+    worlds: Any, size: int, contiguous: bool, async_op: bool
+) -> None:
+    assert worlds.of(size)(averages_of_integers, contiguous, async_op) == [len(WHOLE)] * size
+
+
 def moves(cells: list[Any], contiguous: bool, async_op: bool) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     lay = (lambda x: x.clone()) if contiguous else strided

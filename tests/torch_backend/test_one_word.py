@@ -92,6 +92,19 @@ import torch
 brought = sorted(name for name in sys.modules if name.startswith("roundelay"))
 assert torch.distributed.is_backend_available("roundelay"), torch.distributed.Backend.backend_list
 assert set(brought) <= {"roundelay", "roundelay.errors", "roundelay.torch_autoload"}, brought
+
+def refuses(*given, **options):  # a name that it knows, as older torch does
+    raise AssertionError("ROUNDELAY c10d backend already exist")
+
+torch.distributed.Backend.register_backend = refuses
+import roundelay.torch
+for again in range(2):
+    for name in ("monitored_barrier", "batch_isend_irecv"):
+        function = getattr(torch.distributed, name)
+        assert "roundelay" in function.__code__.co_filename, name
+        assert function is getattr(torch.distributed.distributed_c10d, name)
+        assert "roundelay" not in function.__wrapped__.__code__.co_filename  # once
+    roundelay.torch.register()
 for there in (None, object()):
     sys.modules["torch.distributed"] = there
     sys.modules["roundelay.torch_autoload"].name_backend()  # raises nothing, whatever torch is
@@ -100,6 +113,30 @@ for there in (None, object()):
 
 def test_the_name_is_known_to_torch_alone_and_brings_nothing_in() -> None:
     subprocess.run([sys.executable, "-c", NAMED], check=True, timeout=200)
+
+
+ALONE = """\
+import sys
+import types
+
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+known = []
+class Backend:
+    _plugins = {}
+    register_backend = staticmethod(lambda *given, **options: known.append(given))
+sys.modules["torch.distributed"].Backend = Backend
+from roundelay.torch_autoload import name_backend
+name_backend()
+assert known and known[0][0] == "roundelay", known
+brought = {name.partition(".")[0] for name in sys.modules} & {"numpy", "msgspec", "click", "rich"}
+assert not brought, brought
+assert "roundelay._core" not in sys.modules
+"""
+
+
+def test_the_name_alone_brings_neither_numpy_nor_the_core() -> None:
+    """Torch brings numpy itself, so that is seen only without torch."""
+    subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=200)
 
 
 IMPORTED = (

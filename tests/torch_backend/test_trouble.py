@@ -196,7 +196,7 @@ def refused() -> list[str]:
         lambda: dist.all_reduce(torch.empty(3, device="meta")),
         lambda: dist.broadcast(torch.empty(3, device="meta"), 0),
         lambda: dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fn)),
-        lambda: dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG),
+        lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG),
         lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX),
         lambda: dist.broadcast(torch.ones(3).to_sparse(), 0),
         lambda: dist.all_gather([x], x),

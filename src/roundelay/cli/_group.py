@@ -25,6 +25,7 @@ Examples:
   roundelay prove                                    prove every algorithm
   roundelay demo                                     four ranks on this host, checked
   roundelay run -n 4 train.py                        your script on four ranks
+  roundelay kube trainjob --help                     the manifest of a job for Kubernetes
   roundelay verify train.py:job --strategy zero2     does it train as one device does?
   roundelay export runs/step-300 model.safetensors   weights in one file, for others
   roundelay bench all_reduce -n 2 --against gloo     how fast, beside others
@@ -136,8 +137,8 @@ def _without_engine(name: str, error: NoEngineError) -> click.Command:
 def roundelay(ctx: click.Context) -> None:
     """Look at collective algorithms, run ranks on them, and check and measure both.
 
-    To look: list, explain, prove. To run: demo, run, doctor. To check and measure: verify, bench.
-    To hand on: export.
+    To look: list, explain, prove. To run: demo, run, kube, doctor. To check and measure: verify,
+    bench. To hand on: export.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -29,7 +29,7 @@ def check_out(path: Path, *, several: bool) -> None:
         raise InvalidArgumentError(
             f"--out {path}: a .json file holds one schedule. Leave out --diff, or write .html."
         )
-    _check_place(path)
+    check_place(path)
 
 
 def check_drawing(path: Path) -> None:
@@ -39,13 +39,14 @@ def check_drawing(path: Path) -> None:
             f"--out {path}: the name must end in .html (a page to step through) or .svg "
             f"(a drawing)."
         )
-    _check_place(path)
+    check_place(path)
 
 
-def _check_place(path: Path) -> None:
+def check_place(path: Path, *, example: str = "ring.html") -> None:
+    """Refuse a file that can't be written where it is to be."""
     if path.is_dir():
         raise InvalidArgumentError(
-            f"--out {path}: this is a folder. Add a file name: {path / 'ring.html'}."
+            f"--out {path}: this is a folder. Add a file name: {path / example}."
         )
     if not path.parent.is_dir():
         raise InvalidArgumentError(

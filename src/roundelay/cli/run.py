@@ -14,13 +14,21 @@ from typing import Any, TypeVar
 
 import click
 
-from roundelay import _core
 from roundelay.engines.mpi.mpirun import clean_environment
+from roundelay.errors import InvalidArgumentError
 from roundelay.launch.ending import Ending
 from roundelay.launch.environment import found_place, rank_environments
-from roundelay.launch.exec_launcher import exec_launcher, mpirun_command, torchrun_command
-from roundelay.launch.job import run_job
-from roundelay.launch.local import MOST_RANKS, check_timeout
+from roundelay.launch.exec_launcher import (
+    exec_launcher,
+    mpirun_command,
+    torchrun_command,
+    with_timeout,
+)
+from roundelay.launch.host_list import HostSlots, all_here, read_hosts, slots
+from roundelay.launch.job import SHUTDOWN_S, run_job
+from roundelay.launch.local import check_timeout
+from roundelay.launch.pods import ranks_of_pod, torchrun_options, without_others
+from roundelay.launch.ranks_here import ranks_here
 from roundelay.rendezvous.one_host import forget
 
 __all__ = ["command"]
@@ -29,7 +37,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])  # click's own way to typ
 
 
 class Ranks(click.ParamType[int]):
-    """A number of ranks, or auto or cpu for one per core."""
+    """A number of ranks, or a word for one per core or GPU."""
 
     name = "ranks"
 
@@ -37,13 +45,10 @@ class Ranks(click.ParamType[int]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:  # click hands over strings and defaults alike
         """Read a number or a word."""
-        if value in ("auto", "cpu"):
-            return _core.available_cores()
-        if not str(value).isascii() or not str(value).isdigit():
-            self.fail(f"'{value}' is not a number of ranks; write 4, auto or cpu.", param, ctx)
-        if not 1 <= int(str(value)[:9]) <= MOST_RANKS:
-            self.fail(f"'{value}': a job has 1 to {MOST_RANKS} ranks.", param, ctx)
-        return int(value)
+        try:
+            return ranks_here(str(value))
+        except InvalidArgumentError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _for_torchrun(name: str, metavar: str, text: str) -> Callable[[Command], Command]:
@@ -64,15 +69,20 @@ def _for_torchrun(name: str, metavar: str, text: str) -> Callable[[Command], Com
     "--nproc_per_node",
     "size",
     type=Ranks(),
-    default="auto",
-    show_default=True,
-    help="How many ranks, on every host: a number, or auto or cpu for one per core.",
+    help="How many ranks, on every host: a number, cpu for one per core, gpu for one per GPU, or "
+    "auto for gpu where there is one, else cpu.  [default: cpu]",
 )
 @click.option("-m", "--module", "as_module", is_flag=True, help="SCRIPT is a module: -m pkg.train")
 @click.option(
     "--timeout",
     type=float,
     help="Seconds that any call may wait for another rank.  [default: 60]",
+)
+@click.option(
+    "--shutdown-timeout",
+    "--shutdown_timeout",
+    type=float,
+    help="Seconds that ranks have to end when the job is asked to, by SIGTERM say.  [default: 10]",
 )
 @_for_torchrun("--nnodes", "N", "Hosts: a number, or min:max. By torchrun.")
 @_for_torchrun("--node-rank", "N", "Which host this is, from 0.")
@@ -84,16 +94,23 @@ def _for_torchrun(name: str, metavar: str, text: str) -> Callable[[Command], Com
 @_for_torchrun("--rdzv-conf", "K=V,…", "More about the rendezvous.")
 @_for_torchrun("--max-restarts", "N", "How often to start again.")
 @click.option("--mpi", "by_mpi", is_flag=True, help="Let mpirun start the ranks, -n in all.")
-@click.option("--hostfile", metavar="FILE", help="The hosts for mpirun.")
-@click.option("-H", "--host", metavar="HOST,…", help="The hosts for mpirun, by name.")
+@click.option("--hostfile", metavar="FILE", help="The hosts, in a file; by mpirun, -n in all.")
+@click.option(
+    "-H",
+    "--host",
+    "--hosts",
+    metavar="HOST:RANKS,…",
+    help="The hosts, by name, -n in all; by mpirun, unless all are this one.",
+)
 @click.option("--mpi-args", default="", metavar="TEXT", help="More words for mpirun.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
     *,
-    size: int,
+    size: int | None,
     as_module: bool,
     timeout: float | None,
+    shutdown_timeout: float | None,
     by_mpi: bool,
     hostfile: str | None,
     host: str | None,
@@ -109,30 +126,54 @@ def command(
     end, and what the first one said comes last.
 
     With --nnodes or another of torchrun's options the work is torchrun's, to be started on every
-    host; with --mpi it is mpirun's. Both print as they are used to.
+    host; with --mpi, --hostfile or other hosts it is mpirun's. Both print as they are used to. In
+    a pod, what is not said here is taken from PET_*, which Kubeflow's operators set.
     """
     if timeout is not None:
         check_timeout("--timeout", timeout)
+    if shutdown_timeout is not None:
+        check_timeout("--shutdown-timeout", shutdown_timeout)
     target = [*(_module(script) if as_module else _file(script)), *args]
-    handed = {name: value for name, value in for_torchrun.items() if value is not None}
-    words = _mpi_words(hostfile, host, mpi_args)
-    if handed and (by_mpi or words):
-        raise click.UsageError("either torchrun's options or mpirun's, not both.")
-    if words and not by_mpi:
-        raise click.UsageError("--hostfile, --host and --mpi-args are for mpirun: add --mpi.")
+    given = {name: value for name, value in for_torchrun.items() if value is not None}
+    hosts = read_hosts(host) if host else []
+    by_mpi = by_mpi or bool(hostfile) or not all_here(hosts)
+    if given and (by_mpi or hosts):
+        raise click.UsageError("either torchrun's options or hosts by name and mpirun's, not both.")
+    if mpi_args and not by_mpi:
+        raise click.UsageError("--mpi-args is for mpirun: add --mpi.")
+    if shutdown_timeout is not None and by_mpi:
+        raise click.UsageError("mpirun ends its ranks as it is used to: no --shutdown-timeout.")
+    environ = with_timeout(os.environ, timeout)
     if by_mpi:
         # mpirun may start even from within an MPI job.
-        exec_launcher(mpirun_command(size, words, target), clean_environment(os.environ), timeout)
+        environ = clean_environment(environ, elsewhere=True)
+        words = _mpi_words(hostfile, host, mpi_args)
+        ranks = _ranks_in_all(size, hosts)
+        exec_launcher(mpirun_command(ranks, words, target, environ), environ)
+    handed = {} if hosts else torchrun_options(given, environ)
+    ranks = _ranks_in_all(size, hosts) if hosts else size or ranks_of_pod(environ)
     if handed:
-        exec_launcher(torchrun_command(size, handed, target, timeout), os.environ, timeout)
+        command = torchrun_command(ranks, handed, target, timeout, shutdown_timeout)
+        exec_launcher(command, without_others(environ, handed))
     job = secrets.token_hex(8)
-    environments = rank_environments(os.environ, size, job=job, port=_free_port(), timeout=timeout)
+    environments = rank_environments(environ, ranks, job=job, port=_free_port(), timeout=timeout)
     try:
-        ending = run_job([sys.executable, *target], environments)
+        ending = run_job([sys.executable, *target], environments, shutdown_timeout or SHUTDOWN_S)
     finally:
         forget(found_place(environments[0]).job)
     _report(ending)
     raise click.exceptions.Exit(ending.code)
+
+
+def _ranks_in_all(size: int | None, hosts: list[HostSlots]) -> int:
+    """Return how many ranks there are on hosts that were named; as many as they take, or fewer."""
+    most = slots(hosts)
+    if size is not None and size > most and hosts and all(host.slots for host in hosts):
+        raise click.UsageError(
+            f"-n {size} is more than the {most} ranks that -H has room for. Say so for more of "
+            f"them, as in {hosts[0].name}:{size}, or leave out -n."
+        )
+    return size or most or ranks_here("cpu")
 
 
 def _mpi_words(hostfile: str | None, host: str | None, more: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from itertools import count
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from roundelay.communicator.memory import require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.start import Handle, Start
 from roundelay.engines import CollectiveCall, Engine, no_fast_path
+from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array, Op
 
 
@@ -92,6 +93,21 @@ class Communicator(GroupCalls, ObjectCalls):
         twin._label, twin._parent, twin._goodbyes = label, self, []
         twin._fast_path, twin._quick = no_fast_path, False
         return twin
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Stay the same: a copy of what has it is on the same ranks."""
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"A communicator can't be pickled: it is rank {self.rank} of {self.size} running ones. "
+            f"Of a model that has one, save rd.full_state_dict(model), or use rd.save."
+        )
 
     def before_close(self, action: Callable[[], None]) -> None:
         """Have `action` called when this communicator, or one it was made from, closes."""

@@ -251,6 +251,13 @@ class CallBuilder:
             )
         return numbers
 
+    def check_matrix(self, name: str, counts: object) -> list[list[int]]:
+        """Return the counts of all ranks, a list for each; or this rank's, in a list alone."""
+        lines = [indices_of(line) for line in counts] if isinstance(counts, list | tuple) else []
+        if len(lines) == self.size and None not in lines:
+            return [self.check_counts(name, line) for line in lines]
+        return [self.check_counts(name, counts)]
+
 
 def _make(
     name: str,

@@ -216,10 +216,13 @@ class ArrayCalls(ABC):
         *,
         out: ArrayT | None = None,
         axis: int | None = None,
-        counts: Sequence[int] | None = None,
+        counts: Sequence[int] | Sequence[Sequence[int]] | None = None,
         algorithm: str | None = None,
     ) -> ArrayT:
-        """Send row d of `x` to rank d; with axis=0 and `counts`, so many rows to each rank."""
+        """Send row d of `x` to rank d; with axis=0 and `counts`, so many rows to each rank.
+
+        `counts` of all ranks, a list for each, where every rank knows them: then none is asked.
+        """
         plain = counts is None and algorithm is None and self._quick
         if plain and (shape := plain_shape(x)) is not None:
             fits = out is not x and _share(shape, self.size, axis) is not None
@@ -230,13 +233,15 @@ class ArrayCalls(ABC):
         if counts is not None:
             if index_of(axis) != 0:
                 raise InvalidArgumentError("all_to_all with counts= needs axis=0.")
-            counts = self._build.check_counts("all_to_all", counts)
+            matrix = self._build.check_matrix("all_to_all", counts)
+            mine = matrix[self.rank] if len(matrix) > 1 else matrix[0]
             rows = bind("all_to_all", x).array.shape[:1]
-            if rows != (sum(counts),):
+            if rows != (sum(mine),):
                 raise InvalidArgumentError(
-                    f"all_to_all: counts {list(counts)} do not add up to the {rows} rows of x."
+                    f"all_to_all: counts {mine} do not add up to the {rows} rows of x."
                 )
-            matrix = self._all_gather_for("all_to_all", np.array(counts, np.int64)).tolist()
+            if len(matrix) < self.size:
+                matrix = self._all_gather_for("all_to_all", np.array(mine, np.int64)).tolist()
         return self._run(self._build.all_to_all(x, out, axis, matrix), algorithm)
 
     @overload

@@ -22,7 +22,7 @@ from roundelay.engines._call import (
     no_fast_path,
 )
 from roundelay.engines._selector import Select
-from roundelay.errors import InvalidArgumentError, NoRoomError
+from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
 from roundelay.reductions import Array
 from roundelay.rendezvous.store import OpenStore, no_store
 
@@ -104,6 +104,17 @@ class Engine(ABC):
     @abstractmethod
     def begin(self, call: CollectiveCall, algorithm: str | None) -> Request:
         """Run a call in the background, in the order of the calls."""
+
+    def bind(self, call: CollectiveCall) -> int | None:  # noqa: ARG002 - of engines that can't
+        """Return the number by which compiled programs make a call, with no Python in between.
+
+        None on an engine that can't: Python makes their calls.
+        """
+        return None
+
+    def trouble(self) -> CommunicationError:
+        """Return what broke the group, once a call of a compiled program has said that it is."""
+        return CommunicationError("The group is broken, but nobody said why.")
 
     @abstractmethod
     def post(self, message: MessageCall) -> MessageRequest:

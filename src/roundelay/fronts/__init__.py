@@ -1,1 +1,1 @@
-"""Layer 9: other libraries' doors into this one, a folder for each; every one is optional."""
+"""Layer 9: doors from other libraries; a folder each, thin, and nothing else needs it."""

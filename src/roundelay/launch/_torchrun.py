@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
 from roundelay.errors import RendezvousError
+from roundelay.launch.ending import SIGNALLED
 from roundelay.launch.environment import StoreAt
 from roundelay.launch.store import store_at
 from roundelay.rendezvous.store import first_line
@@ -30,12 +32,16 @@ def main(words: list[str]) -> int:
     if ours:
         del os.environ[QUIET]
     rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous")
+    workers = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
     try:
         _find_the_first_host(distributed, words)
         importlib.import_module("torch.distributed.run").main(words)
     except RendezvousError as error:
         sys.stderr.write(f"roundelay: {error}\n")
         return 1
+    except workers.SignalException as error:  # which the ranks have got too, and time to end
+        sys.stderr.write(f"roundelay: ended by {signal.Signals(error.sigval).name}.\n")
+        return SIGNALLED + int(error.sigval)
     except (distributed.DistError, rendezvous.RendezvousError) as error:
         sys.stderr.write(f"roundelay: the hosts did not come together: {first_line(error)}. ")
         sys.stderr.write(ADVICE + "\n")

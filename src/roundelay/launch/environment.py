@@ -17,7 +17,9 @@ from typing import Literal
 
 from roundelay import _core
 from roundelay.errors import InvalidArgumentError
+from roundelay.launch._variables import whole_variable
 from roundelay.launch.local import MOST_RANKS, check_timeout
+from roundelay.launch.pods import refuse_alone, refuse_pod_as_rank
 from roundelay.rendezvous.one_host import Job
 from roundelay.rendezvous.place import JobPlace
 
@@ -67,11 +69,12 @@ def found_place(environ: Mapping[str, str]) -> JobPlace:
     """
     for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
         if name in environ:
-            _whole(environ, name, least, MOST_RANKS)
+            whole_variable(environ, name, least, MOST_RANKS)
     present = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
     if not present:
         by_mpi = _place_in_mpi(environ)
         if by_mpi is None:
+            refuse_alone(environ)
             _warn_of_foreign(environ)
         return by_mpi or JobPlace(0, Job("alone", 1, base_directory(environ)))
     if len(present) == 1:
@@ -80,8 +83,9 @@ def found_place(environ: Mapping[str, str]) -> JobPlace:
             f"{present[0]}={environ[present[0]]} is set, but {missing} is not. Start with "
             f"`roundelay run` or torchrun, which set both, or unset it to run alone."
         )
-    size = _whole(environ, "WORLD_SIZE", 1, MOST_RANKS)
-    rank = _whole(environ, "RANK", 0, MOST_RANKS)
+    size = whole_variable(environ, "WORLD_SIZE", 1, MOST_RANKS)
+    rank = whole_variable(environ, "RANK", 0, MOST_RANKS)
+    refuse_pod_as_rank(environ)
     if rank >= size:
         raise InvalidArgumentError(
             f"RANK={rank}, but WORLD_SIZE={size}: ranks go from 0 to {size - 1}."
@@ -106,7 +110,7 @@ def found_store(environ: Mapping[str, str], place: JobPlace) -> StoreAt:
             )
     agent = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    port = _whole(environ, "MASTER_PORT", 1, 65535)
+    port = whole_variable(environ, "MASTER_PORT", 1, 65535)
     serves, corner = place.rank == 0 and not agent, f"roundelay/{attempt}"
     server = "torchrun" if agent else "rank 0"
     return StoreAt(environ["MASTER_ADDR"], port, serves, corner, server)
@@ -171,16 +175,6 @@ def rank_environments(
     return [{**common, **dict.fromkeys(ranks, str(rank))} for rank in range(size)]
 
 
-def _whole(environ: Mapping[str, str], name: str, least: int, most: int) -> int:
-    text = environ[name]
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
-        raise InvalidArgumentError(
-            f"{name}={text[:60]!r} is not a whole number from {least} to {most}. Launchers set it: "
-            f"start with `roundelay run` or torchrun, or unset it."
-        )
-    return int(text)
-
-
 def _job_id(environ: Mapping[str, str], size: int) -> str:
     """Return what only the processes of one job have in common."""
     named = [environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "ROUNDELAY_JOB")]
@@ -198,7 +192,7 @@ def _job_id(environ: Mapping[str, str], size: int) -> str:
 def _spread(environ: Mapping[str, str], size: int) -> bool:
     """Tell whether the ranks may be on several hosts."""
     if "LOCAL_WORLD_SIZE" in environ:
-        local = _whole(environ, "LOCAL_WORLD_SIZE", 1, MOST_RANKS)
+        local = whole_variable(environ, "LOCAL_WORLD_SIZE", 1, MOST_RANKS)
         if local > size:
             raise InvalidArgumentError(
                 f"LOCAL_WORLD_SIZE={local}, but WORLD_SIZE={size}: no host has more than all ranks."
@@ -216,8 +210,8 @@ def _place_in_mpi(environ: Mapping[str, str]) -> JobPlace | None:
             continue
         job, named = environ.get("PMIX_NAMESPACE", ""), environ.get(size_name)
         if job and named and named == environ.get(local_name):
-            size = _whole(environ, size_name, 1, MOST_RANKS)
-            rank = _whole(environ, rank_name, 0, size - 1)
+            size = whole_variable(environ, size_name, 1, MOST_RANKS)
+            rank = whole_variable(environ, rank_name, 0, size - 1)
             return JobPlace(rank, Job(f"mpi\n{job}", size, base_directory(environ)))
         return JobPlace(0, Job("mpi", 1, base_directory(environ)), "mpi")
     return None

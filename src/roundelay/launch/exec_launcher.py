@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import NoReturn
 
-from roundelay.engines.mpi.mpirun import find_mpirun
-from roundelay.errors import MissingPackageError
+from roundelay.engines.mpi.mpirun import HOSTFILES, find_mpirun, is_open_mpi
+from roundelay.errors import InvalidArgumentError, MissingPackageError
 
-__all__ = ["exec_launcher", "mpirun_command", "torchrun_command"]
+__all__ = ["exec_launcher", "mpirun_command", "torchrun_command", "with_timeout"]
 
+#: By these mpirun is told of hosts, whichever it is.
+NAMES_HOSTS = ("H", "f", "host", "hosts", "hostfile", "machinefile", "machine", "default-hostfile")
+#: What ranks of mpirun on other hosts should know too.
+HANDED = ("ROUNDELAY_TIMEOUT", "ROUNDELAY_SECRET", "ROUNDELAY_SECRET_FILE", "ROUNDELAY_MAX_ISA")
+
+SHUTDOWN_SINCE = (2, 15)  # of torch: since then torchrun can be told how long ranks have to end
 #: What torchrun calls the time for hosts to find one another: without, and with a backend.
 WAITS = ("timeout", "join_timeout", "read_timeout")
 
 
 def torchrun_command(
-    size: int, options: Mapping[str, str], target: Sequence[str], timeout: float | None = None
+    size: int,
+    options: Mapping[str, str],
+    target: Sequence[str],
+    timeout: float | None = None,
+    shutdown_timeout: float | None = None,
 ) -> list[str]:
     """Return the words by which torchrun starts `size` ranks on this host, as one of several.
 
@@ -31,9 +43,22 @@ def torchrun_command(
     if find_spec("torch") is None:
         raise MissingPackageError("To start several hosts", "torch")
     words = ["--nproc-per-node", str(size)]
+    if shutdown_timeout is not None:
+        words += ["--shutdown-timeout", _whole_seconds(shutdown_timeout)]
     for name, value in _waiting(options, timeout).items():
         words += [f"--{name.replace('_', '-')}", value]
     return [sys.executable, "-m", "roundelay.launch._torchrun", *words, *target]
+
+
+def _whole_seconds(shutdown_timeout: float) -> str:
+    found = version("torch")
+    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < SHUTDOWN_SINCE:
+        raise InvalidArgumentError(
+            f"--shutdown-timeout {shutdown_timeout:g}: over several hosts ranks are ended by "
+            f"torchrun, which gives them 30 s in torch {found}; since torch 2.15 it can be said. "
+            f"Leave it out, or install a newer torch."
+        )
+    return str(math.ceil(shutdown_timeout))
 
 
 def _waiting(options: Mapping[str, str], timeout: float | None) -> dict[str, str]:
@@ -46,19 +71,32 @@ def _waiting(options: Mapping[str, str], timeout: float | None) -> dict[str, str
     return {**options, "rdzv_conf": ",".join([*limits, *([conf] if conf else [])])}
 
 
-def mpirun_command(size: int, words: Sequence[str], target: Sequence[str]) -> list[str]:
-    """Return the words by which mpirun starts `size` ranks in all."""
-    return [find_mpirun(), "-n", str(size), *words, sys.executable, *target]
+def mpirun_command(
+    size: int, words: Sequence[str], target: Sequence[str], environ: Mapping[str, str]
+) -> list[str]:
+    """Return the words by which mpirun starts `size` ranks in all, on the hosts that it is told.
 
-
-def exec_launcher(
-    command: Sequence[str], environ: Mapping[str, str], timeout: float | None
-) -> NoReturn:
-    """Become another program: its signals, its output and its exit code are then ours.
-
-    Its environment tells every rank how long to wait for the others.
+    Without any in `words` those of the hostfile that an operator for Kubernetes has put there:
+    Open MPI 5 does not read the variable that names it, and would start all ranks on this host.
     """
+    path = find_mpirun()
+    named = any(word.startswith("-") and word.lstrip("-") in NAMES_HOSTS for word in words)
+    files = [environ[name] for name in HOSTFILES if environ.get(name) and not named]
+    hosts = ["--hostfile", files[0]] if files else []
+    # Hydra's ranks inherit all variables; Open MPI's, on other hosts, only those that are named.
+    handed = [name for name in HANDED if name in environ] if is_open_mpi(path) else []
+    exported = [word for name in handed for word in ("-x", name)]
+    return [path, "-n", str(size), *hosts, *exported, *words, sys.executable, *target]
+
+
+def with_timeout(environ: Mapping[str, str], timeout: float | None) -> dict[str, str]:
+    """Return an environment that tells every rank how long to wait for the others."""
+    wait = {} if timeout is None else {"ROUNDELAY_TIMEOUT": repr(timeout)}
+    return {**environ, **wait}
+
+
+def exec_launcher(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become another program: its signals, its output and its exit code are then ours."""
     sys.stdout.flush()
     sys.stderr.flush()
-    wait = {} if timeout is None else {"ROUNDELAY_TIMEOUT": repr(timeout)}
-    os.execve(command[0], list(command), {**environ, **wait})  # noqa: S606 - the user's launcher
+    os.execve(command[0], list(command), dict(environ))  # noqa: S606 - the user's launcher

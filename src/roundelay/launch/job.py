@@ -19,21 +19,28 @@ from roundelay.launch.spared import SpareLine
 from roundelay.processes.limits import telling_limits
 from roundelay.signals import signals_to_wait_on
 
-__all__ = ["run_job"]
+__all__ = ["SHUTDOWN_S", "run_job"]
 
 FAILED_GRACE_S = 3.0  # for ranks to hear that another one failed, and to end by themselves
-ASKED_GRACE_S = 5.0  # for ranks to end when they are asked to
+ASKED_GRACE_S = 5.0  # for ranks to end when they are asked to because another one failed
+SHUTDOWN_S = 10.0  # for ranks to end when the job is asked to
 DRAIN_S = 1.0  # for output that is still on its way when all ranks have ended
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def run_job(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Ending:
+def run_job(
+    command: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    shutdown_timeout: float = SHUTDOWN_S,
+) -> Ending:
     """Run the command once for every environment, and return how it ended.
 
     Standard input goes to rank 0. When a rank fails, the others get some seconds to notice, unless
-    it had said that the job goes on without it. Whatever happens, no rank outlives this process.
+    it had said that the job goes on without it. A signal to end goes to all ranks, and those that
+    have not ended after `shutdown_timeout` seconds are killed. Whatever happens, no rank outlives
+    this process.
     """
-    with _Job(len(environments)) as job:
+    with _Job(len(environments), shutdown_timeout) as job:
         try:
             with telling_limits(f"a job of {len(environments)} ranks"):
                 for rank, environment in enumerate(environments):
@@ -48,7 +55,8 @@ def run_job(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -
 class _Job:
     """The ranks under way, and what is to be done about them, and when."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, shutdown_timeout: float) -> None:
+        self._shutdown_timeout = shutdown_timeout
         self._screens = screens(sys.stdout.buffer, sys.stderr.buffer, size=size)
         self._ranks: list[RankProcess] = []
         self._ends: list[RankEnd] = []  # in the order of time
@@ -159,9 +167,10 @@ class _Job:
                 continue
             self._signal = number
             self._tell(signal.Signals(number))
-            now = time.monotonic()
-            self._plan.append((now + ASKED_GRACE_S, signal.SIGTERM))
-            self._plan.append((now + 2 * ASKED_GRACE_S, signal.SIGKILL))
+            now, seconds = time.monotonic(), self._shutdown_timeout
+            if number != signal.SIGTERM:  # a handler that saves its work should be called once
+                self._plan.append((now + seconds / 2, signal.SIGTERM))
+            self._plan.append((now + seconds, signal.SIGKILL))
 
     def _tell(self, number: signal.Signals) -> None:
         for rank in self._ranks:

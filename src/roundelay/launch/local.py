@@ -18,7 +18,7 @@ from roundelay.processes.death import ServerFinished
 from roundelay.processes.reports import as_raised
 from roundelay.processes.wire import decode, encode
 
-__all__ = ["MOST_RANKS", "check_timeout", "engine_called", "run"]
+__all__ = ["MOST_RANKS", "check_timeout", "check_work", "end_rank", "engine_called", "run"]
 
 MOST_RANKS = 1024
 TIMEOUT_S = 60.0
@@ -46,7 +46,7 @@ def run(
     >>> run(lambda comm, factor: comm.rank * factor, ranks=3, engine="threads", args=(10,))
     [0, 10, 20]
     """
-    _check(fn, args)
+    check_work(fn, args)
     kind = engine_called(engine, "start")
     ranks = whole("ranks", ranks, 1, MOST_RANKS)
     arguments = tuple(args)
@@ -58,7 +58,7 @@ def run(
             result = fn(comm, *arguments)
         except ServerFinished:
             result = None
-        _end(comm, fn)  # a rank that fails says so instead of goodbye
+        end_rank(comm, fn)  # a rank that fails says so instead of goodbye
         return result
 
     def packed(engine: Engine) -> bytes:
@@ -89,7 +89,7 @@ def _rehearse() -> None:
         Communicator(SharedMemory(world, 0, Selection(1))).close()
 
 
-def _end(comm: Communicator, fn: Callable[..., Any]) -> None:
+def end_rank(comm: Communicator, fn: Callable[..., Any] | None) -> None:
     """Close the communicator of a rank whose function has returned."""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -125,7 +125,8 @@ def check_timeout(name: str, seconds: float | None) -> float:
     return read_seconds(name, seconds)
 
 
-def _check(fn: object, args: object) -> None:
+def check_work(fn: object, args: object) -> None:
+    """Refuse what is no function, and what are no arguments of one."""
     if not callable(fn):
         raise InvalidArgumentError(f"run needs a function of a communicator, not {shown(fn)}.")
     if not isinstance(args, Iterable) or isinstance(args, str):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from roundelay import _core
 from roundelay.arguments import FOREVER_S
@@ -15,11 +18,12 @@ from roundelay.communicator.selection import Selection
 from roundelay.engines import Engine
 from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.launch.environment import found_place, found_timeout
-from roundelay.launch.local import check_timeout, engine_called
+from roundelay.launch.local import check_timeout, end_rank, engine_called
 from roundelay.launch.spared import tell_launcher
 from roundelay.launch.store import job_store
+from roundelay.processes.death import ServerFinished
 
-__all__ = ["init"]
+__all__ = ["be_rank", "init"]
 
 
 class _Started:
@@ -27,8 +31,17 @@ class _Started:
 
     def __init__(self, engine: Engine) -> None:
         self.comm, self._engine, self.pid = Communicator(engine), engine, os.getpid()
-        self._show, sys.excepthook = sys.excepthook, self._tell_and_show
+        self._show = sys.excepthook
+
+    def stay(self) -> None:
+        """Be a rank until the process ends, and tell by Python's hooks how it does."""
+        sys.excepthook = self._tell_and_show
         atexit.register(self._leave)
+
+    def tell(self, kind: type[BaseException], error: BaseException) -> None:
+        """Let the others know of an exception that ends this rank."""
+        word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        self._engine.fail(word, f"{kind.__name__}: {error}")
 
     def _tell_and_show(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -36,8 +49,7 @@ class _Started:
         mine = os.getpid() == self.pid
         if mine:
             # The others hear of it before this rank has even printed it.
-            word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
-            self._engine.fail(word, f"{kind.__name__}: {error}")
+            self.tell(kind, error)
         self._show(kind, error, trace)
         if mine:
             sys.stderr.flush()
@@ -90,4 +102,37 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
     )
     joined.on_spare = partial(tell_launcher, joined.rank)
     _started = _Started(joined)
+    _started.stay()
     return _started.comm
+
+
+@contextlib.contextmanager
+def be_rank(
+    join: Callable[[], Engine], fn: Callable[..., Any] | None = None
+) -> Iterator[Communicator]:
+    """Be a rank while the block runs: `init` returns its communicator, which is closed at the end.
+
+    For those who start ranks where Python's hooks are not called. An exception is told to the other
+    ranks before it goes on; only a server that is no longer needed may end by one. `fn` is the
+    user's function that the block calls, for errors to name.
+    """
+    global _started  # noqa: PLW0603 - see above
+    if _started is not None:
+        comm = _started.comm
+        raise InvalidArgumentError(
+            f"This process is rank {comm.rank} of {comm.size} already, and can't be a rank of "
+            f"another job before that one has ended. Let another process be that rank."
+        )
+    engine = join()
+    started = _started = _Started(engine)
+    try:
+        with contextlib.suppress(ServerFinished):
+            yield started.comm
+        end_rank(started.comm, fn)
+    except BaseException as error:
+        started.tell(type(error), error)
+        with contextlib.suppress(RoundelayError):  # which says what was said
+            started.comm.end("closed", together=False)
+        raise
+    finally:
+        _started = None

@@ -50,9 +50,10 @@ def verify(
     batch; without it `model(*batch)` is. Rows need not divide by the ranks.
 
     With `mesh={"dp": 2, "tp": 2}` the ranks stand in a mesh, and a plan divides the model, or
-    `divide(model, mesh)` does, on each rank's copy. Then also the outputs of modules and the
-    gradients are compared, and the first that differs is named. Along cp, tensors of a batch are
-    cut in their second dim, the sequence.
+    `divide(model, mesh)` does, on each rank's copy; it may return an `rd.Pipeline` of it, of which
+    `step` gets all of a batch but the last as x, and the last as the target. Then also the outputs
+    of modules and the gradients are compared, and the first that differs is named. Along cp,
+    tensors of a batch are cut in their second dim, the sequence.
     """
     if find_spec("torch") is None:
         raise MissingPackageError("rd.verify", "torch")

@@ -120,6 +120,7 @@ def all_to_all(
     return _apply(x, comm, exchanged, lambda grad: all_to_all(grad, comm, concat_dim, split_dim))
 
 
+@torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
 def _apply(x: torch.Tensor, comm: Communicator, run: Change, back: Change) -> torch.Tensor:
     if comm.size == 1:
         return x

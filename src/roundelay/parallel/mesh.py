@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from itertools import product
 
@@ -68,6 +69,8 @@ class Mesh:
             group = self.comm if whole else self.comm.split(colors.index(mine))
             if group is None:  # a color was given
                 raise InvalidArgumentError(f"No ranks along {names}.")
+            if not whole:
+                vars(group)["_mesh"] = weakref.ref(self)
             self._groups[names] = group
         return self._groups[names]
 
@@ -80,6 +83,12 @@ class Mesh:
             for rank, place in enumerate(self._places())
             if all(place[at] == mine[at] for at in fixed)
         ]
+
+    @staticmethod
+    def of(comm: Communicator) -> Mesh | None:
+        """Return the mesh of which a communicator is an axis, or several; None if it is of none."""
+        kept = vars(comm).get("_mesh")
+        return None if kept is None else kept()
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={length}" for name, length in self.axes.items())

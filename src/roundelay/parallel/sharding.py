@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = ["Sharding", "shard_parameter", "sharding_of"]
+__all__ = ["Sharding", "mark_divided", "shard_parameter", "sharding_of"]
 
 Pieces = tuple[tuple[int, int], ...]  # where the pieces that a rank has start and stop
 
@@ -66,7 +67,21 @@ def shard_parameter(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
         parameter.data = sharding.local(parameter.data)
         if parameter.grad is not None:
             parameter.grad = sharding.local(parameter.grad)
-    vars(parameter)["sharding"] = sharding
+    mark_divided(parameter, sharding)
+
+
+def mark_divided(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
+    """Have a parameter, and every copy of it, know that it is a part."""
+
+    def copied(memo: dict[int, Any]) -> torch.nn.Parameter:
+        if id(parameter) not in memo:
+            twin = torch.nn.Parameter(parameter.data.clone(), parameter.requires_grad)
+            mark_divided(twin, sharding)
+            memo[id(parameter)] = twin
+        found: torch.nn.Parameter = memo[id(parameter)]
+        return found
+
+    vars(parameter).update({"sharding": sharding, "__deepcopy__": copied})
 
 
 def sharding_of(parameter: torch.Tensor) -> Sharding | None:

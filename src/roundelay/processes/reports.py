@@ -18,7 +18,7 @@ from roundelay.processes.children import Children
 from roundelay.processes.death import goes_on, is_consequence, passes, step_of
 from roundelay.processes.wire import encode
 
-__all__ = ["as_raised", "collect", "report", "run_forked"]
+__all__ = ["as_raised", "collect", "report", "run_forked", "told_by_user"]
 
 DONE, FAILED = b"+", b"-"
 OURS = str(Path(__file__).parent.parent) + os.sep
@@ -52,7 +52,7 @@ def report(work: Callable[[], bytes], world: _core.World, rank: int, channel: Ch
             rank,
             type(error).__name__,
             str(error),
-            _told_by_user(error),
+            told_by_user(error),
         )
         world.fail("failed", rank, f"{failure.kind}: {failure.message}")
         channel.send(FAILED + msgspec.msgpack.encode(failure))
@@ -117,7 +117,7 @@ def collect(children: Children) -> list[bytes]:
     return [results[rank] for rank in range(size)]
 
 
-def _told_by_user(error: BaseException) -> str:
+def told_by_user(error: BaseException) -> str:
     """Return the traceback from where the user's own code begins."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

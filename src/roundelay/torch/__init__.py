@@ -30,26 +30,35 @@ if not _dist.is_available():
     )
 
 from roundelay import _core
-from roundelay.torch._group import ProcessGroup, create
+from roundelay.torch._devices import create, in_batches
+from roundelay.torch._group import ProcessGroup
 from roundelay.torch._monitored import also_for_ours
+from roundelay.torch_autoload import BACKEND, name_backend
 
 __all__ = ["BACKEND", "ProcessGroup", "create", "register"]
 
-BACKEND = "roundelay"
+#: What torch has for its own groups only, for ours too.
+_FOR_OURS_TOO = {
+    "monitored_barrier": also_for_ours(_dist.monitored_barrier),
+    "batch_isend_irecv": in_batches(_dist.batch_isend_irecv),
+}
 
 
 def register() -> None:
     """Make `roundelay` known to torch.distributed; again does no harm."""
-    named = _dist.Backend._plugins.get(BACKEND.upper())  # noqa: SLF001 - there is no public way
-    if named is not None and named.creator_fn is create:
-        return
+    name_backend()  # torch may have done so, and older ones refuse a second time
+    if BACKEND.upper() not in _dist.Backend._plugins:  # noqa: SLF001 - there is no public way
+        raise ImportError(
+            f"torch {_torch.__version__} did not take the backend roundelay. Install one that "
+            f"does: pip install 'roundelay[torch]'"
+        )
     # Source lines in errors are the user's: neither ours nor torch's, nor those of the file from
     # inside which coalesced calls are made when their `with` block ends.
     _core.skip_package(str(_Path(_torch.__file__).parent) + "/")
     _core.skip_package(_contextlib.__file__)
-    _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
-    _dist.monitored_barrier = also_for_ours(_dist.monitored_barrier)
-    _dist.distributed_c10d.monitored_barrier = _dist.monitored_barrier
+    for name, function in _FOR_OURS_TOO.items():
+        setattr(_dist, name, function)
+        setattr(_dist.distributed_c10d, name, function)
 
 
 register()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.distributed_c10d import GroupName
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.torch._messages import Messages
@@ -69,7 +68,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
-        super()._set_group_name(GroupName(name))
+        super()._set_group_name(name)  # type: ignore[arg-type] # likewise
 
     def _set_group_desc(self, desc: str) -> None:
         self._group_desc = desc
@@ -173,12 +172,21 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         seconds = self.comm.timeout if timeout is None else timeout.total_seconds()
         rank = new_ranks.index(self.comm.rank)
         connected = rendezvous_by_store(store, rank, len(new_ranks), timeout=seconds)
-        group = ProcessGroup(
-            store, connected, global_ranks=[self.global_ranks[r] for r in new_ranks]
+        group = self._split(store, connected, name, [self.global_ranks[r] for r in new_ranks])
+        group._set_group_name(name)  # noqa: SLF001 - our own
+        group._set_group_desc(  # noqa: SLF001 - our own
+            group_desc or f"{self._group_desc}:split:{self._splits}"
         )
-        group._set_group_name(name)
-        group._set_group_desc(group_desc or f"{self._group_desc}:split:{self._splits}")
         return group
+
+    def _split(
+        self,
+        store: Store,
+        connected: Connected,
+        name: str,  # noqa: ARG002 - of groups for other devices too
+        global_ranks: Sequence[int],
+    ) -> ProcessGroup:
+        return ProcessGroup(store, connected, global_ranks=global_ranks)
 
     def _wait_for_pending_works(self) -> None:
         self._finish_works()
@@ -208,11 +216,3 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         """Give up what is under way, on every rank, and say goodbye."""
         self.fail("interrupted", "the group was aborted")
         self.shutdown()
-
-
-def create(given: Any, _: object) -> ProcessGroup:  # torch's struct of options
-    """Make the group of torch's request; every rank that is to be in it is asked."""
-    connected = rendezvous_by_store(
-        given.store, given.group_rank, given.group_size, timeout=given.timeout.total_seconds()
-    )
-    return ProcessGroup(given.store, connected, global_ranks=given.global_ranks_in_group)

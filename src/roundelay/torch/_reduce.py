@@ -17,7 +17,16 @@ from roundelay.errors import CollectiveMismatch, CommunicationError, Unsupported
 from roundelay.torch._calls import Calls, CommCall
 from roundelay.torch._checks import one_each, times
 from roundelay.torch._options import NAMES, PREMUL_SUM, listed, named, nested, options, scaled
-from roundelay.torch._tensors import Copy, beside, into, joined, memory, plain
+from roundelay.torch._tensors import (
+    Copy,
+    beside,
+    divide,
+    into,
+    joined,
+    memory,
+    plain,
+    whole_numbers,
+)
 from roundelay.torch._work import DONE, Work
 
 Tensors = Sequence[Tensor]
@@ -38,7 +47,8 @@ class Reductions(Calls):
             # Small ones are all alike, and many: nothing but the call.
             tensor, op = tensors[0], NAMES.get(hash(opts.reduceOp), PREMUL_SUM)
             dense = tensor.is_cpu and not tensor.is_sparse
-            if dense and op is not PREMUL_SUM and tensor.is_contiguous():
+            ours = op is not PREMUL_SUM and (op != "avg" or not whole_numbers(tensor))
+            if dense and ours and tensor.is_contiguous():
                 try:
                     self.comm.all_reduce(memory("all_reduce", tensor, reduces=True), op)
                 except CommunicationError as error:
@@ -82,8 +92,17 @@ class Reductions(Calls):
             after: Copy | None = partial(target.copy_, product)
         else:
             buffer, after = into(call, tensor, reduces=True)
+            op, after = self._divided(op, tensor, buffer, after)
         here = not root or root[0] == self.comm.rank
         return CommCall(call, (buffer, op, *root), {}, after if here else None)
+
+    def _divided(
+        self, op: str, tensor: Tensor, buffer: Any, after: Copy | None
+    ) -> tuple[str, Copy | None]:
+        """Return the reduction, and what follows it: an average of integers is a sum, divided."""
+        if op != "avg" or not whole_numbers(tensor):
+            return op, after
+        return "sum", partial(divide, buffer, self.comm.size, after)
 
     def reduce_scatter(
         self,
@@ -134,6 +153,7 @@ class Reductions(Calls):
         op = named(reduce_op)
         op = "sum" if op is PREMUL_SUM else op
         buffer, after = into("reduce_scatter", output, reduces=True)
+        op, after = self._divided(op, output, buffer, after)
         if len(set(counts)) == 1:
             table = given.reshape(self.comm.size, counts[0])
             return CommCall("reduce_scatter", (table, op), {"out": buffer}, after)

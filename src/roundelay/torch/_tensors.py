@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,6 +105,20 @@ def beside(given: Tensor, part: Tensor, whole: Tensor, rank: int) -> Tensor:
     in_place = part.data_ptr() == whole.data_ptr() + rank * part.nbytes
     own = in_place and part.is_contiguous() and whole.is_contiguous()
     return given.clone() if shared(part, whole) and not own else given
+
+
+def whole_numbers(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds integers; bools are none."""
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def divide(sums: Buffer, size: int, after: Copy | None) -> None:
+    """Make averages of sums of integers as NCCL does: towards zero. Then do what follows."""
+    wide = sums.astype(np.uint64 if sums.dtype.kind == "u" else np.int64)
+    sums[...] = (wide - np.fmod(wide, size)) // size
+    if after is not None:
+        after()
 
 
 def units(tensor: Tensor) -> int:

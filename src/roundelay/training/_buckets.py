@@ -89,8 +89,12 @@ def make_buckets(
     order: Sequence[int],
     most_bytes: int,
     apart: Collection[int] = (),
+    apart_comm: Communicator | None = None,
 ) -> list[Bucket]:
-    """Cut the gradients, in this order, into buckets of one dtype and about so many bytes."""
+    """Cut the gradients, in this order, into buckets of one dtype and about so many bytes.
+
+    Those that are `apart` have buckets of their own, which fewer ranks share.
+    """
     kinds = [dtypes[index] for index in order]
     keys = [(dtypes[index], index in apart) for index in order]
     sizes = [math.prod(shapes[index]) * dtypes[index].itemsize for index in order]
@@ -100,7 +104,8 @@ def make_buckets(
         for index in (order[at] for at in run):
             places.append(BucketPlace(index, start, tuple(shapes[index])))
             start += math.prod(shapes[index])
-        buckets.append(Bucket(shared_tensor(comm, start, kinds[run[0]], device), places))
+        ranks = comm if apart_comm is None or order[run[0]] not in apart else apart_comm
+        buckets.append(Bucket(shared_tensor(ranks, start, kinds[run[0]], device), places))
     return buckets
 
 

@@ -7,7 +7,7 @@ and how much the losses weigh.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -213,18 +213,42 @@ def _refuse_beside(
             _refuse_apart(comm, step, torn=torn)
         except CollectiveMismatch as error:
             text = str(error)
-    every = beside.all_gather_object((text, step.number, step.place, step.rates))
-    for theirs, *_ in every:
-        if theirs:
-            raise CollectiveMismatch(text or f"{theirs} This is of ranks beside this one in the "
-                                     f"mesh, which have other parts of the model.")  # fmt: skip
-    _refuse_places([place for _, _, place, _ in every])
-    _refuse_rates([rates for *_, rates in every])
-    told = ", ".join(f"one in step {number}" for _, number, _, _ in every)
+    mine = (text, step.number, step.place, step.rates, (step.shares, step.given), step.frozen,
+            (step.shared_written, step.how),
+            (step.calls, step.shared_done, [*step.shared_deeds]))  # fmt: skip
+    texts, numbers, places, rates, rows, frozen, edits, deeds = zip(
+        *beside.all_gather_object(mine), strict=True
+    )
+    for theirs in filter(None, texts):
+        raise CollectiveMismatch(text or f"{theirs} This is of ranks beside this one in the mesh, "
+                                 f"which have other parts of the model.")  # fmt: skip
+    step.given = 0  # which is told once
+    try:
+        _refuse_places(places)
+        _refuse_rates(rates)
+        _refuse_rows(rows)
+        _refuse_frozen(frozen)
+        _refuse_edits(step, edits)
+        _refuse_deeds(deeds)
+    except CollectiveMismatch as error:
+        raise CollectiveMismatch(
+            f"{error} (These ranks have parts of one model, and are counted along their axes of "
+            f"the mesh. The norm of all gradients is that of optimizer.clip_grad_norm_.)"
+        ) from None
+    told = ", ".join(f"one in step {number}" for number in numbers)
     raise CollectiveMismatch(
         f"The ranks that have parts of one model in this mesh are apart: {told}. Call the model, "
         f"backward and step() in every step on every rank."
     )
+
+
+def _refuse_rows(every: Sequence[object]) -> None:
+    if len({repr(one) for one in every}) > 1:
+        raise CollectiveMismatch(
+            "The ranks that have parts of one model in this mesh gave it different rows, and need "
+            "the same ones. Nothing was updated. rd.loader(…, mesh=mesh) gives ranks other rows "
+            "along dp and ep only; do so with rows of your own, too."
+        )
 
 
 def compare_steps(comm: Communicator, step: StepState) -> None:
@@ -271,7 +295,7 @@ def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
     )
 
 
-def _refuse_places(every: list[tuple[list[tuple[int, int, int]], int]]) -> None:
+def _refuse_places(every: Sequence[tuple[list[tuple[int, int, int]], int]]) -> None:
     if len({repr(one) for one in every}) == 1:
         return
     if len({repr(places) for places, _ in every}) == 1:
@@ -296,7 +320,7 @@ def _placed(place: tuple[int, int, int]) -> str:
     return f"epoch {place[0]} batch {place[1]}" + (f" part {place[2]}" if place[2] else "")
 
 
-def _refuse_rates(every: list[Rates]) -> None:
+def _refuse_rates(every: Sequence[Rates]) -> None:
     for rank, theirs in enumerate(every):
         for (group, key, value), (_, _, other) in zip(every[0], theirs, strict=False):
             if repr(value) != repr(other):
@@ -308,7 +332,7 @@ def _refuse_rates(every: list[Rates]) -> None:
                 )
 
 
-def _refuse_deeds(every: list[tuple[int, int, list[str]]]) -> None:
+def _refuse_deeds(every: Sequence[tuple[int, int, list[str]]]) -> None:
     if len({calls for calls, _, _ in every}) == 1 and any(one != every[0] for one in every):
         lists = [deeds for _, _, deeds in every]
         same = takewhile(lambda ones: len({*ones}) == 1, zip(*lists, strict=False))
@@ -324,7 +348,7 @@ def _refuse_deeds(every: list[tuple[int, int, list[str]]]) -> None:
         )
 
 
-def _refuse_frozen(every: list[dict[int, str]]) -> None:
+def _refuse_frozen(every: Sequence[dict[int, str]]) -> None:
     for rank, theirs in enumerate(every):
         for index in sorted(every[0].keys() ^ theirs.keys()):
             name, here = (every[0] | theirs)[index], 0 if index in every[0] else rank
@@ -335,7 +359,7 @@ def _refuse_frozen(every: list[dict[int, str]]) -> None:
             )
 
 
-def _refuse_edits(step: StepState, every: list[tuple[dict[str, int], dict[str, str]]]) -> None:
+def _refuse_edits(step: StepState, every: Sequence[tuple[dict[str, int], dict[str, str]]]) -> None:
     first, did = every[0]
     step.written.update({name: 0 for one, _ in every for name in one})  # to be compared once more
     for rank, (theirs, how) in enumerate(every):

@@ -78,7 +78,7 @@ class GradHooks:
         ]
         #: Where every rank has the same whole parameters, what is written into them.
         self._edits: ParameterEdits | None = None
-        if state.compares and state.setup.comm.size > 1:
+        if state.compares and (state.setup.comm.size > 1 or state.setup.step.beside is not None):
             self._edits = ParameterEdits(state.setup)
 
     def grad_ready(self, index: int) -> None:

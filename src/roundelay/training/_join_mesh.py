@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,14 +14,19 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import Sharding, sharding_of
-from roundelay.training._mesh_ranks import DATA, EXPERTS, MeshRanks, together_on
+from roundelay.parallel.staging import staging_of
+from roundelay.training._mesh_ranks import DATA, EXPERTS, STAGES, MeshRanks, along, together_on
+from roundelay.training._module_hooks import ModuleHook
 from roundelay.training._setup import Setup, find_parameters, send_from_first
+from roundelay.training._step import StepState
 from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.shards.groups import ELEMENTWISE
+from roundelay.training.shards.operands import digest, tensors_in
 from roundelay.training.strategy import Strategy
 
 #: How layers are divided, by patterns of their names; or the name of a plan that ships.
 Plan = Mapping[str, Any] | str  # Any: see the plan
+AXES = (*DATA, "tp", STAGES)
 
 
 def check_mesh(comm: object, mesh: object, plan: object, *, sequence_parallel: object) -> None:
@@ -31,6 +37,8 @@ def check_mesh(comm: object, mesh: object, plan: object, *, sequence_parallel: o
         raise InvalidArgumentError(
             "prepare takes comm= or mesh=, not both: a mesh has its communicator. Leave out comm=."
         )
+    if isinstance(mesh, Mesh):
+        _check_axes(mesh)
     asked = truth("sequence_parallel", sequence_parallel)
     if plan is None and not asked:
         return
@@ -44,6 +52,69 @@ def check_mesh(comm: object, mesh: object, plan: object, *, sequence_parallel: o
     if plan is None:
         raise InvalidArgumentError(
             "sequence_parallel=True is for the layers that a plan divides. Give plan=, too."
+        )
+
+
+def _check_axes(mesh: Mesh) -> None:
+    """Refuse axes of which nobody knows whether ranks along them have other data."""
+    for name in mesh.axes:
+        if name not in AXES:
+            raise InvalidArgumentError(
+                f"prepare got {mesh!r}, and does not know what its axis {name} divides. It knows "
+                f"{', '.join(AXES)}: rows go along dp, for example."
+            )
+
+
+def meant_mesh(
+    model: object, comm: Communicator | None, mesh: Mesh | None
+) -> tuple[Communicator | None, Mesh | None]:
+    """Return what is given; or the mesh of a divided model, where its axes of data are given."""
+    if mesh is None and isinstance(comm, Communicator) and isinstance(model, torch.nn.Module):
+        found, parts = Mesh.of(comm), _divides(model)
+        ours = found and parts and all(Mesh.of(part) is found for part in parts.values())
+        if found and ours and comm is along(found, DATA):
+            return None, found
+    return comm, mesh
+
+
+def _divides(model: torch.nn.Module) -> dict[str, Communicator]:
+    """Return the ranks that have parts of a model between them, by what is divided."""
+    staging = staging_of(model)
+    found = {} if staging is None else {"its stages": staging.comm}
+    for name, parameter in model.named_parameters():
+        sharding = sharding_of(parameter)
+        if sharding is not None and sharding.comm.size > 1:
+            found[name] = sharding.comm
+    return found
+
+
+def check_divided(model: torch.nn.Module, mesh: object) -> None:
+    """Refuse a model of which ranks have parts, without the mesh that says which ranks do."""
+    for name, sharding in ((one, sharding_of(each)) for one, each in model.named_parameters()):
+        if mesh is None and sharding is not None and sharding.comm.size > 1:
+            raise InvalidArgumentError(
+                f"The parameter {name} is divided along {sharding.axis} between "
+                f"{sharding.comm.size} ranks, and prepare got comm=, by which all ranks have the "
+                f"same. It needs the mesh: mesh = rd.Mesh(dp=…, {sharding.axis}="
+                f"{sharding.comm.size}, comm=comm), divide the model along mesh"
+                f"[{sharding.axis!r}], and rd.prepare(…, mesh=mesh)."
+            )
+
+
+def check_pipeline(model: torch.nn.Module, mesh: object) -> None:
+    """Refuse a pipeline without the mesh that its stages are an axis of."""
+    staging = staging_of(model)
+    if staging is None:
+        return
+    have = "comm=" if mesh is None else repr(mesh)
+    place = mesh.place.get(STAGES) if isinstance(mesh, Mesh) else None
+    size = mesh.size(STAGES) if isinstance(mesh, Mesh) else 1
+    if (place, size) != (staging.comm.rank, staging.comm.size):
+        raise InvalidArgumentError(
+            f"This pipeline has stages on {staging.comm.size} ranks, and prepare got {have}. Its "
+            f"norms, skipped steps and checkpoints are of all stages, so prepare needs the mesh of "
+            f"all ranks: mesh = rd.Mesh(dp=…, pp={staging.comm.size}, comm=comm), "
+            f"rd.Pipeline(…, comm=mesh['pp']), rd.prepare(…, mesh=mesh)."
         )
 
 
@@ -90,6 +161,7 @@ def join_mesh(
     if plan is not None:  # which sees by itself that all ranks can take it
         apply = importlib.import_module("roundelay.parallel.tensor.plan").apply_plan
         apply(model, plan, mesh.mesh, sequence_parallel=sequence_parallel)
+        _cut_state(setup)
 
     def check() -> None:
         for name, parameter in model.named_parameters():
@@ -104,6 +176,34 @@ def join_mesh(
     together_on(mesh.everyone, "prepare", lambda: _refuse(setup, strategy, mesh))
     if mesh.with_same_modules.size > 1:
         setup.step.beside, setup.step.numbers = mesh.with_same_modules, mesh.numbers
+        setup.step.divided = frozenset(mesh.shardings)
+        _compare_first(model, setup.step)
+
+
+def _compare_first(model: torch.nn.Module, step: StepState) -> None:
+    """Have ranks with parts of one model compare what it is given, the first time."""
+
+    def before(_: torch.nn.Module, args: Any, options: Any) -> None:
+        if torch.is_grad_enabled():
+            hook.remove()
+            told = [digest(one) for one in tensors_in((args, options)) if not one.is_meta]
+            step.given = zlib.crc32(repr(told).encode())
+
+    outside: Any = torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
+    hook = model.register_forward_pre_hook(ModuleHook(outside(before)), with_kwargs=True)
+
+
+def _cut_state(setup: Setup) -> None:
+    """Keep this rank's part of what optimizers have of parameters that were whole until now."""
+    for optimizer in setup.optimizer.all:
+        for parameter, state in optimizer.state.items():
+            sharding = sharding_of(parameter)
+            if sharding is None:
+                continue
+            whole = sharding.whole_shape(parameter.shape)
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and tuple(value.shape) == whole:
+                    state[key] = sharding.local(value)
 
 
 def _same_weights(mesh: MeshRanks, model: torch.nn.Module) -> None:

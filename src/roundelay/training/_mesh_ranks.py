@@ -11,6 +11,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import Sharding, sharding_of
+from roundelay.parallel.staging import Staging, staging_of
 
 EXPERTS = "ep"
 STAGES = "pp"
@@ -32,6 +33,10 @@ class MeshRanks:
         self.own: set[str] = set()
         #: Parameters and buffers that only other stages of a pipeline have.
         self.elsewhere: set[str] = set()
+        #: Names of parameters here that another stage saves and counts, each with that stage's.
+        self.aliases: dict[str, str] = {}
+        #: What the model was before it was cut into stages, where a pipeline has cut it.
+        self.staging: Staging | None = None
 
     def connect(self, label: Callable[[Communicator], Communicator]) -> None:
         """Make the groups. Every rank calls it."""
@@ -84,20 +89,46 @@ class MeshRanks:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         found = {name: sharding_of(tensor) for name, tensor in parameters.items()}
         self.shardings = {name: one for name, one in found.items() if one is not None}
+        self.staging = staging_of(model)
+        first_names = {} if self.staging is None else self.staging.names
         places = self.mesh.place
+        # The same parameter may have one name in one stage, and another in another.
         keys = [
-            (name, -1 if sharding is None else places.get(sharding.axis, -1))
+            (name, first_names.get(name, name),
+             -1 if sharding is None else places.get(sharding.axis, -1))
             for name, sharding in found.items()
-        ]
+        ]  # fmt: skip
+        self._refuse_cuts(found, first_names)
         buffers = [name for name, _ in model.named_buffers()]
         every = self.beside.all_gather_object((keys, buffers))
-        first: dict[tuple[str, int], int] = {}
+        first: dict[tuple[str, int], tuple[int, str]] = {}
         for rank, (theirs, _) in enumerate(every):
-            for name, part in theirs:
-                first.setdefault((name, part), rank)
-        self.own = {name for name, part in keys if first[name, part] == self.beside.rank}
-        names = {name for name, _ in first}.union(*(theirs for _, theirs in every))
-        self.elsewhere = names - parameters.keys() - {*buffers}
+            for name, whole, part in theirs:
+                first.setdefault((whole, part), (rank, name))
+        owners = {name: first[whole, part] for name, whole, part in keys}
+        self.own = {name for name, (rank, _) in owners.items() if rank == self.beside.rank}
+        self.aliases = {name: own for name, (rank, own) in owners.items()
+                        if name != own and own not in parameters}  # fmt: skip
+        names = {name for theirs, _ in every for name, _, _ in theirs}
+        self.elsewhere = names.union(*(theirs for _, theirs in every))
+        self.elsewhere -= parameters.keys() | {*buffers}
+
+    def _refuse_cuts(self, found: dict[str, Sharding | None], first_names: dict[str, str]) -> None:
+        """Refuse a parameter that stages share and divide in several ways."""
+        if self.staging is None:
+            return
+        mine = {name: "whole" if one is None else f"{one.axis} in dim {one.dim} at {one.pieces}"
+                for name, one in found.items()}  # fmt: skip
+        ways: dict[str, tuple[str, str]] = {}
+        for theirs in self.staging.comm.all_gather_object(mine):
+            for name, way in theirs.items():
+                other, before = ways.setdefault(first_names[name], (name, way))
+                if way != before:
+                    raise InvalidArgumentError(
+                        f"{other} and {name} are one parameter in two stages of the pipeline, and "
+                        f"the first is divided by {before}, the other by {way}. Divide both alike: "
+                        f"'embedding' and 'column' cut alike."
+                    )
 
     def whole_shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a whole parameter, of which this rank has so much."""

@@ -116,4 +116,10 @@ def whole_state_dict(state: StrategyState) -> dict[str, Any]:
                 whole[place] = sharding.whole(value)
             yield name, whole[place]
 
-    return dict(_of_all_stages(mesh, gathered(), _device(state)) if mesh.staged else gathered())
+    if not mesh.staged:
+        return dict(gathered())
+    found = dict(_of_all_stages(mesh, gathered(), _device(state)))
+    if mesh.staging is None:
+        return found
+    first = mesh.staging.names  # what is one parameter is one tensor
+    return {name: found.get(first.get(name, name), found[name]) for name in mesh.staging.keys}

@@ -33,10 +33,13 @@ PARTS = "a micro-batch was kept until its loop had gone on"
 class Turn:
     """One pass of a loader over its data: how its batches are cut, and whether one is complete."""
 
-    __slots__ = ("asked", "factor", "key", "missed", "more", "parts", "place", "seen", "uneven")
+    __slots__ = (
+        "asked", "dealt", "factor", "key", "missed", "more", "parts", "place", "seen", "uneven",
+    )  # fmt: skip
 
-    def __init__(self, *, uneven: bool = True) -> None:
+    def __init__(self, *, uneven: bool = True, dealt: tuple[int, int] = (0, 1)) -> None:
         self.uneven = uneven  # whether there may be batches that can't be divided evenly
+        self.dealt = dealt  # which share of every batch this rank has, of how many
         self.parts = 1
         self.place = 0, 0, 0  # epoch, batch and micro-batch
         self.more = False  # whether micro-batches of the batch at hand are to come

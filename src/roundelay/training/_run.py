@@ -130,6 +130,7 @@ class Run:
         self.step.turns = [*others, turn] if matters else others
         if self in live_runs():  # or it is drawn ahead, by another thread
             self.step.places[id(turn)] = turn.place
+            self.step.dealt[id(turn)] = turn.dealt
         if self.comm.size > 1:
             self.step.origins.drawn(batch, turn, key=key)
         if turn.uneven and not self._looking and self.comm.size > 1:
@@ -177,6 +178,7 @@ class Run:
         """End a loop over a loader; gradients of a batch that it has begun and not ended go."""
         self.step.turns = [one for one in self.step.turns if one is not turn]
         self.step.places.pop(id(turn), None)
+        self.step.dealt.pop(id(turn), None)
         if turn.more and self.step.owner is turn:
             self.grad_hooks.forget()
         turn.more = False

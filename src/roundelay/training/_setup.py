@@ -12,6 +12,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.sharding import sharding_of
+from roundelay.parallel.staging import staging_of
 from roundelay.training._buckets import runs
 from roundelay.training._step import StepState
 from roundelay.training.optimizer.joined import JoinedOptimizers
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from roundelay.training.strategy import Strategy
 
 SHOWN = 5  # names that a message lists
-OF_ALL = 7  # lines that all ranks share, stages of a pipeline too; the mesh is the last but one
+OF_ALL = 8  # lines that all ranks share, stages of a pipeline too; the mesh is the last but one
 MESSAGE = 16 << 20  # bytes that are sent together
 
 
@@ -208,11 +209,13 @@ def _comparable(
 def _described(strategy: Strategy, setup: Setup) -> list[str]:
     options = {one.name: getattr(strategy, one.name) for one in fields(strategy)}  # type: ignore[arg-type]
     told = ", ".join(f"{name}={_word(value)}" for name, value in options.items())
+    staging = staging_of(setup.model)
     first = [
         f"strategy {type(strategy).__name__}({told})",
         f"precision {setup.precision}",
         f"buffers {setup.buffers!r}",
         f"{len(setup.optimizer.param_groups)} groups of parameters",
+        "no pipeline" if staging is None else f"a pipeline of {staging.told}",
         "no mesh" if setup.mesh is None else repr(setup.mesh.mesh),
         setup.plan or "no plan",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from roundelay.training._origins import Origins, Turn
 Rates = tuple[tuple[int, str, Any], ...]  # group, option, value
 MARKS = 1 << 22  # different marks of a step
 DEEDS = 100  # things done to gradients that are kept in mind, where no backward pass tells them
+#: How values of tensors are told, which ranks with other parts of a model do not share.
+VALUES = re.compile(r"(tensor|shard|…) [0-9a-f]{8}")
 
 AGAIN = (
     "A backward pass would add to gradients that are averaged already, and the average would be "
@@ -78,6 +81,10 @@ class StepState:
     #: in words, and all of it as a number.
     deeds: deque[str] = field(default_factory=lambda: deque(maxlen=DEEDS))
     done: int = 0
+    #: The same, and what was written, as ranks with other parts of the model must have it, too.
+    shared_deeds: deque[str] = field(default_factory=lambda: deque(maxlen=DEEDS))
+    shared_done: int = 0
+    shared_written: dict[str, int] = field(default_factory=dict)
     calls: int = 0  # of step(), those of other optimizers than the first with more weight
     count: int = 0  # backward passes ever
     inside: int = 0  # how many `rd.accumulate` we are in
@@ -90,6 +97,9 @@ class StepState:
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
     #: Where they are: epoch, batch and micro-batch of each.
     places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    dealt: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # this rank's share, of how many
     raised: int = 0  # calls of the model since all ranks had the same mark
     foreign: Turn | None = None  # a loop over micro-batches of another model
     origins: Origins = field(default_factory=Origins)  # of what the model is given
@@ -97,6 +107,8 @@ class StepState:
     #: calls the ranks with other data.
     beside: Communicator | None = None
     numbers: Sequence[int] = ()
+    divided: frozenset[str] = frozenset()  # parameters of which those ranks have other parts
+    given: int = 0  # a number for what the model was given first, which those ranks share
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
     # ---- of this step
     weight: float = 0.0  # of all losses on this rank
@@ -138,16 +150,26 @@ class StepState:
         self.written[name] = zlib.crc32(str(what).encode(), self.written.get(name, 0))
         if isinstance(what, str):
             self.how[name] = what
+        if self.beside is not None:
+            told = VALUES.sub(r"\1", what) if isinstance(what, str) else str(what)
+            told = "" if name in self.divided and not isinstance(what, str) else told
+            before = self.shared_written.get(name, 0)
+            self.shared_written[name] = zlib.crc32(told.encode(), before)
 
-    def did(self, what: str) -> None:
-        """Note something that all ranks must do alike."""
+    def did(self, what: str, shared: str | None = None) -> None:
+        """Note something that all ranks must do alike; `shared` is how those beside this one do."""
         self.deeds.append(what)
         self.done = zlib.crc32(what.encode(), self.done)
+        if self.beside is not None:
+            told = VALUES.sub(r"\1", what) if shared is None else shared
+            self.shared_deeds.append(told)
+            self.shared_done = zlib.crc32(told.encode(), self.shared_done)
 
     def forget_deeds(self) -> None:
         """Have nothing of that compared."""
         self.deeds.clear()
-        self.done = 0
+        self.shared_deeds.clear()
+        self.done = self.shared_done = 0
 
     # ---- several optimizers
 
@@ -231,8 +253,16 @@ class StepState:
     def shared_mark(self) -> float:
         """A number that ranks with other parts of the model share, too, if they are in one step."""
         self.look_at_rates()
-        place = zlib.crc32(repr(self.place).encode())
-        return float((place + self.calls + self.rated) % MARKS)
+        place = zlib.crc32(repr((self.place, self.shares)).encode())
+        edits = hash(tuple(sorted(self.shared_written.values()))) if self.shared_written else 0
+        frozen = hash(tuple(self.frozen)) if self.frozen else 0
+        deeds = edits + frozen + self.shared_done + self.given
+        return float((place + self.calls + self.rated + deeds) % MARKS)
+
+    @property
+    def shares(self) -> list[tuple[int, int]]:
+        """Which rows of their batches loaders give this rank: which share, of how many."""
+        return [*self.dealt.values()]
 
     @property
     def place(self) -> tuple[list[tuple[int, int, int]], int]:
@@ -260,8 +290,9 @@ class StepState:
     def told(self) -> None:
         """Note that all ranks have the same mark: nothing of it has to be compared again."""
         self.written.clear()
+        self.shared_written.clear()
         self.how.clear()
-        self.raised = 0
+        self.raised = self.given = 0
         self.forget_deeds()
         self.agreed = self.rates
 

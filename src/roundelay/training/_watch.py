@@ -16,10 +16,14 @@ from roundelay.training.shards.shard import Shard
 
 
 class Watch:
-    """The first output of every module since it was last cleared, in the order of the calls."""
+    """The first output of every module since it was last cleared, in the order of the calls.
+
+    Of a pipeline's modules that of every micro-batch, one below the other.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.outputs: dict[str, torch.Tensor] = {}
+        self._model = model
+        self._outputs: dict[str, dict[int, torch.Tensor]] = {}
         self._hooks: list[Any] = [
             module.register_forward_hook(self._hook(name))
             for name, module in model.named_modules()
@@ -28,15 +32,20 @@ class Watch:
 
     def _hook(self, name: str) -> Callable[..., None]:
         def see(_: torch.nn.Module, __: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor) and name not in self.outputs:
-                self.outputs[name] = output.detach().clone()
+            if isinstance(output, torch.Tensor):
+                number = getattr(self._model, "micro_batch", 0)
+                self._outputs.setdefault(name, {}).setdefault(number, output.detach().clone())
 
         return see
 
     def take(self) -> dict[str, torch.Tensor]:
         """Return them, and begin anew."""
-        outputs, self.outputs = self.outputs, {}
-        return outputs
+        found, self._outputs = self._outputs, {}
+        return {
+            name: torch.cat([each[number] for number in sorted(each)]) if len(each) > 1 else each[0]
+            for name, each in found.items()
+            if len(each) == 1 or all(one.dim() for one in each.values())
+        }
 
     def remove(self) -> None:
         """Look no more."""

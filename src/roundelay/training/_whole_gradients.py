@@ -51,12 +51,14 @@ class WholeGradients(StrategyState):
 
     def brought_together(self, only: Only = None) -> None:
         """Remember gradients as they are."""
-        if self.setup.comm.size > 1:
+        if self.setup.comm.size > 1 or self.setup.step.beside is not None:
             names = [parameter.name for parameter in self.setup.parameters]
-            self._edits = self._edits or GradEdits(self._tensors, names, self.setup.experts)
+            self._edits = self._edits or GradEdits(
+                self._tensors, names, self.setup.experts, self.setup.step.divided
+            )
             self._edits.note(only)
 
-    def done_to_grads(self, only: Only = None) -> list[str]:
+    def done_to_grads(self, only: Only = None) -> list[tuple[str, str]]:
         """Say which are no longer so."""
         return [] if self._edits is None else self._edits.found(only)
 
@@ -163,10 +165,14 @@ class GradEdits:
     """
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], names: Sequence[str], but: Collection[int] = ()
+        self,
+        tensors: Sequence[torch.Tensor],
+        names: Sequence[str],
+        but: Collection[int] = (),
+        divided: Collection[str] = (),
     ) -> None:
         """Look at all of them but those of which every rank has others."""
-        self._tensors, self._names, self._but = tensors, names, but
+        self._tensors, self._names, self._but, self._divided = tensors, names, but, divided
         self._seen: list[tuple[int, ...]] = [()] * len(tensors)
 
     def note(self, only: Collection[int] | None = None) -> None:
@@ -174,8 +180,11 @@ class GradEdits:
         for index in range(len(self._tensors)) if only is None else only:
             self._seen[index] = _mark(self._tensors[index].grad)
 
-    def found(self, only: Collection[int] | None = None) -> list[str]:
-        """Say what was done to them since; gradients that are alike are said alike."""
+    def found(self, only: Collection[int] | None = None) -> list[tuple[str, str]]:
+        """Say what was done to them since; gradients that are alike are said alike.
+
+        Once for ranks with other data, and once for those that have other parts of the model.
+        """
         changed = [
             index
             for index, (tensor, seen) in enumerate(zip(self._tensors, self._seen, strict=True))
@@ -189,12 +198,30 @@ class GradEdits:
         there = [index for index in changed if self._tensors[index].grad is not None]
         found = (self._tensors[index].grad for index in there)
         numbers = _numbers([one for one in found if one is not None])
-        marks = [f"{self._names[index]} {number:08x}"
+        marks = [(self._names[index], f" {number:08x}")
                  for index, number in zip(there, numbers, strict=True)]  # fmt: skip
-        named = ", ".join(marks[:: max(1, -(-len(there) // SOME))])
-        every = f", all {zlib.crc32(' '.join(marks).encode()):08x}" if len(there) > SOME else ""
-        told = [f"{len(there)} gradients changed: {named}{every}"] if there else []
-        return [*told, *(f"the gradient of {name} let go" for name in gone)]
+        self._refuse_parts(there)
+        told = _listed([name + mark for name, mark in marks])
+        shared = _listed([name + mark * (name not in self._divided) for name, mark in marks])
+        lost = [(what, what) for what in (f"the gradient of {name} let go" for name in gone)]
+        return [(told, shared), *lost] if there else lost
+
+    def _refuse_parts(self, changed: Collection[int]) -> None:
+        """Refuse changes that nothing on other ranks can be compared with: of parts alone."""
+        if len(changed) < len(self._tensors) or {*self._names} - {*self._divided}:
+            return
+        raise InvalidArgumentError(
+            f"All gradients were changed since the backward pass, and of every one this rank has "
+            f"a part only: of {self._names[0]}, say. A norm or a mean of .grad is of the parts "
+            f"here, and other ranks have others. Use optimizer.clip_grad_norm_ or "
+            f"optimizer.clip_grad_value_, which see all of them."
+        )
+
+
+def _listed(marks: Sequence[str]) -> str:
+    named = ", ".join(marks[:: max(1, -(-len(marks) // SOME))])
+    every = f", all {zlib.crc32(' '.join(marks).encode()):08x}" if len(marks) > SOME else ""
+    return f"{len(marks)} gradients changed: {named}{every}"
 
 
 def _mark(grad: torch.Tensor | None) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from roundelay.parallel.staging import staging_of
 from roundelay.training._run import Run, run_of
 from roundelay.training._volume import add_up, exchanged
 from roundelay.training.strategy import Held
@@ -34,6 +35,8 @@ class Entry:
     calls: dict[str, int]  # collectives of one step
     #: On a mesh, what was sent along axes beside that: by layers that are divided, for example.
     along: dict[str, float] = field(default_factory=dict)
+    #: In a pipeline, of how many micro-batches the last step kept activations at a time.
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,9 @@ class Ledger:
         words = WORDS if host else WORDS[:-1]  # what is on the host is part of what stands before
         named = ["on the host" if word == "host" else word for word in words]
         axes = list(self.entries[0].along)
-        head = ["rank", *named, "sent/step", "received/step", *(f"along {name}" for name in axes)]
+        staged = any(entry.kept for entry in self.entries)
+        head = ["rank", *named, "sent/step", "received/step", *(f"along {name}" for name in axes),
+                *["kept"] * staged]  # fmt: skip
         rows = [head]
         for entry in self.entries:
             held = [
@@ -62,7 +67,8 @@ class Ledger:
             ]
             rows.append([str(entry.rank), *held, _pair(entry.sent_predicted, entry.sent),
                          _pair(entry.received_predicted, entry.received),
-                         *(_bytes(entry.along[name]) for name in axes)])  # fmt: skip
+                         *(_bytes(entry.along[name]) for name in axes),
+                         *[str(entry.kept)] * staged])  # fmt: skip
         widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
                  for row in rows]  # fmt: skip
@@ -90,6 +96,7 @@ def ledger(model: torch.nn.Module) -> Ledger:
     Every rank calls it, best right before `zero_grad()`, when all that a step holds is there.
     On a mesh, parameters are those of this rank's part of the model, and what is exchanged is
     what the strategy does along the axes of data; what else each axis sent has columns of its own.
+    Of a pipeline it tells for how many micro-batches at a time activations were kept.
     """
     run = run_of("ledger", model)
     run.state.meet()
@@ -106,17 +113,21 @@ def ledger(model: torch.nn.Module) -> Ledger:
                    for word in ("sent", "received")]  # fmt: skip
     axes = _along(run, steps)
     mine = [*(getattr(one, word) for one in (held, found) for word in WORDS),
-            volume.sent, volume.received, *counted, *axes.values()]  # fmt: skip
+            volume.sent, volume.received, *counted, _kept(model), *axes.values()]  # fmt: skip
     rows = run.everyone.all_gather(np.array(mine, np.float64))
     entries = []
     for rank, row in enumerate(rows.tolist()):
         count = len(WORDS)
         whole: list[Any] = [int(number) for number in row[: 2 * count]]
-        out, into, sent, received, *others = row[2 * count :]
+        out, into, sent, received, kept, *others = row[2 * count :]
         entries.append(Entry(rank, Held(*whole[:count]), Held(*whole[count:]), out, _known(sent),
                              into, _known(received), dict(volume.calls),
-                             dict(zip(axes, others, strict=True))))  # fmt: skip
+                             dict(zip(axes, others, strict=True)), int(kept)))  # fmt: skip
     return Ledger(_word(run), steps, entries)
+
+
+def _kept(model: Any) -> int:  # Any: a model, or a pipeline of one
+    return 0 if staging_of(model) is None else int(model.record.peak)
 
 
 def _known(number: float) -> float | None:

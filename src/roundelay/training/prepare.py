@@ -14,9 +14,12 @@ from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.parallel.mesh import Mesh
 from roundelay.training._join_mesh import (
     Plan,
+    check_divided,
     check_mesh,
+    check_pipeline,
     described_plan,
     join_mesh,
+    meant_mesh,
     refuse_strategy,
 )
 from roundelay.training._mesh_ranks import MeshRanks
@@ -63,7 +66,9 @@ def prepare(
     With a mesh in place of a communicator the strategy acts along the axes dp, cp and ep, where
     ranks see other data. A plan divides layers along tp, with `sequence_parallel` also what lies
     between them. Parameters that are divided already stay so; all others are whole on every rank.
+    A pipeline takes the mesh that its stages are an axis of.
     """
+    comm, mesh = meant_mesh(model, comm, mesh)
     ranks = mesh.comm if isinstance(mesh, Mesh) else comm
     if not isinstance(ranks, Communicator):
         raise InvalidArgumentError(
@@ -82,6 +87,8 @@ def prepare(
         check_mesh(comm, mesh, plan, sequence_parallel=sequence_parallel)
         listed, as_given = _listed(optimizer)
         _check(model, listed)
+        check_pipeline(model, mesh)
+        check_divided(model, mesh)
         if buffers not in BUFFERS:
             raise UnknownNameError("ways to share buffers", str(buffers), BUFFERS)
         joined = JoinedOptimizers(listed)

@@ -7,7 +7,8 @@ something overflows and doubled after many steps in which nothing did.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class Scaler:
         self._in_a_row = 0
         self._overflowed = False  # on this rank, in this step
         self._passing = False  # whether the backward pass that runs began at a scaled loss
+        self._elsewhere = False  # or goes on with gradients of one that another rank has
 
     # ---- backward
 
@@ -66,9 +68,18 @@ class Scaler:
     def _over(self) -> None:
         self._passing = False
 
+    @contextmanager
+    def from_elsewhere(self) -> Iterator[None]:
+        """Have backward passes begin at gradients of a loss that is scaled, if on another rank."""
+        self._elsewhere = True
+        try:
+            yield
+        finally:
+            self._elsewhere = False
+
     def check_scaled(self) -> None:
         """Refuse a gradient whose backward pass did not begin at a scaled loss."""
-        if not self._passing:
+        if not (self._passing or self._elsewhere):
             raise InvalidArgumentError(
                 "A loss was not scaled, and float16 would lose its small gradients: write "
                 "optimizer.scale(loss).backward() in place of loss.backward(). "
@@ -89,7 +100,7 @@ class Scaler:
         """
         for device in {grad.device for grad in grads}:
             here = [grad for grad in grads if grad.device == device]
-            found = torch.zeros((), device=device)
+            found = torch.zeros((), dtype=torch.float32, device=device)
             inverse = torch.full((), self.inverse * factor, dtype=torch.float32, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(here, found, inverse)
             if found.item():

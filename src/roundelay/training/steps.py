@@ -11,8 +11,9 @@ import torch
 from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._run import Run, found_run, live_runs, run_of
+from roundelay.training.scaler import Scaler
 
-__all__ = ["accumulate", "backward", "is_prepared"]
+__all__ = ["accumulate", "backward", "is_prepared", "loss_scaler"]
 
 
 ELSEWHERE = (
@@ -39,6 +40,12 @@ def accumulate(model: torch.nn.Module) -> Iterator[None]:
 def is_prepared(model: torch.nn.Module) -> bool:
     """Tell whether a model is one that `rd.prepare` has returned."""
     return found_run(model) is not None
+
+
+def loss_scaler(model: torch.nn.Module) -> Scaler | None:
+    """Return what scales the losses of a model; None where nothing does."""
+    run = found_run(model)
+    return None if run is None else run.setup.scaler
 
 
 def backward(

@@ -140,7 +140,7 @@ class StrategyState(ABC):
     def brought_together(self, only: Only = None) -> None:  # noqa: B027 - likewise
         """Hear that gradients are what they should be, before the user gets to see them."""
 
-    def done_to_grads(self, only: Only = None) -> list[str]:  # noqa: ARG002 - likewise
+    def done_to_grads(self, only: Only = None) -> list[tuple[str, str]]:  # noqa: ARG002 - likewise
         """Say what the user has done to gradients since then, which all ranks must do alike."""
         return []
 

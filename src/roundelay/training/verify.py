@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from roundelay.communicator import Communicator
+from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import sharding_of
+from roundelay.parallel.staging import staging_of
 from roundelay.training._join_mesh import Plan
+from roundelay.training._mesh_ranks import rows_of
 from roundelay.training._watch import Watch, gradients_of, local_part, share_of
 from roundelay.training.precision import Precision
 from roundelay.training.prepare import prepare
@@ -97,7 +100,8 @@ class Trial:
     axes: Mapping[str, int] | None = None  # of a mesh
     plan: Plan | None = None
     sequence_parallel: bool = False
-    divide: Divide | None = None  # what is done to each rank's model before it is prepared
+    #: What is done to each rank's model before it is prepared; it may return a pipeline.
+    divide: Divide | None = None
 
 
 @dataclass(slots=True)
@@ -115,7 +119,8 @@ def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
     mine = copy.deepcopy(trial.model)
     mesh = None if trial.axes is None else Mesh(comm=comm, **trial.axes)
     if mesh is not None and trial.divide is not None:
-        trial.divide(mine, mesh)
+        made = trial.divide(mine, mesh)
+        mine = made if isinstance(made, torch.nn.Module) else mine
     mine, optimizer = prepare(
         mine,
         trial.make_optimizer(mine.parameters()),
@@ -126,14 +131,14 @@ def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
         plan=trial.plan,
         sequence_parallel=trial.sequence_parallel,
     )
+    for batch in trial.batches:
+        _check_rows(mine, mesh, len(batch[0]))
     watch = None if mesh is None else Watch(mine)
     found = []
     for step, (batch, expected) in enumerate(zip(trial.batches, whole, strict=True)):
         share = [_share(comm, mesh, part) for part in batch]
         rows = len(share[0])
-        if not rows:  # a loss of nothing, for which all ranks call the model nevertheless
-            share = [part[:1] for part in batch]
-        backward(trial.loss(mine, *share) * rows, weight=rows, model=mine)
+        _backward(trial, mine, share if rows else [part[:1] for part in batch], rows)
         differences = []
         if mesh is not None and watch is not None:
             differences = _inside(mesh, mine, watch, expected, step, len(batch[0]) if rows else 0)
@@ -148,6 +153,24 @@ def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
         ]
         found.append(differences)
     return found
+
+
+def _check_rows(model: torch.nn.Module, mesh: Mesh | None, rows: int) -> None:
+    """Refuse rows that replicas of a pipeline would have more and fewer of: they weigh the same."""
+    if mesh is not None and staging_of(model) is not None and rows % rows_of(mesh).size:
+        raise InvalidArgumentError(
+            f"verify deals the rows of a batch to {rows_of(mesh).size} replicas of a pipeline, and "
+            f"{rows} do not divide by that. Give batches of a multiple."
+        )
+
+
+def _backward(trial: Trial, model: Any, share: Sequence[torch.Tensor], rows: int) -> None:
+    """Bring gradients of this rank's rows, of which there may be none: all call the model."""
+    if staging_of(model) is None:
+        backward(trial.loss(model, *share) * rows, weight=rows, model=model)
+        return
+    *x, target = share
+    model.step(tuple(x), target)
 
 
 def _share(comm: Communicator, mesh: Mesh | None, part: torch.Tensor) -> torch.Tensor:

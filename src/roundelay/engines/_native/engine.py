@@ -164,6 +164,15 @@ class NativeEngine(Engine):
         except OSError as error:
             raise limit_hit(f"start.{call.collective}", error) or error from None
 
+    def bind(self, call: CollectiveCall) -> int:
+        """Give the native core all of a call but its buffers."""
+        program, _, _, _, *what, _ = self._programs.arguments(call, None)
+        return self._open().bind(program, *what, not self.in_processes)
+
+    def trouble(self) -> CommunicationError:
+        """Read it in the shared world."""
+        return explain(self)
+
     def post(self, message: MessageCall) -> NativeMessageRequest:
         """Put the message into the shared memory; in the background a native thread goes on."""
         native, data, other = self._open(), message.data, message.other

@@ -19,11 +19,13 @@ from roundelay.parallel.context.ulysses import ulysses_attention
 __all__ = ["attention"]
 
 DIMS = 3  # at least: heads, tokens, dim
+FOLDED = 4  # with one dim of batch, as kernels take them
 #: What all ranks must be told alike.
 ALIKE = ("method", "layout", "causal", "batch", "heads", "key heads", "dim", "value dim", "scale",
          "dtype", "requires_grad")  # fmt: skip
 
 
+@torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -58,6 +60,8 @@ def attention(
         agree("attention", comm, dict.fromkeys(ALIKE, 0), 0, problem)
     q, k, v = (_cast(x) for x in (q, k, v))
     factor = 1 / math.sqrt(q.size(-1)) if scale is None else float(scale)
+    if comm.size == 1 and q.dim() == FOLDED and q.size(-2):  # nothing to compare, nor to fold
+        return local_attention(q, k, v, comm=comm, causal=causal, scale=factor)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     facts = (method, layout, causal, str(list(q.shape[:-3])), q.size(-3), k.size(-3), q.size(-1),
              v.size(-1), factor, str(q.dtype), grad)  # fmt: skip
@@ -66,6 +70,9 @@ def attention(
     if not sum(lengths):
         raise InvalidArgumentError("attention needs a token at least; no rank has one.")
     batch = q.shape[:-3]
+    if not math.prod(batch):  # rows that a rank has none of, as all that share its sequences
+        k, v = (x.repeat_interleave(q.size(-3) // x.size(-3), -3) for x in (k, v))
+        return q @ k.transpose(-1, -2) @ v
     q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (q, k, v))
     if comm.size == 1:
         out = local_attention(q, k, v, comm=comm, causal=causal, scale=factor)
@@ -119,8 +126,7 @@ def _wrong_extras(attn_mask: Any, dropout_p: Any) -> str:
 
 def _wrong_kinds(q: Any, k: Any, v: Any) -> str:
     """Return what is wrong with the tensors themselves."""
-    named = {"q": q, "k": k, "v": v}
-    for name, x in named.items():
+    for name, x in (("q", q), ("k", k), ("v", v)):
         is_tensor = isinstance(x, torch.Tensor)
         if not is_tensor or not x.is_floating_point() or x.dim() < DIMS:
             told = f"{x.dtype} of shape {list(x.shape)}" if is_tensor else shown(x)
@@ -128,7 +134,9 @@ def _wrong_kinds(q: Any, k: Any, v: Any) -> str:
                 f"attention takes tensors of real numbers [batch, heads, tokens, dim], and {name} "
                 f"is {told}."
             )
-    if len({_cast(x).dtype for x in named.values()}) > 1 or len({x.device for x in (q, k, v)}) > 1:
+    alike = q.dtype == k.dtype == v.dtype or len({_cast(x).dtype for x in (q, k, v)}) == 1
+    if not alike or not q.device == k.device == v.device:
+        named = {"q": q, "k": k, "v": v}
         told = ", ".join(f"{name} {x.dtype} on {x.device}" for name, x in named.items())
         return f"attention needs one dtype and one device, not {told}."
     return ""
@@ -136,20 +144,22 @@ def _wrong_kinds(q: Any, k: Any, v: Any) -> str:
 
 def _wrong_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """Return what does not go together."""
-    named = {"q": q, "k": k, "v": v}
-    shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
-    if q.size(-1) != k.size(-1):
+    of_q, of_k, of_v = q.shape, k.shape, v.shape
+    if of_q == of_k == of_v and 0 not in (*of_q[:-2], of_q[-1]):
+        return ""
+    shapes = f"q {list(of_q)}, k {list(of_k)}, v {list(of_v)}"
+    if of_q[-1] != of_k[-1]:
         return f"attention needs queries and keys of one dim, not {shapes}."
-    if q.shape[:-3] != k.shape[:-3] or k.shape[:-1] != v.shape[:-1]:
+    if of_q[:-3] != of_k[:-3] or of_k[:-1] != of_v[:-1]:
         return f"attention needs one batch, and keys and values alike but for dim, not {shapes}."
-    if q.size(-2) != k.size(-2):
+    if of_q[-2] != of_k[-2]:
         return (
             f"attention over ranks is of one sequence with itself: as many keys as queries, not "
             f"{shapes}. For another sequence's keys, have all of them on every rank, by "
             f"rd.unshard_sequence, and call torch's own attention."
         )
-    if any(0 in (*x.shape[:-2], x.size(-1)) for x in named.values()):
-        return f"attention has nothing to do where a dim is 0: {shapes}."
+    if any(0 in (shape[-3], shape[-1]) for shape in (of_q, of_k, of_v)):
+        return f"attention has nothing to do where there are no heads, or dim is 0: {shapes}."
     return ""
 
 

@@ -16,7 +16,7 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.expert.dispatch import planned
 from roundelay.parallel.expert.router import Queues, Router, Routing
 from roundelay.parallel.functions import counts_of
-from roundelay.parallel.sharding import Sharding, sharding_of
+from roundelay.parallel.sharding import Sharding, mark_divided, sharding_of
 
 __all__ = ["MoE", "average_gradients", "balance_loss"]
 
@@ -180,17 +180,31 @@ def _unlike(modules: list[nn.Module]) -> str:
         if any(True for _ in module.buffers()):
             return f"MoE: expert {number} has buffers, which can't be stacked. Use parameters."
         if _layout(module) != names:
-            return f"MoE: expert {number} is not built like expert 0; all have the same parameters."
+            return (
+                f"MoE: expert {number} is not built like expert 0: all have the same modules, "
+                f"options and parameters."
+            )
         if not names:
             return "MoE: experts without parameters have nothing to divide."
     return ""
 
 
 def _layout(module: nn.Module) -> dict[str, str]:
-    return {
+    layout = {
         name: f"{tuple(value.shape)} {value.dtype} {value.requires_grad}"
         for name, value in module.named_parameters()
     }
+    return layout and layout | {
+        f"module {name}": _built(one) for name, one in module.named_modules()
+    }
+
+
+def _built(module: nn.Module) -> str:
+    """Return how a module is built, in words: one expert's code runs for all."""
+    own = {key: value for key, value in vars(module).items()
+           if type(value) in (bool, int, float, str) and key != "training"}  # fmt: skip
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}({module.extra_repr()}) {sorted(own.items())}"
 
 
 def _description(router: Any, modules: list[nn.Module]) -> str:
@@ -233,7 +247,7 @@ def _stacked(modules: list[nn.Module], sharding: Sharding | None) -> nn.Module:
             whole = torch.stack([mine[name].detach() for mine in parts])
             parameter = nn.Parameter(whole, requires_grad=value.requires_grad)
             if sharding is not None:
-                vars(parameter)["sharding"] = sharding
+                mark_divided(parameter, sharding)
             stacked[id(value)] = parameter
         setattr(holder, name.rpartition(".")[2], stacked[id(value)])
     return template

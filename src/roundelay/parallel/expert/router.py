@@ -132,10 +132,10 @@ class Queues:
         room = (self.capacity - self.before).clamp(min=0)
         return torch.minimum(room, self.counts).sum(1)
 
-    def kept(self, routing: Routing, rank: int) -> torch.Tensor:
-        """Return which choices of a rank's tokens are taken; the others are dropped."""
+    def kept(self, routing: Routing, rank: int) -> torch.Tensor | None:
+        """Return which choices of a rank's tokens are taken, None for all; others are dropped."""
         if self.factor is None:
-            return torch.ones_like(routing.experts, dtype=torch.bool)
+            return None
         columns = []
         for choice, column in enumerate(routing.experts.unbind(1)):
             order = column.argsort(stable=True)

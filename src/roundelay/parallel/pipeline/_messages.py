@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ class TensorForm(NamedTuple):
 
 
 Form = tuple[TensorForm, ...]
+ARRAYS = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
 
 
 def form_of(stage: int, values: Any) -> Form:
@@ -49,15 +51,24 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def _plain(data: torch.Tensor) -> Any:
+    """Return a tensor as an array where it can be one, of which messages ask less.
+
+    Its form was compared before, and others wait while a message is made ready.
+    """
+    return data.numpy() if data.is_cpu and data.dtype in ARRAYS else data
+
+
 class Mail:
     """What one rank sends and receives in one step."""
 
     def __init__(self, comm: Communicator, micro_batches: int, device: torch.device) -> None:
         self._comm, self._micro_batches, self._device = comm, micro_batches, device
         self._sent: list[Any] = []
-        self._wanted: dict[int, list[Any]] = {}
+        self._wanted: dict[int, list[tuple[Any, torch.Tensor]]] = {}
         self.messages = 0
         self.nbytes = 0
+        self.waited = 0.0  # seconds, for what was to come
 
     def _tag(self, edge: int, micro_batch: int, *, back: bool) -> int:
         place = (edge * self._micro_batches + micro_batch) * 2 + back
@@ -71,7 +82,7 @@ class Mail:
         tag = self._tag(edge, micro_batch, back=back)
         for number, value in enumerate(values):
             data = value.detach().contiguous()
-            self._sent.append(self._comm.start.send(data, rank, tag + number))
+            self._sent.append(self._comm.start.send(_plain(data), rank, tag + number))
             self.messages += 1
             self.nbytes += data.numel() * data.element_size()
 
@@ -81,15 +92,18 @@ class Mail:
         if tag in self._wanted:
             return
         self._wanted[tag] = [
-            self._comm.start.recv(buffer, rank, tag + number)
-            for number, buffer in enumerate(self.buffers(form))
+            (self._comm.start.recv(_plain(buffer), rank, tag + number), buffer)
+            for number, buffer in enumerate(self._buffers(form))
         ]
 
-    def buffers(self, form: Form) -> list[torch.Tensor]:
-        """Return tensors of a form, all zero."""
+    def _buffers(self, form: Form) -> list[torch.Tensor]:
         return [
-            torch.zeros(each.shape, dtype=_dtype(each.dtype), device=self._device) for each in form
+            torch.empty(each.shape, dtype=_dtype(each.dtype), device=self._device) for each in form
         ]
+
+    def zeros(self, form: Form) -> list[torch.Tensor]:
+        """Return tensors of a form, all zero, for ranks that wait for something."""
+        return [buffer.zero_() for buffer in self._buffers(form)]
 
     def receive(
         self, form: Form, rank: int, edge: int, micro_batch: int, *, back: bool
@@ -97,7 +111,11 @@ class Mail:
         """Return tensors once they have come."""
         self.expect(form, rank, edge, micro_batch, back=back)
         under_way = self._wanted.pop(self._tag(edge, micro_batch, back=back))
-        return [message.wait() for message in under_way]
+        began = time.perf_counter()
+        for message, _ in under_way:
+            message.wait()
+        self.waited += time.perf_counter() - began
+        return [buffer for _, buffer in under_way]
 
     def tell(self, form: Form | None, rank: int, edge: int) -> None:
         """Tell the next stage in which form data will come, or that none will."""

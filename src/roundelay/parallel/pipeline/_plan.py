@@ -56,6 +56,7 @@ class PipelinePlan:
     stages: list[PipelineStage]
     schedule: PipelineSchedule
     peaks: tuple[int, ...]
+    told: dict[str, str]  # in words that ranks compare
 
 
 def agreed_plan(
@@ -79,10 +80,11 @@ def agreed_plan(
         schedule = _schedule(wanted, comm.size, len(stages))
         _check_stages(model, stages)
         _check_names(stages, taken)
-        return PipelinePlan(stages, schedule, prove_pipeline(schedule).peaks)
+        peaks = prove_pipeline(schedule).peaks
+        return PipelinePlan(stages, schedule, peaks, _description(model, stages, schedule))
 
     plan: PipelinePlan = _together(comm, make)
-    _compare(comm, _description(model, plan))
+    _compare(comm, plan.told)
     return plan
 
 
@@ -114,13 +116,15 @@ def _compare(comm: Communicator, mine: dict[str, str]) -> None:
                 )
 
 
-def _description(model: nn.Module, plan: PipelinePlan) -> dict[str, str]:
+def _description(
+    model: nn.Module, stages: Sequence[PipelineStage], schedule: PipelineSchedule
+) -> dict[str, str]:
     shapes = [(name, tuple(each.shape)) for name, each in model.named_parameters()]
-    cut = [[*stage.modules, *stage.tensors] for stage in plan.stages]
-    text = pipeline_to_json(plan.schedule)
+    cut = [[*stage.modules, *stage.tensors] for stage in stages]
+    text = pipeline_to_json(schedule)
     return {
-        "micro_batches": str(plan.schedule.micro_batches),
-        "the schedule": f"{plan.schedule.name} ({zlib.crc32(text.encode()):08x})",
+        "micro_batches": str(schedule.micro_batches),
+        "the schedule": f"{schedule.name} ({zlib.crc32(text.encode()):08x})",
         "the model": f"of {len(shapes)} parameters ({zlib.crc32(repr(shapes).encode()):08x})",
         "the cut": f"{[names[0] if names else '' for names in cut]}"
         f" ({zlib.crc32(repr(cut).encode()):08x})",

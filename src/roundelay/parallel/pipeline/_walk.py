@@ -24,6 +24,7 @@ class StepRecord:
     peak: int = 0  # micro-batches whose activations were kept, each once for every stage
     messages: int = 0  # sent to other ranks
     nbytes: int = 0
+    waited: float = 0.0  # seconds in which there was nothing to do but wait for a message
     #: When it computed what, in seconds of the monotonic clock; waiting is not in it.
     spans: list[PipelineSpan] = field(default_factory=list)
 
@@ -39,6 +40,8 @@ class Batch:
     micro_batches: int
     accumulate: Callable[[], AbstractContextManager[None]] = nullcontext
     last_adds: bool = False  # whether another pass comes after the last action
+    #: Makes of a loss that from which backward begins.
+    scale: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass
@@ -72,7 +75,7 @@ class Walk:
         self._live: dict[tuple[int, int], _LiveMicroBatch] = {}
         #: Between stages that are both here: by stage that they go to, micro-batch and direction.
         self._here: dict[tuple[int, int, bool], list[torch.Tensor]] = {}
-        self._now = PipelineAction("forward", 0, 0)
+        self.now = PipelineAction("forward", 0, 0)
         self.record = StepRecord()
         self.failure: Exception | None = None
         self.losses: list[torch.Tensor] = []
@@ -94,11 +97,12 @@ class Walk:
             for ahead in actions[at : at + 2]:
                 self._expect(ahead)
             adds = at != last or self._batch.last_adds
-            self._now = action
+            self.now = action
             self._do(action, self._batch.accumulate if adds else nullcontext)
             self.record.peak = max(self.record.peak, len(self._live))
         self._mail.wait()
-        self.record.messages, self.record.nbytes = self._mail.messages, self._mail.nbytes
+        mail, record = self._mail, self.record
+        record.messages, record.nbytes, record.waited = mail.messages, mail.nbytes, mail.waited
 
     def _do(
         self, action: PipelineAction, adding: Callable[[], AbstractContextManager[None]]
@@ -125,7 +129,7 @@ class Walk:
         except Exception as error:  # noqa: BLE001 - a model may raise anything, and all hear of it
             self.failure = error
             return None
-        self.record.spans.append(PipelineSpan(self._now, began, time.perf_counter()))
+        self.record.spans.append(PipelineSpan(self.now, began, time.perf_counter()))
         return result
 
     # ---- forward
@@ -173,7 +177,8 @@ class Walk:
                 f"shape {tuple(getattr(loss, 'shape', ()))}."
             )
         self.losses.append(loss.detach().reshape(()))
-        return [loss / self._batch.micro_batches]
+        share = loss / self._batch.micro_batches
+        return [share if self._batch.scale is None else self._batch.scale(share)]
 
     def _inputs(self, stage: int, number: int) -> Sequence[Any]:
         if stage == 0:
@@ -205,7 +210,7 @@ class Walk:
         if not told:
             self._mail.tell(form, rank, stage)
         if form is not None:
-            values = outputs if self.failure is None else self._mail.buffers(form)
+            values = outputs if self.failure is None else self._mail.zeros(form)
             self._mail.send(values, rank, stage, number, back=False)
 
     # ---- backward
@@ -258,9 +263,7 @@ class Walk:
         form = self._back_form(stage - 1)
         if form:
             whole = live is not None and self.failure is None
-            values = (
-                _filled(live.inputs, grads or ()) if whole and live else self._mail.buffers(form)
-            )
+            values = _filled(live.inputs, grads or ()) if whole and live else self._mail.zeros(form)
             self._mail.send(values, rank, stage - 1, number, back=True)
 
     def _back_form(self, edge: int) -> Form:

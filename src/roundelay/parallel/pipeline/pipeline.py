@@ -17,13 +17,14 @@ from torch import nn
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RankFailed
 from roundelay.parallel.pipeline._messages import Form
-from roundelay.parallel.pipeline._parts import attach, tied
+from roundelay.parallel.pipeline._parts import attach, left_over, tied
 from roundelay.parallel.pipeline._plan import Wanted, agreed_plan, device_of
 from roundelay.parallel.pipeline._split_batch import form_number, joined, rows_of, split_batch
 from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
+from roundelay.parallel.staging import stage_model
 from roundelay.pipelines import PipelineSchedule
-from roundelay.training.steps import accumulate, is_prepared
+from roundelay.training.steps import accumulate, is_prepared, loss_scaler
 
 __all__ = ["Pipeline"]
 
@@ -67,13 +68,22 @@ class Pipeline(nn.Module):
         self._comm, self._schedule, self._peaks = comm, plan.schedule, plan.peaks
         self._loss = loss
         mine = {number: plan.stages[number] for number in plan.schedule.stages_of(comm.rank)}
-        attach(self, model, mine.values())
+        rest = left_over(model, plan.stages)
+        attach(self, model, mine.values(), [name for at in mine for name in rest.get(at, ())])
+        told = "; ".join(f"{what}: {value}" for what, value in plan.told.items())
+        stage_model(self, model, comm, told)
         self._programs = {number: stage.bind(self) for number, stage in mine.items()}
         shared = tied(model, plan.stages, plan.schedule.placement)
         names = _names_of(model)
         self._tied = TiedParameters(self, comm, shared, lambda name: names[name])
         self._forms: dict[tuple[int, ...], dict[int, Form | None]] = {}
         self._record = StepRecord()
+        self._walk: Walk | None = None
+
+    @property
+    def micro_batch(self) -> int:
+        """The number of the micro-batch that is computed at the moment, from inside a stage."""
+        return 0 if self._walk is None else self._walk.now.micro_batch
 
     @property
     def schedule(self) -> PipelineSchedule:
@@ -119,22 +129,31 @@ class Pipeline(nn.Module):
         batch, key = self._batch(given, errand)
         forms = dict(self._forms.get(key, {}))
         walk = Walk(self._schedule, self._programs, self._comm, batch, forms, device_of(self))
-        if batch.learns and self._tied:
-            self._tied.set_aside()
-        try:
-            walk.run()
-        finally:
-            self._tied.release()
-        loss = self._ended(walk)
+        scaler = loss_scaler(self)
+        with nullcontext() if scaler is None else scaler.from_elsewhere():
+            loss = self._walked(walk, learns=batch.learns)
         self._forms[key] = forms
-        if batch.learns:
-            self._record = walk.record
-            if self._tied:
-                self._tied.bring_together()
         if errand.loss is not None:
             return loss
         outputs = [walk.outputs[number] for number in sorted(walk.outputs)]
         return joined(outputs) if outputs else None
+
+    def _walked(self, walk: Walk, *, learns: bool) -> torch.Tensor:
+        """Do all that there is to do, and return the loss."""
+        if learns and self._tied:
+            self._tied.set_aside()
+        self._walk = walk
+        try:
+            walk.run()
+        finally:
+            self._tied.release()
+            self._walk = None
+        loss = self._ended(walk)
+        if learns:
+            self._record = walk.record
+            if self._tied:
+                self._tied.bring_together()
+        return loss
 
     def _loss_on(self, x: Any, target: Any, *, learns: bool) -> torch.Tensor:
         if self._loss is None:
@@ -166,6 +185,8 @@ class Pipeline(nn.Module):
         targets = [None] * count if errand.target is None else split_batch(errand.target, count)
         adding = partial(accumulate, self) if is_prepared(self) else nullcontext
         batch = Batch(inputs, targets, errand.loss, errand.learns, count, adding, bool(self._tied))
+        scaler = loss_scaler(self)
+        batch.scale = scaler.apply if scaler is not None and errand.learns else None
         return batch, tuple(every[:, :-1].flatten().tolist())
 
     def _trained(self) -> int:
@@ -183,7 +204,11 @@ class Pipeline(nn.Module):
         rows = {rows_of(what, value) for what, value in (("x", x), ("target", errand.target))
                 if value is not None}  # fmt: skip
         if len(rows) > 1:
-            raise InvalidArgumentError(f"x and target of a pipeline have {rows} rows.")
+            told = " and ".join(map(str, sorted(rows)))
+            raise InvalidArgumentError(
+                f"x and target of a pipeline are cut into micro-batches alike, and have {told} "
+                f"rows. Give step as many of each."
+            )
         uneven = [each for each in rows if each % count]
         if uneven and errand.learns:
             raise InvalidArgumentError(

@@ -86,6 +86,15 @@ class LayerPlan(ABC):
             )
         return [count * unit for count in counts_of(units, ranks)]
 
+    def expect_features(self, x: torch.Tensor, features: int, what: str) -> None:
+        """Refuse an input that was cut where it should be whole, or the other way round."""
+        if x.dim() and x.size(-1) != features:
+            raise InvalidArgumentError(
+                f"{self.place.label} expects {what}, {features} features, and gets {x.size(-1)}. "
+                f"'column' leaves features cut and 'row' makes them whole: take them in turns, say "
+                f"'column gather', or 'replicate' for all of them."
+            )
+
     def factors(self) -> list[int]:
         """Return the numbers that the argument names: attributes of a module around, or digits."""
         return [self._factor(word.strip()) for word in self.place.argument.split("*") if word]

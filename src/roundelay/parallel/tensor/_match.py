@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -59,10 +59,7 @@ def kind_of(value: object) -> tuple[type[LayerPlan], str, frozenset[str]]:
 def layers_of(model: nn.Module, plan: Mapping[str, str], axis: TensorAxis) -> list[LayerPlan]:
     """Return what is done with every module that a pattern names."""
     modules = dict(model.named_modules())
-    named: dict[str, tuple[type[LayerPlan], str, frozenset[str]]] = {}
-    for pattern, value in plan.items():
-        said = kind_of(value)
-        named.update({name: said for name in modules if fnmatchcase(name, pattern)})
+    named = words_for(modules, plan)
     regions = {name for name, (kind, _, _) in named.items() if kind is Region}
     layers = []
     for name, (kind, argument, words) in named.items():
@@ -73,6 +70,17 @@ def layers_of(model: nn.Module, plan: Mapping[str, str], axis: TensorAxis) -> li
     return layers
 
 
+def words_for(
+    names: Collection[str], plan: Mapping[str, str]
+) -> dict[str, tuple[type[LayerPlan], str, frozenset[str]]]:
+    """Return what a plan says of modules, by their names."""
+    named: dict[str, tuple[type[LayerPlan], str, frozenset[str]]] = {}
+    for pattern, value in plan.items():
+        said = kind_of(value)
+        named.update({name: said for name in names if fnmatchcase(name, pattern)})
+    return named
+
+
 def _around(name: str) -> Iterator[str]:
     """Yield the names of the modules around one, nearest first."""
     while name:
@@ -80,9 +88,8 @@ def _around(name: str) -> Iterator[str]:
         yield name
 
 
-def problems_of(model: nn.Module, plan: Mapping[str, str]) -> list[str]:
-    """Return what a plan misses: patterns that match nothing, layers that nobody names."""
-    names = [name for name, _ in model.named_modules()]
+def problems_of(model: nn.Module, plan: Mapping[str, str], names: Collection[str]) -> list[str]:
+    """Return what a plan misses: patterns that match no name, layers that nobody names."""
     matched = {pattern for pattern in plan if any(fnmatchcase(name, pattern) for name in names)}
     unmatched = [pattern for pattern in plan if pattern not in matched]
     unnamed = [

@@ -25,6 +25,7 @@ class TensorAxis:
         #: Counted from the end, as positions come without a batch; None: the sequence stays whole.
         self.dim = None if sequence_dim is None else sequence_dim - 3
         self._lengths: set[int] = set()  # of whole sequences that were divided
+        self.begun_elsewhere = False  # whether an earlier stage of a pipeline divides them
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Stay the same: a copy of a model is on the same ranks."""
@@ -67,6 +68,8 @@ class TensorAxis:
     def expect_shard(self, x: torch.Tensor, layer: str) -> None:
         """Refuse what can't be a shard of a sequence, as none of such a length was divided."""
         length = self._length(x, layer)
+        if self.begun_elsewhere:
+            self._lengths.add(length * self.comm.size)
         if length * self.comm.size not in self._lengths:
             raise InvalidArgumentError(
                 f"{layer} expects this rank's shard of the sequence, and gets {length} tokens of "

@@ -23,6 +23,7 @@ class Column(LayerPlan):
     takes: ClassVar[frozenset[str]] = frozenset({"gather", "whole"})
     argued = True
     parts: list[int]  # outputs of every rank
+    features: int  # inputs
 
     def cuts(self) -> dict[str, Sharding]:
         """Cut weight and bias alike."""
@@ -40,12 +41,14 @@ class Column(LayerPlan):
     def apply(self, cuts: Mapping[str, Sharding]) -> None:
         """Have the layer bring its input in."""
         self.parts = cuts["weight"].counts
+        self.features = weight_of(self.place, "column").size(1 - cuts["weight"].dim)
         resize(self.place.module, outputs=self.parts[self.axis.comm.rank])
         become(self.place.module, ColumnForward, self)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input, with gradients that add up over ranks."""
         place = self.place
+        self.expect_features(x, self.features, "its whole input")
         return x if place.inside else self.axis.enter(x, place.label, whole=self.whole)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,9 @@ from roundelay.arguments import index_of, shown
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import Sharding, shard_parameter, sharding_of
+from roundelay.parallel.staging import staging_of
 from roundelay.parallel.tensor._layer import LayerPlan
-from roundelay.parallel.tensor._match import layers_of, problems_of
+from roundelay.parallel.tensor._match import layers_of, problems_of, words_for
 from roundelay.parallel.tensor.axis import TensorAxis
 from roundelay.parallel.tensor.embedding import Embedding
 from roundelay.parallel.tensor.plans import plans
@@ -100,8 +101,12 @@ def _axis_of(model: nn.Module, mesh: Mesh, *, sequence_parallel: bool, dim: int)
 
 def _checked(model: nn.Module, plan: Mapping[str, str], axis: TensorAxis) -> Cuts:
     """Return how every layer is cut, or refuse all that can't be, at once."""
-    problems = problems_of(model, plan)
+    staging = staging_of(model)  # what is not in this stage of a pipeline is in another
+    names = [name for name, _ in model.named_modules()] if staging is None else staging.modules
+    problems = problems_of(model, plan, names)
     layers = layers_of(model, plan, axis)
+    begins = {name for name, said in words_for(names, plan).items() if _begins(*said)}
+    axis.begun_elsewhere = staging is not None and begins.isdisjoint(dict(model.named_modules()))
     cuts: Cuts = []
     for layer in layers:
         try:
@@ -109,7 +114,7 @@ def _checked(model: nn.Module, plan: Mapping[str, str], axis: TensorAxis) -> Cut
         except InvalidArgumentError as error:
             problems.append(str(error))
     problems += _tied(model, cuts)
-    if axis.dim is not None and not any(map(_begins, layers)):
+    if axis.dim is not None and not begins:
         problems.append(
             "sequence_parallel=True needs a place at which the sequence is divided: an "
             "'embedding' that is not 'whole', or 'split' for the first block."
@@ -120,8 +125,8 @@ def _checked(model: nn.Module, plan: Mapping[str, str], axis: TensorAxis) -> Cut
     return cuts
 
 
-def _begins(layer: LayerPlan) -> bool:
-    return isinstance(layer, Split) or (isinstance(layer, Embedding) and not layer.whole)
+def _begins(kind: type[LayerPlan], _: str, words: frozenset[str]) -> bool:
+    return kind is Split or (kind is Embedding and "whole" not in words)
 
 
 def _tied(model: nn.Module, cuts: Cuts) -> list[str]:

@@ -131,6 +131,13 @@ class Replicate(LayerPlan):
         own = any(True for _ in module.parameters(recurse=False))
         if self.axis.dim is not None and own and not isinstance(module, nn.Embedding):
             module.register_forward_pre_hook(_first(self._check), with_kwargs=True)
+        if type(module).forward is nn.Linear.forward:
+            module.register_forward_pre_hook(_first(self._check_features), with_kwargs=True)
+
+    def _check_features(self, x: torch.Tensor) -> torch.Tensor:
+        features: Any = self.place.module.in_features  # Any: torch says it may be a module
+        self.expect_features(x, features, "its whole input")
+        return x
 
     def _check(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_floating_point() and self.axis.dim is not None and x.dim() >= -self.axis.dim:

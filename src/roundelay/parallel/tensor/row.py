@@ -30,6 +30,7 @@ class Row(LayerPlan):
 
     takes: ClassVar[frozenset[str]] = frozenset({"whole"})
     argued = True
+    features: int  # inputs of this rank
 
     def cuts(self) -> dict[str, Sharding]:
         """Cut the weight; every rank has the bias."""
@@ -39,7 +40,8 @@ class Row(LayerPlan):
 
     def apply(self, cuts: Mapping[str, Sharding]) -> None:
         """Have the layer sum its outputs."""
-        resize(self.place.module, inputs=cuts["weight"].counts[self.axis.comm.rank])
+        self.features = cuts["weight"].counts[self.axis.comm.rank]
+        resize(self.place.module, inputs=self.features)
         become(self.place.module, RowForward, self)
 
     def add(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -60,4 +62,8 @@ class RowForward(nn.Module):
 
     def forward(self, x: torch.Tensor, /) -> torch.Tensor:
         """Compute with this rank's inputs, then with all of them."""
-        return self.tensor_plan.add(product(x, self), self.bias)
+        plan = self.tensor_plan
+        plan.expect_features(
+            x, plan.features, f"this rank's part of its input along {plan.axis.name}"
+        )
+        return plan.add(product(x, self), self.bias)

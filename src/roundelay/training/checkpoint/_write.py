@@ -121,13 +121,16 @@ def own_parts(run: Run) -> Iterator[SavedPart]:
 
 def _stage(run: Run, modules: dict[str, Any]) -> SavedStage:
     manifest = outline(run, weights_only=False)
+    # What an earlier stage has as well is written there, under its name.
+    first = {} if run.setup.mesh is None else run.setup.mesh.aliases
     return SavedStage(
-        {name: entry.shape for name, entry in manifest.parameters.items()},
-        manifest.aliases,
+        {name: entry.shape for name, entry in manifest.parameters.items() if name not in first},
+        {**manifest.aliases, **first},
         {name: entry.shape for name, entry in manifest.buffers.items()},
-        [group.names for group in manifest.optimizers[0].groups],
+        [[first.get(name, name) for name in group.names]
+         for group in manifest.optimizers[0].groups],
         modules,
-    )
+    )  # fmt: skip
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -110,7 +110,7 @@ class Loader:
         It must not be counted: `rows` is 0.
         """
         epoch, done = self._begin()
-        turn = Turn(uneven=self._uneven)
+        turn = Turn(uneven=self._uneven, dealt=(self.plan.rank, self.plan.size))
         runs = self._trained()
         others = [one for one in live_runs() if one not in runs]
         if isinstance(self._source, RowStream):

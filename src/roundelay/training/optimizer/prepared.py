@@ -115,8 +115,8 @@ class PreparedOptimizer:
         self._see_done()
 
     def _see_done(self) -> None:
-        for what in self.run.state.done_to_grads(self._only):
-            self.run.step.did(what)
+        for what, shared in self.run.state.done_to_grads(self._only):
+            self.run.step.did(what, shared)
 
     def _step(self, own: Any, closure: Callable[[], Any] | None) -> Any:
         """Step; what a step has done that ends by an error of the user's, the model has, too."""

@@ -36,7 +36,29 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
     run.take_edits()
     run.state.meet()
     setup = run.setup
-    refuse_stages(run)
+    optimizer = setup.optimizer.all[place]
+    listed = _listed(run, place)
+    found = _of_parameters(run, place)
+    trained = {id(parameter.tensor) for parameter in setup.parameters}
+    for name, one in _in_groups(setup, place):
+        old = id(one) not in trained or "groups" in vars(optimizer)
+        here = setup.mesh is None or name in setup.mesh.own
+        if old and here and name not in found and one in optimizer.state:
+            found[name] = dict(optimizer.state[one])  # of when it was not frozen, or nothing
+    state = _of_stages(run, found)
+    groups, numbers = [], dict[str, int]()
+    for group, own in zip(optimizer.param_groups, listed, strict=True):
+        first = len(numbers)
+        numbers.update((name, first + at) for at, name in enumerate(own))
+        options = {key: value for key, value in group.items() if key != "params"}
+        groups.append({**options, "params": [*range(first, len(numbers))]})
+    numbered = {at: state[name] for name, at in numbers.items() if name in state}
+    return {"state": {**numbered, **whole_beside(optimizer)}, "param_groups": groups}
+
+
+def _of_parameters(run: Run, place: int) -> dict[str, dict[str, Any]]:
+    """Return the whole state of the parameters that this stage has and counts, by their names."""
+    setup = run.setup
     shapes = {
         parameter.name: whole_shape(setup, parameter)
         for parameter in setup.parameters
@@ -45,6 +67,8 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
     pieces: dict[str, dict[str, list[tuple[int, torch.Tensor]]]] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, window, _, elements, whole in _all_parts(run, set(shapes)):
+        if name not in shapes:  # of another stage
+            continue
         found.setdefault(name, {}).update(received(whole))
         for key, values in as_tensors(elements).items():
             pieces.setdefault(name, {}).setdefault(key, []).append((window, values))
@@ -54,21 +78,58 @@ def whole_state(run: Run, place: int) -> dict[str, Any]:
         found[name] = filled(found[name], flat, torch.Tensor.view)
         found[name] |= {key: one.view(shapes[name]) for key, one in flat.items()
                         if key not in inside}  # fmt: skip
-    names = {id(parameter.tensor): parameter.name for parameter in setup.parameters}
-    state, groups, number = {}, [], 0
-    optimizer = setup.optimizer.all[place]
+    return found
+
+
+def _of_stages(run: Run, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the state of all stages of a pipeline, by the first names in the whole model."""
+    mesh = run.setup.mesh
+    if mesh is None or mesh.staging is None:
+        return found
+    mine = {
+        mesh.staging.names[name]: sendable(state, f"the optimizer's state of {name}")
+        for name, state in found.items()
+    }
+    every = mesh.staging.comm.all_gather_object(mine)
+    return {name: received(state) for theirs in every for name, state in theirs.items()}
+
+
+def _in_groups(setup: Setup, place: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what is in the groups of an optimizer, frozen parameters too, by their first names."""
+    names = {id(one): name for name, one in setup.model.named_parameters()}
+    names |= {id(parameter.tensor): parameter.name for parameter in setup.parameters}
+    for group in setup.groups[setup.optimizer.groups_of(place)]:
+        yield from ((names.get(id(one), "(no name)"), one) for one in group)
+
+
+def _listed(run: Run, place: int) -> list[list[str]]:
+    """Return by name what one device has in the groups of an optimizer. Every rank calls it."""
+    setup, mesh = run.setup, run.setup.mesh
+    names = iter([name for name, _ in _in_groups(setup, place)])
     originals = setup.groups[setup.optimizer.groups_of(place)]
-    for group, own in zip(optimizer.param_groups, originals, strict=True):
-        numbers = range(number, number + len(own))
-        number += len(own)
-        options = {key: value for key, value in group.items() if key != "params"}
-        groups.append({**options, "params": list(numbers)})
-        for at, one in zip(numbers, own, strict=True):
-            if names.get(id(one)) in found:
-                state[at] = found[names[id(one)]]
-            elif (id(one) not in names or "groups" in vars(optimizer)) and one in optimizer.state:
-                state[at] = dict(optimizer.state[one])  # of when it was not frozen, or nothing
-    return {"state": {**state, **whole_beside(optimizer)}, "param_groups": groups}
+    mine = [[next(names) for _ in group] for group in originals]
+    if mesh is None or not mesh.staged:
+        return mine
+    if mesh.staging is None:
+        raise InvalidArgumentError(
+            f"optimizer.state_dict() and load_state_dict() know parameters by their number in one "
+            f"optimizer, and in {mesh.mesh!r} every stage has some of them. Use rd.Pipeline, which "
+            f"knows the whole model, or rd.save and rd.load, which know parameters by name; "
+            f"rd.read_checkpoint(path).optimizers() has it all."
+        )
+    first = mesh.staging.names
+    order = {name: at for at, name in enumerate(first)}
+    every = mesh.staging.comm.all_gather_object(mine)
+    for own in (own for theirs in every for own in theirs):
+        if own != sorted(own, key=order.__getitem__):
+            raise InvalidArgumentError(
+                f"optimizer.state_dict() and load_state_dict() of a pipeline number parameters in "
+                f"the order of the model, and a group of this optimizer has another one: "
+                f"{', '.join(own[:5])}, …. Build it in the order of pipe.parameters(), or use "
+                f"rd.save and rd.load, which know parameters by name."
+            )
+    groups = [{first[name] for theirs in every for name in theirs[at]} for at in range(len(mine))]
+    return [sorted(group, key=order.__getitem__) for group in groups]
 
 
 def _all_parts(run: Run, names: Collection[str]) -> list[Any]:
@@ -114,17 +175,6 @@ def _flat(setup: Setup, name: str, values: list[tuple[int, torch.Tensor]]) -> to
     return from_windows(windows, shape, 0, math.prod(shape))
 
 
-def refuse_stages(run: Run) -> None:
-    """Refuse the state of one optimizer where others have the other stages' parameters."""
-    mesh = run.setup.mesh
-    if mesh is not None and mesh.staged:
-        raise InvalidArgumentError(
-            f"optimizer.state_dict() and load_state_dict() know parameters by their number in one "
-            f"optimizer, and in {mesh.mesh!r} every stage has some of them. Use rd.save and "
-            f"rd.load, which know them by name; rd.read_checkpoint(path).optimizers() has it all."
-        )
-
-
 def whole_beside(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
     """Return what an optimizer keeps for no parameter, gathered. Every rank calls it."""
 
@@ -140,30 +190,26 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
     Each rank and server gets its own part of it.
     """
     setup = run.setup
-    refuse_stages(run)
+    listed = _listed(run, place)
     setup.refuse_renamed("optimizer.load_state_dict")
     optimizer = setup.optimizer.all[place]
-    originals = setup.groups[setup.optimizer.groups_of(place)]
     theirs = given["param_groups"]
-    mine = [len(own) for own in originals]
+    mine = [len(own) for own in listed]
     if [len(group["params"]) for group in theirs] != mine:
         raise InvalidArgumentError(
             f"load_state_dict got groups of {[len(group['params']) for group in theirs]} "
             f"parameters, but this optimizer has groups of {mine}. Load the state of an optimizer "
             f"that was built alike."
         )
-    names = {id(parameter.tensor): parameter for parameter in setup.parameters}
     state = _of_others(run, place)
     numbers = {at for group in theirs for at in group["params"]}
     others = {key: each_tensor(one, lambda _, it: it.clone())
               for key, one in given["state"].items() if key not in numbers}  # fmt: skip
     run.state.check_beside(others)
-    for group, own in zip(theirs, originals, strict=True):
-        for at, one in zip(group["params"], own, strict=True):
-            if id(one) in names and at in given["state"]:
-                state[names[id(one)].name] = given["state"][at]
-            elif at in given["state"]:
-                optimizer.state[one] = dict(given["state"][at])
+    found = {name: given["state"][at] for group, own in zip(theirs, listed, strict=True)
+             for at, name in zip(group["params"], own, strict=True)
+             if at in given["state"]}  # fmt: skip
+    state |= _trained_here(run, place, found)
     run.take_edits()
     weights = {name: one.clone() for name, one in whole_state_dict(run.state).items()
                if isinstance(one, torch.Tensor)}  # fmt: skip
@@ -175,18 +221,32 @@ def load_whole_state(run: Run, place: int, given: Mapping[str, Any]) -> None:
         group.update({key: value for key, value in options.items() if key != "params"})
 
 
+def _trained_here(
+    run: Run, place: int, found: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """Return what is for parameters that this rank trains, by their names; frozen ones get it."""
+    setup, mesh = run.setup, run.setup.mesh
+    trained = {id(parameter.tensor) for parameter in setup.parameters}
+    optimizer = setup.optimizer.all[place]
+    mine: dict[str, Mapping[str, Any]] = {}
+    for name, one in _in_groups(setup, place):
+        whole = name if mesh is None or mesh.staging is None else mesh.staging.names[name]
+        if whole in found and id(one) in trained:
+            mine[name] = found[whole]
+        elif whole in found:
+            optimizer.state[one] = dict(found[whole])
+    return mine
+
+
 def _of_others(run: Run, place: int) -> dict[str, Mapping[str, Any]]:
     """Return the state of the model's other optimizers, by name: it stays as it is."""
-    setup = run.setup
-    names = {id(parameter.tensor): parameter.name for parameter in setup.parameters}
     found: dict[str, Mapping[str, Any]] = {}
-    for other in range(len(setup.optimizer.all)):
+    for other in range(len(run.setup.optimizer.all)):
         if other != place:
             state = whole_state(run, other)["state"]
-            groups = setup.groups[setup.optimizer.groups_of(other)]
-            listed = [one for group in groups for one in group]
-            found.update((names[id(one)], state[at]) for at, one in enumerate(listed)
-                         if id(one) in names and at in state)  # fmt: skip
+            numbered = enumerate(name for group in _listed(run, other) for name in group)
+            theirs = {name: state[at] for at, name in numbered if at in state}
+            found.update(_trained_here(run, other, theirs))
     return found
 
 

@@ -139,8 +139,9 @@ class _Averaging(WholeGradients):
         device = self._tensors[0].device if self._tensors else torch.device("cpu")
         most = bucket_limit(self.options.bucket_bytes, self._tensors)
         self._buckets = make_buckets(
-            self.setup.comm, shapes, kinds, device, order=self._order, most_bytes=most, apart=apart
-        )
+            self.setup.comm, shapes, kinds, device, order=self._order, most_bytes=most,
+            apart=apart, apart_comm=self.setup.same_experts if apart else None,
+        )  # fmt: skip
         self._of = {place.index: bucket for bucket in self._buckets for place in bucket.places}
 
     def _kind(self, tensor: torch.Tensor) -> torch.dtype:

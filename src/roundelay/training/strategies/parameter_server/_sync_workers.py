@@ -170,14 +170,15 @@ class UpdatedWorker(_SyncWorker):
         # The next backward pass adds to it.
         self._tensors[index].grad = self._zeros[index] = torch.zeros_like(self._tensors[index])
 
-    def done_to_grads(self, only: Only = None) -> list[str]:
+    def done_to_grads(self, only: Only = None) -> list[tuple[str, str]]:
         """Say which the user has let go."""
         gone = [at for at in chosen(range(len(self._tensors)), only)
                 if self._used[at] and self._tensors[at].grad is None]  # fmt: skip
         for index in gone:
             self._used[index] = False
         names = ", ".join(self.setup.parameters[index].name for index in gone)
-        return [f"letting go of the gradients of {names}"] if gone else []
+        told = f"letting go of the gradients of {names}"
+        return [(told, told)] if gone else []
 
     def _ask(
         self, kind: Kind, used: Sequence[float], takes: str = "", **more: Any

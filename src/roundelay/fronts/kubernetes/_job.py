@@ -1,0 +1,171 @@
+"""What a job on Kubernetes needs to be told, checked before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from roundelay.arguments import shown
+from roundelay.errors import InvalidArgumentError, rank_count
+
+__all__ = ["GPU", "KubernetesJob"]
+
+GPU = "nvidia.com/gpu"
+LABEL = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
+MOST_LABEL = 63  # characters
+MOST_WORDS = 128  # arguments, and variables, of a TrainJob
+MOST_IMAGE = 500
+MOST_RANKS = 1024
+LEAST_GRACE_S = 35  # torchrun gives ranks 30 s to end
+
+_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]+)?"
+IMAGE = re.compile(
+    rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?"
+    rf"(?:@[A-Za-z][A-Za-z0-9.+_-]*:[0-9a-fA-F]{{32,}})?",
+    re.ASCII,
+)
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: What operators and launchers set themselves, to say which rank is which.
+THEIRS = re.compile(
+    r"(PET|OMPI|PMIX|PMI|PRTE|HYDRA|I_MPI|TORCHELASTIC)_.*|RANK|WORLD_SIZE|LOCAL_RANK|"
+    r"LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesJob:
+    """A script on so many ranks, in so many pods, from an image; raises what can't be.
+
+    >>> KubernetesJob(script="train.py", image="me/train:1", nodes=2, ranks=8).per_node
+    4
+    """
+
+    script: str
+    image: str
+    nodes: int
+    ranks: int
+    args: Sequence[str] = ()
+    name: str = ""  # the script's, if it is left out
+    namespace: str = ""
+    module: bool = False
+    gpu: bool = False
+    elastic: bool = False
+    env: Sequence[str] = ()  # NAME=VALUE
+    secret: str = ""  # of Kubernetes, with the job's own under the key `secret`
+    runtime: str = "torch-distributed"
+    grace: int = 60
+
+    def __post_init__(self) -> None:
+        for check in (_check_counts, _check_names, _check_words, _check_variables):
+            check(self)
+
+    @property
+    def label(self) -> str:
+        """The name of the job: the one given, or the script's."""
+        stem = self.script.rpartition("/")[2].removesuffix(".py")
+        return self.name or re.sub(r"[._]+", "-", stem).lower().strip("-")
+
+    @property
+    def per_node(self) -> int:
+        """The ranks in each pod."""
+        return self.ranks // self.nodes
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables, by name."""
+        return dict(word.partition("=")[::2] for word in self.env)
+
+    @property
+    def target(self) -> list[str]:
+        """The words behind `roundelay run`: the script and what is handed to it."""
+        return [*(["-m"] if self.module else []), self.script, *self.args]
+
+
+def _check_counts(job: KubernetesJob) -> None:
+    for name, count in (("--nodes", job.nodes), ("--ranks", job.ranks)):
+        if not 1 <= count <= MOST_RANKS:
+            raise InvalidArgumentError(f"{name} {count}: a job has 1 to {MOST_RANKS} of them.")
+    if job.ranks % job.nodes:
+        near = max(job.nodes, round(job.ranks / job.nodes) * job.nodes)
+        raise InvalidArgumentError(
+            f"--ranks {job.ranks} can't be divided evenly between {job.nodes} nodes, and --ranks "
+            f"is the number of all. Write --ranks {near}."
+        )
+    if job.grace < LEAST_GRACE_S:
+        raise InvalidArgumentError(
+            f"--grace {job.grace}: ranks may take 30 s to end after SIGTERM, so a pod needs "
+            f"{LEAST_GRACE_S} s or more."
+        )
+
+
+def _check_names(job: KubernetesJob) -> None:
+    if len(job.image) > MOST_IMAGE or not IMAGE.fullmatch(job.image):
+        raise InvalidArgumentError(
+            f"--image {shown(job.image)} is no name of an image. Write it as in "
+            f"ghcr.io/me/train:1.0, in lower case up to the tag."
+        )
+    named = {"--name": job.label, "--namespace": job.namespace, "--secret": job.secret,
+             "--runtime": job.runtime}  # fmt: skip
+    for option, name in named.items():
+        needed = option in ("--name", "--runtime")
+        if (name or needed) and (not LABEL.fullmatch(name) or len(name) > MOST_LABEL):
+            raise InvalidArgumentError(
+                f"{option} {shown(name)} is no name in Kubernetes: that has up to {MOST_LABEL} "
+                f"lower-case letters, digits and hyphens, begins with a letter and does not end "
+                f"with a hyphen."
+            )
+
+
+def _check_words(job: KubernetesJob) -> None:
+    if not job.script or job.script.startswith("-"):
+        raise InvalidArgumentError(
+            f"{shown(job.script)} is no script: write the path that it has in the image."
+        )
+    for what, words in (("arguments", job.target), ("variables", job.env)):
+        if len(words) > MOST_WORDS - 8:  # some are ours
+            raise InvalidArgumentError(
+                f"{len(words)} {what} are more than the {MOST_WORDS} that a TrainJob takes, with "
+                f"ours. Put them in a file that the script reads."
+            )
+        for word in words:
+            if re.search("[\0\ud800-\udfff]", word):
+                raise InvalidArgumentError(
+                    f"{shown(word)} is no text: a manifest holds Unicode without NUL."
+                )
+
+
+def _check_variables(job: KubernetesJob) -> None:
+    names = [word.partition("=")[0] for word in job.env]
+    for word, name in zip(job.env, names, strict=True):
+        if "=" not in word or not ENV_NAME.fullmatch(name):
+            raise InvalidArgumentError(
+                f"--env {shown(word)} is no variable. Write NAME=VALUE, with a name of letters, "
+                f"digits and underscores."
+            )
+        if THEIRS.fullmatch(name):
+            raise InvalidArgumentError(
+                f"--env {name}: operators and launchers set it, to say which rank is which. Leave "
+                f"it out."
+            )
+        if names.count(name) > 1 or (job.secret and name == "ROUNDELAY_SECRET"):
+            raise InvalidArgumentError(f"--env {name} is given twice. Say it once.")
+
+
+def refuse_elastic(job: KubernetesJob, why: str) -> None:
+    """Raise why a kind of job has a fixed number of pods."""
+    if job.elastic:
+        raise InvalidArgumentError(
+            f"--elastic: {why} Write `roundelay kube pytorchjob --elastic`, or leave it out."
+        )
+
+
+def check_pods(job: KubernetesJob, pod: Callable[[int], str]) -> None:
+    """Raise if the last pod's name is longer than a host's name may be."""
+    last = pod(job.nodes - 1)
+    if len(last) > MOST_LABEL:
+        raise InvalidArgumentError(
+            f"--name {job.label}: {rank_count(job.ranks)} in pods up to {last}, whose names may "
+            f"have {MOST_LABEL} characters. Take a name with {len(last) - MOST_LABEL} fewer."
+        )

@@ -1,0 +1,41 @@
+"""What a model was before it was cut into stages, of which a rank has some."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from roundelay.communicator import Communicator
+
+__all__ = ["Staging", "stage_model", "staging_of"]
+
+
+@dataclass(frozen=True)
+class Staging:
+    """The names of the whole model, in its order, and the ranks that have its stages."""
+
+    comm: Communicator
+    names: dict[str, str]  # of every parameter, each with the first one of the same parameter
+    keys: tuple[str, ...]  # of its state dict
+    modules: tuple[str, ...]  # all names of them
+    told: str  # how it was cut and is run, in words that ranks compare
+
+
+def stage_model(
+    part: torch.nn.Module, whole: torch.nn.Module, comm: Communicator, told: str
+) -> None:
+    """Note on what a rank has of which model it is a part."""
+    first: dict[torch.Tensor, str] = {}
+    names = {
+        name: first.setdefault(one, name)
+        for name, one in whole.named_parameters(remove_duplicate=False)
+    }
+    modules = tuple(name for name, _ in whole.named_modules())
+    vars(part)["_staging"] = Staging(comm, names, tuple(whole.state_dict()), modules, told)
+
+
+def staging_of(model: torch.nn.Module) -> Staging | None:
+    """Return how a model was cut into stages on several ranks; None if it was not."""
+    staging: Staging | None = vars(model).get("_staging")
+    return None if staging is None or staging.comm.size == 1 else staging

@@ -1,0 +1,114 @@
+"""What goes wrong in a compiled program is raised as ours, on every rank, and never hangs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("jax") is None:
+    pytest.skip("jax is not installed: pip install jax", allow_module_level=True)
+
+#: Each rank says what it met in programs that go wrong one after the other, each in a world of its
+#: own; the last line of the program kills a rank in the middle of one.
+PROGRAM = """
+import os, signal, sys
+import jax, jax.numpy as jnp
+import roundelay as rd
+from roundelay.errors import RoundelayError
+
+
+def told(comm, run):
+    try:
+        run(jnp.arange(3.0))
+    except RoundelayError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def differs(comm):
+    def program(x):
+        if comm.rank:
+            return rd.jax.all_reduce(x, "max", comm=comm)  # theirs
+        return rd.jax.all_reduce(x, comm=comm)  # mine
+    return told(comm, jax.jit(program))
+
+
+def fails(comm):
+    program = jax.jit(lambda x: jax.lax.scan(
+        lambda c, _: (rd.jax.all_reduce(c, comm=comm), None), x, None, length=3)[0])
+    program(jnp.arange(3.0))
+    if comm.rank:
+        raise ValueError("bad row")
+    return told(comm, program)
+
+
+def closed(comm):
+    program = jax.jit(lambda x: rd.jax.all_reduce(x, comm=comm))
+    program(jnp.arange(3.0))
+    comm.close()
+    return told(comm, program)
+
+
+def dies(comm):
+    program = jax.jit(lambda x: rd.jax.all_reduce(x, comm=comm))
+    program(jnp.arange(3.0))
+    if comm.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = told(comm, program)
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    case, engine = globals()[sys.argv[1]], sys.argv[2]
+    try:
+        print("\\n".join(rd.run(case, ranks=2, engine=engine)))
+    except Exception as error:
+        print("run raised", type(error).__name__, str(error).splitlines()[0])
+"""
+
+
+def met(case: str, engine: str, folder: Path) -> str:
+    script = folder / "program.py"
+    script.write_text(PROGRAM, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script), case, engine],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert "XlaRuntimeError" not in done.stderr, done.stderr
+    assert "JaxRuntimeError" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("engine", ["threads", "shared_memory"])
+def test_different_calls_name_both_lines(engine: str, tmp_path: Path) -> None:
+    told = met("differs", engine, tmp_path)
+    assert told.count("CollectiveMismatch: The ranks made different calls") == 2
+    assert "op=max (one_shot) at" in told
+    for mark in ("# theirs", "# mine"):
+        line = PROGRAM[: PROGRAM.index(mark)].count("\n") + 1
+        assert f"program.py:{line}" in told
+
+
+def test_a_rank_that_raises_ends_the_program_of_the_other(tmp_path: Path) -> None:
+    assert met("fails", "threads", tmp_path) == "run raised ValueError bad row\n"
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    told = met("dies", "shared_memory", tmp_path)
+    assert "PeerLost: Rank 1 (process" in told
+    assert "Its last call was all_reduce #1 float32[3]" in told
+    assert "program.py:" in told
+
+
+def test_a_closed_communicator_is_refused(tmp_path: Path) -> None:
+    told = met("closed", "threads", tmp_path)
+    assert told.count("InvalidArgumentError: This communicator is closed.") == 2
