@@ -11,9 +11,7 @@ import click
 
 from roundelay.cli._write import check_place, write_text
 from roundelay.errors import InvalidArgumentError
-from roundelay.fronts.kubernetes import kubernetes
-from roundelay.fronts.kubernetes._job import KubernetesJob
-from roundelay.fronts.kubernetes._yaml import to_yaml
+from roundelay.fronts.kubernetes import KubernetesJob, kubernetes, to_yaml
 
 __all__ = ["command"]
 

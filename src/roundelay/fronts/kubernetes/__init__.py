@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from roundelay.fronts.kubernetes._job import KubernetesJob
+from roundelay.fronts.kubernetes._yaml import to_yaml
 from roundelay.registry import Family
 
-__all__ = ["kubernetes"]
+__all__ = ["KubernetesJob", "kubernetes", "to_yaml"]
 
 kubernetes: Family[Callable[[KubernetesJob], dict[str, Any]]] = Family(
     "roundelay.fronts.kubernetes"
