@@ -128,18 +128,9 @@ def broadcast_model(
     every = list(model.variables)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer.built:
-        every += [one for one in optimizer.variables if one not in _Known(every)]
+        known = {id(one) for one in every}  # to compare them would compare their values
+        every += [one for one in optimizer.variables if id(one) not in known]
     values = [keras.ops.convert_to_numpy(one.value) for one in every]
     brought = arrays.broadcast(values, root_rank, process_set=process_set)
     for variable, value in zip(every, brought, strict=True):
         variable.assign(value)
-
-
-class _Known:
-    """Variables by identity: to compare them would compare their values."""
-
-    def __init__(self, variables: Sequence[Any]) -> None:
-        self._ids = {id(one) for one in variables}
-
-    def __contains__(self, variable: object) -> bool:
-        return id(variable) in self._ids
