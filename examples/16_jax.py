@@ -5,8 +5,8 @@
 The gradient of all ranks is a collective inside the compiled step. The same file alone trains on
 the whole batch, and comes to the same loss. Prints:
 
-    rank 0 of 2: the loss went from 2.59 to 0.00
-    rank 1 of 2: the loss went from 2.59 to 0.00
+    [0] rank 0 of 2: the loss went from 2.59 to 0.00
+    [1] rank 1 of 2: the loss went from 2.59 to 0.00
 """
 
 import jax

@@ -1,6 +1,6 @@
 """torchrun's restart: rank 1 fails once, all are started again and go on from the checkpoint.
 
-Gloo was seen to hang after it, so there nobody fails: a restart changes nothing in the losses.
+Gloo hung or could not connect after it, so there nobody fails: a restart changes nothing.
 """
 
 import os

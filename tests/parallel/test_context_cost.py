@@ -83,6 +83,14 @@ def test_bytes_are_those_of_the_formula(method: str, size: int) -> None:
         before = traffic(comm)
         agreement.agree("attention", comm, dict.fromkeys("abcdefghijk", 0), 0)
         header = traffic(comm) - before
+        exchanges: list[int] = []
+        plain = comm.all_to_all
+
+        def counted(x: Any, **options: Any) -> Any:
+            exchanges.append(x.nbytes)
+            return plain(x, **options)
+
+        comm.all_to_all = counted  # type: ignore[method-assign]
         before = traffic(comm)
         out = rd.attention(q, k, v, comm=comm, method=method, layout="zigzag", causal=True)
         forward = traffic(comm) - before - header
@@ -90,6 +98,8 @@ def test_bytes_are_those_of_the_formula(method: str, size: int) -> None:
         torch.autograd.backward(out.sum())
         backward = traffic(comm) - before
         tokens = 24 // size
+        there, back = (tokens * qkvo * part * ITEM // 4 for part in (3, 1))
+        assert exchanges == ([] if method == "ring" else [there, back, back, there])
         if method == "ring":
             assert forward == (size - 1) * tokens * kv * ITEM
             assert backward == (2 * size - 1) * tokens * kv * ITEM

@@ -26,10 +26,10 @@ def gpt2() -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def llama() -> Any:
+def llama(key_heads: int = 8) -> Any:
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=27, num_hidden_layers=2,
-        num_attention_heads=16, num_key_value_heads=8, head_dim=4,
+        num_attention_heads=16, num_key_value_heads=key_heads, head_dim=4,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 

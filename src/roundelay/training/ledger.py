@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,7 +11,11 @@ import msgspec
 import numpy as np
 import torch
 
+from roundelay.arguments import shown
+from roundelay.communicator import Traffic
+from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.staging import staging_of
+from roundelay.training._activations import kept_by
 from roundelay.training._run import Run, run_of
 from roundelay.training._volume import add_up, exchanged
 from roundelay.training.strategy import Held
@@ -37,6 +41,8 @@ class Entry:
     along: dict[str, float] = field(default_factory=dict)
     #: In a pipeline, of how many micro-batches the last step kept activations at a time.
     kept: int = 0
+    #: What autograd keeps of a forward pass for backward; None where no pass was asked for.
+    activations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +63,16 @@ class Ledger:
         named = ["on the host" if word == "host" else word for word in words]
         axes = list(self.entries[0].along)
         staged = any(entry.kept for entry in self.entries)
-        head = ["rank", *named, "sent/step", "received/step", *(f"along {name}" for name in axes),
-                *["kept"] * staged]  # fmt: skip
+        counted = ["activations"] * (self.entries[0].activations is not None)
+        head = ["rank", *named, *counted, "sent/step", "received/step",
+                *(f"along {name}" for name in axes), *["kept"] * staged]  # fmt: skip
         rows = [head]
         for entry in self.entries:
             held = [
                 _pair(getattr(entry.predicted, word), getattr(entry.measured, word))
                 for word in words
             ]
+            held += [_bytes(entry.activations or 0) for _ in counted]
             rows.append([str(entry.rank), *held, _pair(entry.sent_predicted, entry.sent),
                          _pair(entry.received_predicted, entry.received),
                          *(_bytes(entry.along[name]) for name in axes),
@@ -90,14 +98,21 @@ def _bytes(number: float) -> str:
     return ""
 
 
-def ledger(model: torch.nn.Module) -> Ledger:
+def ledger(model: torch.nn.Module, *, forward: Callable[[], Any] | None = None) -> Ledger:
     """Return what a step holds and exchanges on every rank, predicted and measured.
 
     Every rank calls it, best right before `zero_grad()`, when all that a step holds is there.
     On a mesh, parameters are those of this rank's part of the model, and what is exchanged is
     what the strategy does along the axes of data; what else each axis sent has columns of its own.
     Of a pipeline it tells for how many micro-batches at a time activations were kept.
+    With `forward=lambda: loss_of(model, batch)` activations are counted, too: it is run once, and
+    what autograd then keeps for backward is measured, each storage once.
     """
+    if forward is not None and not callable(forward):
+        raise InvalidArgumentError(
+            f"ledger takes forward=, a function that runs a forward pass and returns its loss: "
+            f"lambda: loss_of(model, batch); not {shown(forward)}."
+        )
     run = run_of("ledger", model)
     run.state.meet()
     held, volume = run.state.predicted()
@@ -111,18 +126,22 @@ def ledger(model: torch.nn.Module) -> Ledger:
         here = run.comm.rank
         counted = [(getattr(now[here], word) - getattr(before[here], word)) / steps
                    for word in ("sent", "received")]  # fmt: skip
-    axes = _along(run, steps)
-    mine = [*(getattr(one, word) for one in (held, found) for word in WORDS),
+    along = run.sent_along()
+    axes = _along(run, along, steps)
+    activations = math.nan if forward is None else kept_by(forward, run.setup.model)
+    mine = [activations, *(getattr(one, word) for one in (held, found) for word in WORDS),
             volume.sent, volume.received, *counted, _kept(model), *axes.values()]  # fmt: skip
     rows = run.everyone.all_gather(np.array(mine, np.float64))
+    _leave_out(run, now, along)
     entries = []
-    for rank, row in enumerate(rows.tolist()):
+    for rank, (activations, *row) in enumerate(rows.tolist()):
         count = len(WORDS)
         whole: list[Any] = [int(number) for number in row[: 2 * count]]
         out, into, sent, received, kept, *others = row[2 * count :]
         entries.append(Entry(rank, Held(*whole[:count]), Held(*whole[count:]), out, _known(sent),
                              into, _known(received), dict(volume.calls),
-                             dict(zip(axes, others, strict=True)), int(kept)))  # fmt: skip
+                             dict(zip(axes, others, strict=True)), int(kept),
+                             None if math.isnan(activations) else int(activations)))  # fmt: skip
     return Ledger(_word(run), steps, entries)
 
 
@@ -130,13 +149,25 @@ def _kept(model: Any) -> int:  # Any: a model, or a pipeline of one
     return 0 if staging_of(model) is None else int(model.record.peak)
 
 
+def _leave_out(run: Run, now: list[Traffic] | None, along: dict[str, int] | None) -> None:
+    """Have what was sent since then in nobody's mean of steps."""
+    since, before = run.counted_from
+    after, further = run.state.traffic(), run.sent_along()
+    if before and now and after:
+        shifted = [Traffic(*(a + c - b for a, b, c in zip(*each, strict=True)))
+                   for each in zip(before, now, after, strict=True)]  # fmt: skip
+        run.counted_from = since, shifted
+    if run.along_from is not None and along is not None and further is not None:
+        run.along_from = {name: sent + further[name] - along[name]
+                          for name, sent in run.along_from.items()}  # fmt: skip
+
+
 def _known(number: float) -> float | None:
     return None if math.isnan(number) else number
 
 
-def _along(run: Run, steps: int) -> dict[str, float]:
+def _along(run: Run, now: dict[str, int] | None, steps: int) -> dict[str, float]:
     """Return what this rank sent in a step along each axis of a mesh, beside the strategy."""
-    now = run.sent_along()
     if now is None or run.along_from is None or not steps:
         return {}
     return {name: (sent - run.along_from[name]) / steps for name, sent in now.items()}

@@ -46,7 +46,28 @@ def raise_ours() -> None:
         return results
 
     call.raises_ours = True  # type: ignore[attr-defined] # a mark of ours
+    _begin_anew()
     pxla.ExecuteReplicated.__call__ = call  # type: ignore[method-assign]
+
+
+def _begin_anew() -> None:
+    """Let a program begin with one and the same token: what came before has been waited for.
+
+    JAX would hand on the last program's, through a transfer that costs more than the call.
+    """
+    usual = dispatch.RuntimeTokenSet.get_token_input
+    ready: dict[tuple[Any, ...], Any] = {}  # by devices
+
+    def token(self: Any, eff: Any, devices: Any) -> Any:
+        if eff is not EFFECT:
+            return usual(self, eff, devices)
+        key = tuple(devices)
+        if key not in ready:
+            self.current_tokens.pop(EFFECT, None)
+            ready[key] = usual(self, eff, devices)
+        return ready[key]
+
+    dispatch.RuntimeTokenSet.get_token_input = token  # type: ignore[method-assign]
 
 
 def _ours(error: BaseException) -> BaseException | None:

@@ -22,7 +22,7 @@ from roundelay.engines import CollectiveCall
 from roundelay.errors import CommunicationError, InvalidArgumentError
 from roundelay.reductions import Array
 
-__all__ = ["JaxGroup", "Place", "group_of", "place_here"]
+__all__ = ["JaxGroup", "SourceLine", "group_of", "place_here"]
 
 #: Collectives that bring, or give, a block for each rank.
 MANY = ("all_gather", "all_to_all", "gather", "reduce_scatter", "scatter")
@@ -34,7 +34,7 @@ _core.skip_package(f"{Path(jax.__file__).parent}/")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLine:
     """The user's line that a call stands on."""
 
     code: CodeType
@@ -45,10 +45,10 @@ class Place:
         return f"{Path(self.code.co_filename).name}:{self.line}"
 
 
-def place_here() -> Place | None:
+def place_here() -> SourceLine | None:
     """Return the innermost line outside this package."""
     found = _core.caller()
-    return None if found is None else Place(*found)
+    return None if found is None else SourceLine(*found)
 
 
 class JaxGroup:
@@ -71,7 +71,7 @@ class JaxGroup:
     def __repr__(self) -> str:
         return f"<rank {self.rank} of {self.size}>"
 
-    def backwards(self, place: Place | None) -> JaxGroup:
+    def backwards(self, place: SourceLine | None) -> JaxGroup:
         """Return the same ranks in the other order: what a scan's transpose goes over."""
         if self._backwards is None:
             made = self._at(place, lambda: JaxGroup(self._whole, backwards=True))
@@ -79,7 +79,7 @@ class JaxGroup:
         return self._backwards
 
     def number(
-        self, name: str, op: str, root: int, place: Place | None, x: jax.core.ShapedArray
+        self, name: str, op: str, root: int, place: SourceLine | None, x: jax.core.ShapedArray
     ) -> int | None:
         """Return the number by which the native core knows a call; None if Python makes it."""
         key = name, op, root, place, x.shape, x.dtype
@@ -96,7 +96,7 @@ class JaxGroup:
         return self._numbers[key]
 
     def run(
-        self, place: Place | None, call: Callable[[Communicator], Array | None]
+        self, place: SourceLine | None, call: Callable[[Communicator], Array | None]
     ) -> Array | None:
         """Make a call from Python, for a program; keep what it raises for who ran the program."""
         try:
@@ -108,7 +108,7 @@ class JaxGroup:
         return result
 
     @staticmethod
-    def _at(place: Place | None, work: Callable[[], Any]) -> Any:  # Any: whatever it gives
+    def _at(place: SourceLine | None, work: Callable[[], Any]) -> Any:  # Any: whatever it gives
         """Do what is done on behalf of the user's line."""
         if place is None:
             return work()

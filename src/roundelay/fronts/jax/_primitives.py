@@ -23,7 +23,7 @@ from roundelay.collectives import collectives
 from roundelay.errors import InvalidArgumentError, MissingPackageError
 from roundelay.fronts.jax._effect import EFFECT
 from roundelay.fronts.jax._failures import raise_ours
-from roundelay.fronts.jax._group import ROWS, JaxGroup, Place, made_by_python
+from roundelay.fronts.jax._group import ROWS, JaxGroup, SourceLine, made_by_python
 
 __all__ = ["PRIMITIVES", "bind"]
 
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 
 def bind(
-    name: str, x: Any, *, group: JaxGroup, op: str = "sum", root: int = 0, place: Place | None
+    name: str, x: Any, *, group: JaxGroup, op: str = "sum", root: int = 0, place: SourceLine | None
 ) -> Any:  # Any: an array, or what traces one
     """Make a call, now or in the program that is being traced."""
     return PRIMITIVES[name].bind(x, group=group, op=op, root=root, place=place)
@@ -54,7 +54,7 @@ def _abstract(name: str, *xs: Any, group: JaxGroup, **_: object) -> Any:
 
 
 def _lower(
-    name: str, ctx: Any, *xs: Any, group: JaxGroup, op: str, root: int, place: Place | None
+    name: str, ctx: Any, *xs: Any, group: JaxGroup, op: str, root: int, place: SourceLine | None
 ) -> Any:
     token = ctx.tokens_in.get(EFFECT)
     given = ctx.avals_in[0] if xs else jax.core.ShapedArray((0,), np.dtype(np.uint8))

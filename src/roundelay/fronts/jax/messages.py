@@ -17,7 +17,7 @@ from roundelay.communicator import ANY, Communicator
 from roundelay.communicator.point_to_point import Wanted
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.jax._effect import EFFECT
-from roundelay.fronts.jax._group import JaxGroup, Place, group_of, place_here
+from roundelay.fronts.jax._group import JaxGroup, SourceLine, group_of, place_here
 from roundelay.fronts.jax._primitives import lower_to_python, register_primitive
 
 __all__ = ["recv", "send", "sendrecv"]
@@ -78,7 +78,7 @@ def _abstract(*_: Any, form: Any, **__: object) -> Any:
 
 def _lower(
     name: str, ctx: Any, *xs: Any, group: JaxGroup, dst: Any, src: Any, tag: Any, recv_tag: Any,
-    form: Any, place: Place | None,
+    form: Any, place: SourceLine | None,
 ) -> Any:  # fmt: skip
     def call(*arrays: Any) -> tuple[Any, ...]:
         given = [np.ascontiguousarray(array) for array in arrays]

@@ -122,12 +122,12 @@ def _refuse_too_many(ranks: int, each: Mapping[str, float], cluster: Mapping[str
         if need > there:
             option = f"num_{name.lower()}s"
             fits = f"ranks={int(there / share)}" if there >= share else f"less {option} for each"
+            fits += f", or {option}={there / ranks:.3g} to have them share" if there else ""
             raise InvalidArgumentError(
                 f"rd.ray.run with {rank_count(ranks)} of {option}={share:g} needs {need:g} {name}s,"
-                f" but this cluster has {there:g}, so Ray would wait for ever. Take {fits}, or "
-                f"{option}={there / ranks:.3g} to have them share; or start Ray with more, "
-                f"ray.init({option}={need:g}). If the cluster grows by itself, say how long to "
-                f"wait for it: wait=600."
+                f" but this cluster has {there:g}, so Ray would wait for ever. Take {fits}; "
+                f"or start Ray with more, ray.init({option}={need:g}). If the cluster grows by "
+                f"itself, say how long to wait for it: wait=600."
             )
 
 

@@ -78,6 +78,9 @@ class LayerPlan(ABC):
                 f"{self.place.argument!r} keeps together."
             )
         units = features // unit
+        share = self.ranks_per_unit(units)
+        if share > 1 and unit // self.factors()[0] % share == 0:
+            return [features // ranks] * ranks
         if units < ranks:
             what = f"{units} times {unit} features" if unit > 1 else f"{units} features"
             raise InvalidArgumentError(
@@ -94,6 +97,12 @@ class LayerPlan(ABC):
                 f"'column' leaves features cut and 'row' makes them whole: take them in turns, say "
                 f"'column gather', or 'replicate' for all of them."
             )
+
+    def ranks_per_unit(self, units: int) -> int:
+        """Return how many ranks share one, where the plan says that they may; 1 if none do."""
+        ranks = self.axis.comm.size
+        may = "shared" in self.place.words and units < ranks and ranks % units == 0
+        return ranks // units if may else 1
 
     def factors(self) -> list[int]:
         """Return the numbers that the argument names: attributes of a module around, or digits."""

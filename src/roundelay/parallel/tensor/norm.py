@@ -14,7 +14,7 @@ from roundelay.parallel import functions
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
 
-__all__ = ["Norm"]
+__all__ = ["Norm", "summed"]
 
 
 class Norm(LayerPlan):
@@ -67,7 +67,7 @@ class NormForward(nn.Module):
         plan = self.tensor_plan
         plan.check(inputs[0] if inputs else next(iter(options.values()), None))
         own = {key: value for key, value in self._parameters.items() if value is not None}
-        views: Any = dict(zip(own, _summed(plan.axis.comm, *own.values()), strict=True))
+        views: Any = dict(zip(own, summed(plan.axis.comm, *own.values()), strict=True))
         self._parameters.update(views)
         try:
             return plan.leave(super().forward(*inputs, **options))
@@ -75,7 +75,8 @@ class NormForward(nn.Module):
             self._parameters.update(own)
 
 
-def _summed(comm: Communicator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def summed(comm: Communicator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return views of some tensors, whose gradients are summed over ranks in one call."""
     apply: Any = _Summed.apply  # Any: torch's is not typed
     views: tuple[torch.Tensor, ...] = apply(comm, *tensors)
     return views

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -22,8 +22,10 @@ class Region(LayerPlan):
     Queries, keys and values then share one copy of it, and what the module reads off its input is
     of the whole sequence. After the colon stand attributes of the module that count heads: the
     first one, and multiples of it, become this rank's. One with a question mark need not be there.
+    `shared` says that the first one counts heads of keys, which several ranks may share.
     """
 
+    takes: ClassVar[frozenset[str]] = frozenset({"shared"})
     argued = True
 
     def cuts(self) -> dict[str, Sharding]:
@@ -52,6 +54,9 @@ class Region(LayerPlan):
         if not values:
             return {}
         heads = next(iter(values.values()))
+        share = self.ranks_per_unit(heads)
+        if share > 1 and all(value // heads % share == 0 for value in [*values.values()][1:]):
+            return {name: max(1, value // comm.size) for name, value in values.items()}
         here = self.counts(heads, 1)[comm.rank]
         odd = [name for name, value in values.items() if value % heads]
         if odd:

@@ -28,7 +28,7 @@ class Row(LayerPlan):
     `row:head_dim` keeps so many inputs together, as the layer before did.
     """
 
-    takes: ClassVar[frozenset[str]] = frozenset({"whole"})
+    takes: ClassVar[frozenset[str]] = frozenset({"shared", "whole"})
     argued = True
     features: int  # inputs of this rank
 

@@ -20,7 +20,8 @@ from roundelay.communicator.start import Handle
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array
 from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
-from roundelay.training._exchange import Intake, refuse_broken, tell_all, told_bytes
+from roundelay.training._exchange import refuse_broken, tell_all, told_bytes
+from roundelay.training._intake import Intake
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._sparse import add_up_rows, sparse_parameters
 from roundelay.training._volume import (

@@ -13,5 +13,5 @@ __all__ = ["called"]
 
 def called(run: Callable[..., Sequence[Any]], grads: Sequence[Any]) -> list[Any]:
     """Run a function of arrays on gradients, in the order of the program."""
-    kinds = [jax.ShapeDtypeStruct(grad.shape, grad.dtype) for grad in grads]  # type: ignore[no-untyped-call]
+    kinds = [jax.ShapeDtypeStruct(grad.shape, grad.dtype) for grad in grads]  # type: ignore[no-untyped-call, unused-ignore]
     return list(io_callback(run, kinds, *grads, ordered=True))

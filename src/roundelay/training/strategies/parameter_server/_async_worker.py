@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from roundelay.errors import InvalidArgumentError, NotFiniteError
-from roundelay.training._exchange import finite
+from roundelay.training._intake import finite
 from roundelay.training._whole_gradients import clamp, drop, norm_of, scale
 from roundelay.training.strategies.parameter_server._messages import Kind, ServerRequest
 from roundelay.training.strategies.parameter_server.worker import Worker, evaluated

@@ -8,7 +8,7 @@ import torch
 
 from roundelay import _core
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._exchange import bits_of
+from roundelay.training._intake import bits_of
 
 __all__ = ["OwnAggregate", "aggregate_own", "fold_in_order"]
 

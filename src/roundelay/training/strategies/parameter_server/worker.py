@@ -10,7 +10,7 @@ import torch
 
 from roundelay.communicator import Traffic
 from roundelay.errors import InvalidArgumentError
-from roundelay.training._exchange import finite
+from roundelay.training._intake import finite
 from roundelay.training._refused_grad import RefusedGrad
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._volume import (

@@ -18,7 +18,7 @@ import torch
 
 from roundelay.communicator.start import Handle
 from roundelay.training._buckets import shared_tensor
-from roundelay.training._exchange import Intake
+from roundelay.training._intake import Intake
 from roundelay.training._setup import Setup
 from roundelay.training.shards.shard import Shard
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
