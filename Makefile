@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-all test-old-cpu lint bench docs browser sanitize clean
+.PHONY: demo test test-all test-fronts test-old-cpu lint bench docs browser sanitize clean
 
 demo: $(READY)
 	$(BIN)/roundelay demo
@@ -31,6 +31,11 @@ test: $(READY) browser
 
 test-all: $(READY) browser
 	$(call both,)
+
+# Every front (Horovod, JAX, Ray, Kubernetes, frameworks on torch) against the real thing, each in an
+# environment of its own; it installs gigabytes and takes long.
+test-fronts: $(READY)
+	$(BIN)/python tests/fronts/every_front.py
 
 # What depends on the CPU, as on one without AVX-512 and as on one without AVX2.
 AVX2_CPU := ROUNDELAY_MAX_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
