@@ -24,8 +24,8 @@ from roundelay.schedule import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: Those of other libraries, which tests/fronts runs where they are installed.
-OF_FRONTS = ("17_ray.py",)
-SCRIPTS = [path for path in sorted(EXAMPLES.glob("[0-9]*.py")) if path.name not in OF_FRONTS]
+OF_FRONTS = [EXAMPLES / "17_ray.py"]
+SCRIPTS = [path for path in sorted(EXAMPLES.glob("[0-9]*.py")) if path not in OF_FRONTS]
 #: Longer ones, with options; gpt.py is the model that both train.
 PROGRAMS = [
     EXAMPLES / name
@@ -175,7 +175,13 @@ def test_every_file_beside_them_is_read() -> None:
     networks = [load_network(path) for path in sorted(EXAMPLES.glob("networks/*"))]
     assert schedules
     assert networks
-    known = {*SCRIPTS, *PROGRAMS, *EXAMPLES.glob("schedules/*"), *EXAMPLES.glob("networks/*")}
+    known = {
+        *SCRIPTS,
+        *OF_FRONTS,
+        *PROGRAMS,
+        *EXAMPLES.glob("schedules/*"),
+        *EXAMPLES.glob("networks/*"),
+    }
     files = {
         path for path in EXAMPLES.rglob("*") if path.is_file() and "__pycache__" not in str(path)
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import roundelay as rd
@@ -69,6 +70,7 @@ def test_one_error_is_both_ours_and_what_import_systems_know() -> None:
 def test_the_readme_names_every_extra() -> None:
     root = Path(__file__).parent.parent
     readme = (root / "README.md").read_text(encoding="utf-8")
-    for extra in ("torch", "mpi"):
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in project["optional-dependencies"]:
         assert f"'.[{extra}]'" in readme.partition("## Install")[2].partition("\n## ")[0]
     assert rd.__doc__
