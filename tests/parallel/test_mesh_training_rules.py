@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import numpy as np
@@ -534,11 +535,23 @@ PLAN = {"0": "norm", "1": "column", "3": "row"}
 DEEDS = ("weight", "grad", "grad gone", "zero_grad", "step", "torch clips", "rows", "frozen")
 
 
-def small(**kind: Any) -> Any:
-    torch.manual_seed(0)
-    layers = [torch.nn.LayerNorm(6), torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)]
-    net = torch.nn.Sequential(*layers).double()
-    return net, torch.optim.SGD(net.parameters(), lr=0.5, **kind)
+def seeded(make: Any) -> Any:
+    """Make a model, alike on ranks that are threads, which share torch's random numbers."""
+    with DRAWING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().double()
+
+
+DRAWING = threading.Lock()
+
+
+def small() -> Any:
+    net = seeded(
+        lambda: torch.nn.Sequential(
+            torch.nn.LayerNorm(6), torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+        )
+    )
+    return net, torch.optim.SGD(net.parameters(), lr=0.5)
 
 
 def odd_one_out(comm: Any, deed: str, strategy: str, axes: dict[str, int]) -> None:
@@ -586,7 +599,6 @@ def test_a_norm_of_parts_alone_is_refused(strategy: str) -> None:
     """Where ranks have no gradient in common by which they could see that they differ."""
 
     def body(comm: Any) -> None:
-        torch.manual_seed(0)
         layers = [torch.nn.Linear(6, 8, bias=False), torch.nn.Linear(8, 3, bias=False)]
         net = torch.nn.Sequential(*layers)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
@@ -650,10 +662,10 @@ def test_state_that_is_there_before_a_plan_is_cut_with_the_parameters(
 
 def divided(kind: str, comm: Any) -> Any:
     """Return a model of which every rank of a communicator has a part."""
-    torch.manual_seed(0)
     if kind == "experts":
-        return rd.MoE(lambda: torch.nn.Linear(6, 6), rd.Router(6, 4), comm).double()
-    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6)).double()
+        experts = [seeded(lambda: torch.nn.Linear(6, 6)) for _ in range(4)]
+        return rd.MoE(experts, rd.Router(6, 4), comm).double()
+    net = seeded(lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6)))
     rd.apply_plan(net, {"0": "column", "1": "row"}, rd.Mesh(tp=comm.size, comm=comm))
     return net
 
@@ -695,9 +707,11 @@ def test_experts_of_other_code_are_refused() -> None:
 def test_averaged_experts_need_not_divide_by_the_ranks(axes: dict[str, int]) -> None:
     rows = torch.randn(12, 6, generator=torch.Generator().manual_seed(2)).double()
 
+    experts = seeded(lambda: torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(5)))
+    router = seeded(lambda: rd.Router(6, 5, top_k=2))
+
     def mixture(comm: Any) -> Any:
-        torch.manual_seed(0)
-        return rd.MoE(lambda: torch.nn.Linear(6, 6), rd.Router(6, 5, top_k=2), comm).double()
+        return rd.MoE([*copy.deepcopy(experts)], copy.deepcopy(router), comm)
 
     one = mixture(None)
     own = adam(one.parameters())

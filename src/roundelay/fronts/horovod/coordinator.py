@@ -13,7 +13,9 @@ from typing import NamedTuple
 from roundelay.errors import ranks_text
 from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
 
-__all__ = ["Coordinator", "Decision", "Outcome", "Said"]
+__all__ = ["JOINED", "Coordinator", "Decision", "Outcome", "Said"]
+
+JOINED = 0, 0  # the operation of a rank that has joined
 
 
 class Said(IntEnum):
@@ -68,6 +70,7 @@ class Coordinator:
         elif said == Said.JOIN:
             self._joined[rank] = None
             yield from self._settle(key for key in tuple(self._waiting) if key[0] == 0)
+            yield from self._never_joined()
             if len(self._joined) == len(self.members[0]):
                 last = [*self._joined][-1]
                 self._joined.clear()
@@ -77,6 +80,7 @@ class Coordinator:
         elif said == Said.LEAVE:
             self._left.add(rank)
             yield from self._settle(tuple(self._waiting))
+            yield from self._never_joined()
             if len(self._left) == len(self.members[0]):
                 yield Decision(self.members[0], Outcome.END)
 
@@ -100,6 +104,14 @@ class Coordinator:
                 else:
                     del self._waiting[key]
                     yield Decision(members, Outcome.RUN_WITH_JOINED, *key, argument=min(told))
+
+    def _never_joined(self) -> Iterator[Decision]:
+        """Tell those that wait in `join` of ranks that have left and will not."""
+        if self._joined and (gone := self._left - self._joined.keys()):
+            told = tuple(self._joined)
+            self._joined.clear()
+            text = f"{_have(gone)} shut down and will not join."
+            yield Decision(told, Outcome.FAIL, *JOINED, text=text)
 
     def _fail(self, key: tuple[int, int], text: str) -> Decision:
         _, told = self._waiting.pop(key)

@@ -15,7 +15,7 @@ import numpy as np
 
 from roundelay.communicator import ANY, Communicator
 from roundelay.errors import CollectiveTimeout, CommunicationError, InvalidArgumentError
-from roundelay.fronts.horovod.coordinator import Coordinator, Decision, Outcome, Said
+from roundelay.fronts.horovod.coordinator import JOINED, Coordinator, Decision, Outcome, Said
 from roundelay.fronts.horovod.errors import HorovodInternalError
 from roundelay.fronts.horovod.operation import KINDS, Operation, differences, number_of
 
@@ -24,7 +24,6 @@ __all__ = ["Negotiation"]
 SAID, DECIDED, TEXT = 1, 2, 3  # tags
 NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 QUIET = 1e8  # seconds: who waits for work waits for ever, and is not surprised
-JOINED = 0, 0  # the operation of a rank that has joined
 
 
 class Negotiation:
@@ -42,6 +41,7 @@ class Negotiation:
         self._stand_in = stand_in  # for a rank that has joined: an operation with nothing in it
         self._pending: dict[tuple[int, int], Operation] = {}  # not decided yet
         self._taken: dict[tuple[int, int], Operation] = {}  # nobody has waited for it yet
+        self._last: Operation | None = None  # that was submitted
         self._lock = threading.Lock()
         self._broken: BaseException | None = None
         self._coordinator = Coordinator(comm.size) if comm.rank == 0 else None
@@ -60,12 +60,13 @@ class Negotiation:
         with self._lock:
             self._refuse_broken()
             earlier = self._taken.get(key)
-            if earlier is not None and earlier.lingers():
+            again = earlier is not None and earlier is self._last
+            if earlier is not None and (not earlier.done() or (again and earlier.lingers())):
                 raise InvalidArgumentError(
                     f"{operation} is already under way on this rank: a name may be submitted again "
                     f"once synchronize has returned. Give each operation a name of its own."
                 )
-            self._pending[key] = operation
+            self._pending[key] = self._last = operation
             if not operation.name.startswith("noname."):
                 self._taken[key] = operation
         self._say(Said.SUBMIT, *key, number_of(operation.terms), NUMBERS[operation.kind])
@@ -180,6 +181,8 @@ class Negotiation:
                 operation.finish(None, HorovodInternalError(text))
             else:
                 operation.finish(operation.run(comm))
+        except HorovodInternalError as error:  # of this operation
+            operation.finish(None, error)
         except CommunicationError as error:  # of the group, which is broken
             operation.finish(None, error)
             raise

@@ -9,6 +9,7 @@ way on which values came: an all-reduce is its own adjoint, an all-gather's is a
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,10 @@ __all__: list[str] = []
 LINEAR = ("sum", "avg")
 #: Values that jump and are flat elsewhere: whatever they are of, nothing follows small changes.
 FLAT = ("land", "lor", "lxor")
-FOLDS: dict[str, Any] = {"max": jnp.max, "min": jnp.min, "prod": jnp.prod}
+#: How ranks fold, and what changes nothing there.
+FOLDS: dict[str, tuple[Any, float]] = {
+    "max": (jnp.max, -math.inf), "min": (jnp.min, math.inf), "prod": (jnp.prod, 1.0),
+}  # fmt: skip
 
 
 def _jvp(name: str, primals: Any, tangents: Any, **params: Any) -> Any:
@@ -54,14 +58,16 @@ def _weight(x: Any, result: Any, params: Any) -> Any:
 
 def _of_fold(name: str, x: Any, tangent: Any, params: Any) -> Any:
     """Return the tangent of what this rank folds, once it has what others bring."""
-    rank, moved = params["group"].rank, {**params, "op": "sum"}
+    group, moved = params["group"], {**params, "op": "sum"}
     way = "all_to_all" if name == "reduce_scatter" else "all_gather"
-    up_to = {"scan": rank + 1, "exscan": rank}.get(name)
     values, tangents = bind(way, x, **moved), bind(way, tangent, **moved)
-    if up_to == 0:  # nothing, though by the same calls as on other ranks
-        return jnp.zeros_like(tangents[0]) * tangents[0]
-    fold = partial(FOLDS[params["op"]], axis=0)
-    return jax.jvp(fold, (values[:up_to],), (tangents[:up_to],))[1]
+    # By the same program on every rank, whatever it folds: JAX leaves out what is not used, and
+    # with it a call that others make.
+    up_to = {"scan": group.rank + 1, "exscan": group.rank}.get(name, group.size)
+    folded = jnp.arange(group.size).reshape(-1, *[1] * (values.ndim - 1)) < up_to
+    fold, nothing = FOLDS[params["op"]]
+    mine = jnp.where(folded, values, jnp.asarray(nothing, values.dtype))
+    return jax.jvp(partial(fold, axis=0), (mine,), (jnp.where(folded, tangents, 0),))[1]
 
 
 def _transpose(name: str, cotangent: Any, _: Any, **params: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from roundelay.fronts.horovod.basics import (
     global_process_set,
     reduction_of,
 )
+from roundelay.fronts.horovod.errors import HorovodInternalError
 from roundelay.fronts.horovod.operation import Operation
 from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch import operations
@@ -141,11 +142,17 @@ def sparse_allreduce_async(
         raise InvalidArgumentError("hvd.sparse_allreduce_async takes op=hvd.Sum or hvd.Average.")
     size = len(current("sparse_allreduce_async()").members(process_set.process_set_id))
     mine = tensor.detach().coalesce()
-    parts = [mine.indices().t().contiguous(), mine.values()]
+    shape = torch.tensor([mine.shape], dtype=torch.int64)
+    parts = [mine.indices().t().contiguous(), mine.values(), shape]
     begun = operations.allgather(parts, f"sparse.{name}", process_set)
 
     def wait() -> torch.Tensor:
-        indices, values = synchronize(begun)
+        indices, values, shapes = synchronize(begun)
+        if (shapes != shapes[0]).any():
+            raise HorovodInternalError(
+                f"sparse_allreduce {name!r} needs one shape on every rank, but the ranks have "
+                f"{', '.join(str(tuple(one)) for one in shapes.tolist())}."
+            )
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
         return (total / size if op == Average else total).coalesce()
 

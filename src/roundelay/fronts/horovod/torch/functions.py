@@ -52,7 +52,7 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return the root's object on every rank of the process set; it is pickled."""
-    name = name or type(obj).__name__
+    name = name or "broadcast_object"
     here = current("broadcast_object()").rank == root_rank
     data = _packed(obj) if here else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([len(data)])
@@ -67,7 +67,7 @@ def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Return everybody's object, in the order of ranks; they are pickled."""
-    name = name or type(obj).__name__
+    name = name or "allgather_object"
     data = _packed(obj)
     sizes = synchronize(allgather_async(torch.tensor([len(data)]), f"{name}.size", process_set))
     joined = synchronize(allgather_async(data, f"{name}.bytes", process_set))
@@ -111,8 +111,27 @@ def broadcast_optimizer_state(
     named = [(f"optimizer.{number}", tensor) for number, tensor in enumerate(tensors)]
     broadcast_parameters(named, root_rank)
     if not here:
-        # By torch's own way in, and not by that of a wrapped optimizer, which forgets gradients.
-        torch.optim.Optimizer.load_state_dict(optimizer, _with_tensors(skeleton, tensors))
+        devices = [kind for *_, kind in kinds]
+        _take(optimizer, skeleton, tensors, devices)
+
+
+def _take(
+    optimizer: torch.optim.Optimizer,
+    skeleton: Any,
+    tensors: list[torch.Tensor],
+    devices: list[str],
+) -> None:
+    """Give an optimizer a state as it is: torch's own way in casts what it finds."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.state.clear()
+    for number, state in skeleton["state"].items():
+        there = params[number].device
+        placed = [tensor if kind == "cpu" else tensor.to(there)
+                  for tensor, kind in zip(tensors, devices, strict=True)]  # fmt: skip
+        optimizer.state[params[number]] = _with_tensors(state, placed)
+    for group, options in zip(optimizer.param_groups, skeleton["param_groups"], strict=True):
+        own = _with_tensors(options, tensors)
+        group.update({key: value for key, value in own.items() if key != "params"})
 
 
 class TensorAt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ def allreduce(
     members = here.members(process_set.process_set_id)
     if op == Adasum:
         _check_adasum(len(members), number)
+    _check_dtypes(tensors, op)
     terms = _reducing_terms(tensors, op, scales)
     given = _given(tensors)
 
@@ -45,6 +47,19 @@ def allreduce(
         return list(outputs)
 
     return here.submit("allreduce", name, number, terms, run)
+
+
+def _check_dtypes(tensors: Sequence[torch.Tensor], op: int) -> None:
+    for dtype in (tensor.dtype for tensor in tensors):
+        if op == Average and dtype in (torch.bool, torch.uint64):
+            raise InvalidArgumentError(
+                f"hvd.Average takes no {dtype}. Use hvd.Max or hvd.Min, or tensor.long()."
+            )
+        if op == Adasum and not dtype.is_floating_point:
+            raise InvalidArgumentError(
+                f"hvd.Adasum compares the directions of real gradients, and takes no {dtype}. "
+                f"Use hvd.Sum, or tensor.double()."
+            )
 
 
 def stand_in(terms: Terms) -> Operation:
@@ -68,7 +83,7 @@ def _reduce(
     if op == Adasum:
         target.copy_(adasum(comm, source))
     elif op == Average and not source.dtype.is_floating_point and not source.is_complex():
-        target.copy_(comm.all_reduce(source.clone()).div(comm.size, rounding_mode="trunc"))
+        target.copy_(_whole_average(source, comm.size, comm.all_reduce))
     elif source.data_ptr() == target.data_ptr():
         comm.all_reduce(target, WORDS[op])
     else:
@@ -163,6 +178,7 @@ def reducescatter(
     size = len(here.members(process_set.process_set_id))
     if op not in (Average, Sum):
         raise HorovodInternalError("hvd.reducescatter takes op=hvd.Sum or hvd.Average only.")
+    _check_dtypes(tensors, op)
     for tensor in tensors:
         _require_rows("reducescatter", tensor)
     given = _given(tensors)
@@ -170,11 +186,12 @@ def reducescatter(
     def share(comm: Communicator, tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         base, extra = divmod(len(tensor), size)
         counts = [base + (rank < extra) for rank in range(size)]
-        exact = op == Average and tensor.dtype.is_floating_point
-        word = "avg" if exact else "sum"
-        mine = comm.reduce_scatter(scaled(source, scales[0]), word, axis=0, counts=counts)
-        if op == Average and not exact:
-            mine = mine.div(size, rounding_mode="trunc")
+        source = scaled(source, scales[0])
+        if op == Average and not source.dtype.is_floating_point and not source.is_complex():
+            add = partial(comm.reduce_scatter, axis=0, counts=counts)
+            mine = _whole_average(source, size, add).to(source.dtype)
+        else:
+            mine = comm.reduce_scatter(source, WORDS[op], axis=0, counts=counts)
         return scaled(mine, scales[1]).to(tensor.device)
 
     def run(comm: Communicator) -> list[torch.Tensor]:
@@ -182,6 +199,18 @@ def reducescatter(
 
     terms = _reducing_terms(tensors, op, scales)
     return here.submit("reducescatter", name, process_set.process_set_id or 0, terms, run)
+
+
+def _whole_average(
+    source: torch.Tensor, size: int, add: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return the average of whole numbers, exactly, rounded towards zero: no sum of them wraps."""
+    wide = source.to(torch.int64)
+    parts = wide.div(size, rounding_mode="floor")
+    left = wide - parts * size
+    total, rest = add(parts), add(left)  # in place; the sum is total · size + rest
+    found = total + rest.div(size, rounding_mode="floor")
+    return found + ((found < 0) & (rest % size != 0))
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
