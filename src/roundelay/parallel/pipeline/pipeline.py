@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -79,6 +79,14 @@ class Pipeline(nn.Module):
         self._forms: dict[tuple[int, ...], dict[int, Form | None]] = {}
         self._record = StepRecord()
         self._walk: Walk | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies and pickles: their stages would run the modules of this one."""
+        raise InvalidArgumentError(
+            "A pipeline can't be copied or pickled: its stages are cut out of one model, and run "
+            "that one. Copy the model and make another rd.Pipeline of it; for its weights there "
+            "are rd.full_state_dict(pipe) and rd.save, and pipe.state_dict() for this rank's."
+        )
 
     @property
     def micro_batch(self) -> int:
