@@ -11,7 +11,7 @@ import roundelay as rd
 torch = pytest.importorskip("torch")
 
 from tests.parallel.mesh_models import STRATEGIES  # noqa: E402 - only with torch
-from tests.parallel.test_pipeline import Words, built, words_batch, words_loss  # noqa: E402
+from tests.parallel.test_pipeline import Words, built, words_batch  # noqa: E402
 from tests.parallel.test_pipeline_data_parallel import prepared, train  # noqa: E402
 
 from roundelay.errors import CollectiveMismatch  # noqa: E402 - likewise

@@ -117,8 +117,10 @@ def halves(precision: str, kind: str, **options: Any) -> Any:
     layers = torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 16), torch.nn.GELU()
     model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 4))
     batches = [(torch.randn(8, 8), torch.randn(8, 4)) for _ in range(4)]
-    return rd.verify(lambda: model, OPTIMIZERS[kind], batches, precision=precision, clip=1.0,
-                     loss=lambda model, x, y: (model(x) - y).square().mean(), **options)  # fmt: skip
+    return rd.verify(
+        lambda: model, OPTIMIZERS[kind], batches, precision=precision, clip=1.0,
+        loss=lambda model, x, y: (model(x) - y).square().mean(), **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

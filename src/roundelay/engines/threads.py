@@ -84,7 +84,7 @@ class _RankThread(threading.Thread, Generic[Result]):
             self._see_off(time.monotonic() + SOON_S)
 
     def _see_off(self, until: float) -> None:
-        """Wait until the kernel's thread has ended, too, as what it lets go of last may need Python.
+        """Wait until the kernel's thread has ended, too: what it lets go of last may need Python.
 
         Torch does so with what a backward pass that raised has left; a process that ends meanwhile
         would be aborted.

@@ -21,7 +21,7 @@ class Staging:
     keys: tuple[str, ...]  # of its state dict
     modules: tuple[str, ...]  # all names of them
     told: str  # how it was cut and is run, in words that ranks compare
-    #: Raises, on every rank, if copies of a parameter that stages share differ. Every rank calls it.
+    #: Raises, on every rank, if copies of a parameter that stages share differ; all call it.
     compare_copies: Callable[[], None]
 
 
