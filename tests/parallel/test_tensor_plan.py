@@ -302,3 +302,18 @@ def test_masks_of_shards_are_for_shards(ranks: int, sharded: str) -> None:
     told = rd.run(body, ranks, "threads")
     words = "3 is 'dropout sharded'" if between else "nothing"
     assert all(words in one for one in told), told
+
+
+@pytest.mark.parametrize("order", ["kv,heads,width", "heads,kv,width", "width,heads,kv"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_attributes_that_count_heads_come_in_any_order(order: str, ranks: int) -> None:
+    class Attention(nn.Sequential):  # type: ignore[misc, name-defined]
+        kv, heads, width = 2, 4, 16
+
+    def body(comm: rd.Communicator) -> tuple[int, ...]:
+        model = nn.Sequential(Attention(nn.Linear(4, 16), nn.Linear(16, 4)))
+        plan = {"0": f"region:{order}", "0.0": "column:8", "0.1": "row:8"}
+        apply_plan(model, plan, rd.Mesh(tp=comm.size, comm=comm))
+        return model[0].kv, model[0].heads, model[0].width
+
+    assert rd.run(body, ranks, "threads") == [(2 // ranks, 4 // ranks, 16 // ranks)] * ranks
