@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from roundelay.communicator import Communicator
-from roundelay.training._fingerprint import mark_of
+from roundelay.training.fingerprint import mark_of
 from roundelay.training.shards.shard import Shard
 
 MARKS = 2**62

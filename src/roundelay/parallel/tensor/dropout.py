@@ -12,7 +12,7 @@ from torch import nn
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
-from roundelay.training._fingerprint import mark_of
+from roundelay.training.fingerprint import mark_of
 
 __all__ = ["Dropout"]
 
