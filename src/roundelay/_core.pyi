@@ -1,6 +1,8 @@
 from collections.abc import Callable
-from types import CapsuleType, CodeType
+from types import CodeType
 from typing import Any, TypeAlias
+
+from typing_extensions import CapsuleType
 
 version: str
 

@@ -142,3 +142,21 @@ def test_help_tells_of_both(run: Run) -> None:
     told = run("explain", "pipeline", "--help").stdout
     assert "--micro-batches" in told
     assert "roundelay explain pipeline" in told
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6])
+@pytest.mark.parametrize("batches", [6, 12, 48])
+def test_all_ranks_have_squares_for_what_they_keep_or_none_has(
+    word: str, ranks: int, batches: int
+) -> None:
+    schedule = pipeline_called(word)(ranks, batches - batches % ranks)
+    picture = pipeline_picture(schedule)
+    root = ET.fromstring(pipeline_svg(picture))
+    squares = [one for one in root.iter(f"{SVG}rect") if one.get("class") == "kept"]
+    assert len(squares) in (0, sum(picture.peaks))
+    assert bool(squares) == (max(picture.peaks) <= 12)
+    words = [one.text or "" for one in root.iter(f"{SVG}text") if one.get("class") == "in ink"]
+    alone = any(each.isdigit() for each in words)
+    legend = "".join("".join(one.itertext()) for one in root.iter(f"{SVG}text"))
+    assert ("narrow boxes have the number alone" in legend) == alone

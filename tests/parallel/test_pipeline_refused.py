@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from typing import Any
 
@@ -330,3 +331,18 @@ def test_an_error_in_one_stage_reaches_all_ranks_and_they_go_on(
         assert last == pytest.approx(expected.item(), rel=1e-12)
         for name, grad in grads.items():
             assert torch.allclose(grad, whole.get_parameter(name).grad, rtol=1e-12)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("inside", [False, True])
+def test_copies_are_refused_by_name(how: Any, *, inside: bool) -> None:
+    """They would run the modules that this pipeline was cut out of."""
+
+    def body(comm: Any) -> str:
+        layers = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        pipe = rd.Pipeline(torch.nn.Sequential(*layers), comm=comm)
+        with pytest.raises(InvalidArgumentError) as caught:
+            how({"model": pipe} if inside and how is not copy.copy else pipe)
+        return str(caught.value)
+
+    assert all("make another rd.Pipeline" in told for told in rd.run(body, 2, "threads"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import roundelay as rd
@@ -34,5 +36,25 @@ def test_parts_make_the_whole(name: str, dim: int) -> None:
         assert sharding_of(parameter) is sharding
         assert torch.equal(sharding.whole(parameter), whole)
         assert torch.equal(sharding.whole(parameter.grad), 2 * whole)
+
+    rd.run(body, 2, "threads")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kept", ["nothing", "an output", "a loss"])
+def test_a_graph_from_before_does_not_matter(kept: str, dtype: Any) -> None:
+    """Torch notes with it which shape a gradient has."""
+
+    def body(comm: rd.Communicator) -> None:
+        layers = torch.nn.Linear(4, 6), torch.nn.Linear(6, 4)
+        model, rows = torch.nn.Sequential(*layers).to(dtype), torch.ones(2, 4, dtype=dtype)
+        before: Any = None if kept == "nothing" else model(rows)
+        if kept == "a loss":
+            before = before.sum()
+            before.backward()
+            model.zero_grad()
+        rd.apply_plan(model, {"0": "column", "1": "row"}, rd.Mesh(tp=2, comm=comm))
+        model(rows).sum().backward()
+        assert all(one.grad.shape == one.shape and one.dtype is dtype for one in model.parameters())
 
     rd.run(body, 2, "threads")

@@ -279,3 +279,41 @@ def test_features_that_are_cut_where_whole_ones_are_due_are_told_by_the_layer(wh
     for text in rd.run(body, 2, "threads"):
         assert words in text
         assert "take them in turns" in text
+
+
+@pytest.mark.parametrize("sharded", ["between", "inside", "both"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_masks_of_shards_are_for_shards(ranks: int, sharded: str) -> None:
+    """Where all ranks have the same activations, masks of their own would drive them apart."""
+    inside, between = sharded != "between", sharded != "inside"
+    plan = {"0": "column", "1": "dropout sharded" if inside else "dropout", "2": "row",
+            "3": "dropout sharded" if between else "dropout"}  # fmt: skip
+
+    def body(comm: rd.Communicator) -> str:
+        layers = nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 4), nn.Dropout(0.5)
+        model = nn.Sequential(*layers)
+        apply_plan(model, plan, rd.Mesh(tp=comm.size, comm=comm))
+        try:
+            model(torch.ones(8, 4))
+        except InvalidArgumentError as error:
+            return str(error)
+        return "nothing"
+
+    told = rd.run(body, ranks, "threads")
+    words = "3 is 'dropout sharded'" if between else "nothing"
+    assert all(words in one for one in told), told
+
+
+@pytest.mark.parametrize("order", ["kv,heads,width", "heads,kv,width", "width,heads,kv"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_attributes_that_count_heads_come_in_any_order(order: str, ranks: int) -> None:
+    class Attention(nn.Sequential):  # type: ignore[misc, name-defined]
+        kv, heads, width = 2, 4, 16
+
+    def body(comm: rd.Communicator) -> tuple[int, ...]:
+        model = nn.Sequential(Attention(nn.Linear(4, 16), nn.Linear(16, 4)))
+        plan = {"0": f"region:{order}", "0.0": "column:8", "0.1": "row:8"}
+        apply_plan(model, plan, rd.Mesh(tp=comm.size, comm=comm))
+        return model[0].kv, model[0].heads, model[0].width
+
+    assert rd.run(body, ranks, "threads") == [(2 // ranks, 4 // ranks, 16 // ranks)] * ranks

@@ -100,3 +100,51 @@ def test_the_command(tmp_path: Path) -> None:
     assert "NOT the same as one device" in " ".join(done.output.split())
     for place in ("nowhere.py:job", f"{script}", f"{script}:nothing", f"{script}:wrong"):
         assert CliRunner().invoke(roundelay, ["verify", place]).exit_code == 2, place
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "one": {"ranks": 1}, "four": {"ranks": 4, "strategy": "zero2"},
+    "mesh": {"mesh": {"dp": 2, "tp": 2}, "plan": {"0": "column", "2": "row", "4": "replicate"}},
+}  # fmt: skip
+
+
+def halves(precision: str, kind: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 16), torch.nn.GELU()
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 4))
+    batches = [(torch.randn(8, 8), torch.randn(8, 4)) for _ in range(4)]
+    return rd.verify(
+        lambda: model, OPTIMIZERS[kind], batches, precision=precision, clip=1.0,
+        loss=lambda model, x, y: (model(x) - y).square().mean(), **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_sixteen_bits_are_compared_with_sixteen_bits(way: str, kind: str, precision: str) -> None:
+    found = halves(precision, kind, **WAYS[way])
+    assert found.same, str(found)
+    assert found.largest.relative == 0 if way == "one" else found.largest.relative < 0.03
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_wrong_training_in_sixteen_bits_is_told(kind: str, precision: str) -> None:
+    def wrong(model: Any, mesh: Any) -> None:
+        if mesh.place["dp"] == 1:
+            model[2].register_forward_hook(lambda _, __, out: out * 4)
+
+    found = halves(precision, kind, mesh={"dp": 2}, divide=wrong)
+    assert not found.same
+    assert "of its norm" in str(found.first)
+
+
+@pytest.mark.parametrize("divide", [None, lambda *_: None])
+def test_stages_that_nobody_cuts_are_refused(divide: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="nothing cuts the model into stages"):
+        halves("fp32", "sgd", mesh={"dp": 2, "pp": 2}, divide=divide)

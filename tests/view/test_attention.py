@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -68,3 +69,23 @@ def test_the_command(tmp_path: Path) -> None:
                   ["--layout", "zig"], ["-o", str(tmp_path / "none" / "a.svg")]):  # fmt: skip
         assert run(*words)[0] == 2
     assert "--layout" in run("--help")[1]
+
+
+@pytest.mark.parametrize("size", [2, 4, 5, 8, 16, 40])
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_names_of_columns_are_apart_and_cells_have_the_numbers_that_are_promised(
+    layout: str, size: int
+) -> None:
+    picture = ring_picture(size, layout, causal=True)
+    root = ET.fromstring(attention_svg([picture]))
+    texts = [(one.get("class", "").split(), float(one.get("x", 0)), float(one.get("y", 0)),
+              one.text or "") for one in root.iter() if one.tag.endswith("text")]  # fmt: skip
+    above = [(x, y, name) for kind, x, y, name in texts if kind == ["above"]]
+    assert above
+    for (x, y, name), (right, below, other) in itertools.pairwise(above):
+        if below == y and right > x:
+            assert right - x >= 3 * (len(name) + len(other)) + 2  # half of each, at 6 a letter
+    numbers = sum(kind[:1] == ["num"] for kind, *_ in texts)
+    promised = "the number and colour" in " ".join(words for *_, words in texts)
+    cells = sum(len(frame.now) for frame in picture.frames)
+    assert numbers == (cells if promised else 0)

@@ -76,3 +76,24 @@ def test_the_page_steps_from_product_to_product(visit: Callable[..., Page]) -> N
 def test_the_page_fits_its_window(visit: Callable[..., Page], width: int) -> None:
     page = visit(cube_page(drawn(["rows"], [3])), width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(
+    ("dims", "ranks"),
+    [*CUTS, (["batch", "sequence", "columns"], [2, 2, 2]), (["batch", "rows"], [2, 2]),
+     (["batch", "sequence", "rows", "columns"], [2, 2, 2, 2])],
+    ids=str,
+)  # fmt: skip
+def test_words_stay_inside_of_their_panel(dims: list[str], ranks: list[int]) -> None:
+    root = ET.fromstring(cube_svg(drawn(dims, ranks)))
+    panels = [one for one in root.iter() if one.get("class") in ("moving", "band")]
+    assert len(panels) == 3
+    inside = 0
+    for panel in panels:
+        left, top, high = (float(panel.get(key, 0)) for key in ("x", "y", "height"))
+        for text in (one for one in root.iter() if one.tag.endswith("text")):
+            x, y = float(text.get("x", 0)), float(text.get("y", 0))
+            if x > left and top < y <= top + high + 12:
+                inside += 1
+                assert y <= top + high - 8, "".join(text.itertext())
+    assert inside

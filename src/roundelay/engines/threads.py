@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ __all__ = ["Threads"]
 
 Result = TypeVar("Result")
 SOON_S = 1.0  # for ranks to end by themselves after Ctrl-C
+TINY_S = 5e-5  # between two looks at a thread that ends
 
 
 class Threads(NativeEngine):
@@ -79,6 +81,17 @@ class _RankThread(threading.Thread, Generic[Result]):
         if self.ident is not None:
             self._ended.wait()  # join alone, interrupted once, forgets to wait
             self.join()
+            self._see_off(time.monotonic() + SOON_S)
+
+    def _see_off(self, until: float) -> None:
+        """Wait until the kernel's thread has ended, too: what it lets go of last may need Python.
+
+        Torch does so with what a backward pass that raised has left; a process that ends meanwhile
+        would be aborted.
+        """
+        place = f"/proc/self/task/{self.native_id}"
+        while os.path.exists(place) and time.monotonic() < until:  # noqa: PTH110 - a quick look
+            time.sleep(TINY_S)
 
     def runs(self, until: float) -> bool:
         """Tell whether the rank has still not ended by then."""

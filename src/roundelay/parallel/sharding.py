@@ -64,7 +64,12 @@ class Sharding:
 def shard_parameter(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
     """Keep this rank's part of a parameter; it stays the same object, in modules and optimizers."""
     with torch.no_grad():
-        parameter.data = sharding.local(parameter.data)
+        mine = sharding.local(parameter.data)
+        # A graph that is still there would have torch expect gradients of the old shape; it forgets
+        # that with the dtype.
+        other = torch.float64 if mine.dtype is torch.float32 else torch.float32
+        parameter.data = torch.empty(0, dtype=other, device=mine.device)
+        parameter.data = mine
         if parameter.grad is not None:
             parameter.grad = sharding.local(parameter.grad)
     mark_divided(parameter, sharding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,16 @@ class Staging:
     keys: tuple[str, ...]  # of its state dict
     modules: tuple[str, ...]  # all names of them
     told: str  # how it was cut and is run, in words that ranks compare
+    #: Raises, on every rank, if copies of a parameter that stages share differ; all call it.
+    compare_copies: Callable[[], None]
 
 
 def stage_model(
-    part: torch.nn.Module, whole: torch.nn.Module, comm: Communicator, told: str
+    part: torch.nn.Module,
+    whole: torch.nn.Module,
+    comm: Communicator,
+    told: str,
+    compare_copies: Callable[[], None],
 ) -> None:
     """Note on what a rank has of which model it is a part."""
     first: dict[torch.Tensor, str] = {}
@@ -32,7 +39,8 @@ def stage_model(
         for name, one in whole.named_parameters(remove_duplicate=False)
     }
     modules = tuple(name for name, _ in whole.named_modules())
-    vars(part)["_staging"] = Staging(comm, names, tuple(whole.state_dict()), modules, told)
+    keys = tuple(whole.state_dict())
+    vars(part)["_staging"] = Staging(comm, names, keys, modules, told, compare_copies)
 
 
 def staging_of(model: torch.nn.Module) -> Staging | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from roundelay.training._fingerprint import mark_of
 from roundelay.training._setup import Setup
+from roundelay.training.fingerprint import mark_of
 from roundelay.training.shards.operands import told
 
 

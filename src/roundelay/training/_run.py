@@ -15,6 +15,7 @@ import torch
 from roundelay import _core
 from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.staging import staging_of
 from roundelay.training._autograd import weighed
 from roundelay.training._exchange import compare_steps
 from roundelay.training._grad_hooks import GradHooks
@@ -227,6 +228,13 @@ class Run:
         """See that all ranks did the same since their last backward pass. Every rank calls it."""
         if self.mark() is not None and self.everyone.size > 1:
             compare_steps(self.comm, self.step)
+
+    def compare_all(self) -> None:
+        """See that, and that stages of a pipeline have the same of what they share."""
+        self.compare()
+        staging = staging_of(self.setup.model)
+        if staging is not None:
+            staging.compare_copies()
 
     def mark(self) -> float | None:
         """Return a number that all ranks share if they did; None where they need not."""

@@ -18,7 +18,7 @@ def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     run.state.enter("rd.full_state_dict")
     run.take_edits()
     state = _mesh_state.whole_state_dict(run.state)
-    run.compare()
+    run.compare_all()
     return state
 
 
@@ -36,4 +36,4 @@ def whole_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _and_compared(run: Run) -> Iterator[tuple[str, torch.Tensor]]:
     yield from _mesh_state.whole_tensors(run.state)
-    run.compare()
+    run.compare_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -17,14 +18,15 @@ LEFT, TOP, GAP, MARGIN = 46.0, 66.0, 26.0, 28.0
 ACROSS = 4  # panels in a row
 PANEL = LEFT + SIDE + GAP
 LINE = 18.0
-SMALLEST = 12.0  # of a cell that has a number in it
+SMALL, SMALLEST = 14.0, 10.0  # of a cell that has a small number in it, and one at all
+LETTER = 6.4  # how wide a letter of a name is, at most
 
 STYLE = """
 text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",sans-serif;fill:#1f2328}
 .title{font-size:19px;font-weight:650}.head{font-size:14px;font-weight:600}.soft{fill:#5b6168}
 .page{fill:#fff}.empty{fill:#f6f5f1;stroke:#dcd9d2}.hidden{fill:#ece9e2;stroke:#dcd9d2}
 .num{text-anchor:middle;font-weight:600}.side{text-anchor:end;font-size:11px}
-.above{text-anchor:middle;font-size:11px}
+.above{text-anchor:middle;font-size:11px}.tiny{font-size:8px}
 """
 DARK = """
 text{fill:#eceae6}.soft{fill:#a3a8ae}.page{fill:#16181b}.empty{fill:#1d2024;stroke:#34383d}
@@ -48,7 +50,7 @@ def attention_svg(pictures: Sequence[AttentionPicture]) -> str:
     for picture in pictures:
         parts.append(_text("title", MARGIN, y + 14, picture.title))
         y += 20
-        for words in textwrap.wrap(picture.about, int((width - 2 * MARGIN) / 6)):
+        for words in textwrap.wrap(_about(picture), int((width - 2 * MARGIN) / 6)):
             y += LINE
             parts.append(_text("soft", MARGIN, y, words))
         y += 12
@@ -89,7 +91,7 @@ def attention_html(picture: AttentionPicture) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{PAGE_STYLE}{shown}</style></head>\n<body>"
-        f"<h1>{title}</h1><p>{escape(picture.about)}</p><form>{buttons}{steps}</form>"
+        f"<h1>{title}</h1><p>{escape(_about(picture))}</p><form>{buttons}{steps}</form>"
         f"<p>{escape(picture.ending)}</p></body></html>\n"
     )
 
@@ -132,6 +134,13 @@ def _height(picture: AttentionPicture) -> float:
     return TOP + SIDE / len(picture.columns) * len(picture.rows) + 2 * GAP
 
 
+def _about(picture: AttentionPicture) -> str:
+    """Return what the picture says of itself, where cells have no room for numbers, too."""
+    if SIDE / len(picture.columns) >= SMALLEST:
+        return picture.about
+    return picture.about.replace("the number and colour", "the colour")
+
+
 def _panel(picture: AttentionPicture, frame: AttentionFrame, x: float, y: float) -> Iterator[str]:
     """Yield one step: what it is, names of rows and columns, and the grid."""
     cell = SIDE / len(picture.columns)
@@ -139,7 +148,10 @@ def _panel(picture: AttentionPicture, frame: AttentionFrame, x: float, y: float)
     for number, words in enumerate(frame.told):
         yield _text("soft", x, y + 32 + 14 * number, words)
     top, left = y + TOP + 6, x + LEFT
+    apart = math.ceil(LETTER * (1 + max(map(len, picture.columns))) / cell)  # or they overlap
     for column, name in enumerate(picture.columns):
+        if column % apart:
+            continue
         yield _text("above", left + cell * (column + 0.5), top - 4, name)
     for row, name in enumerate(picture.rows):
         owner, middle = picture.owners[row], top + cell * (row + 0.5)
@@ -171,7 +183,8 @@ def _cell(
     yield f'<path class="{kind}" d="{shape}"/>'
     if place in frame.now and side >= SMALLEST:
         at = (0.33, 0.67) if place in picture.halves else (0.5, 0.5)
-        yield _text("num", x + side * at[0], y + side * at[1] + 4, str(rank))
+        kind, low = ("num", 4) if side >= SMALL else ("num tiny", 3)
+        yield _text(kind, x + side * at[0], y + side * at[1] + low, str(rank))
 
 
 def _text(kind: str, x: float, y: float, words: str) -> str:

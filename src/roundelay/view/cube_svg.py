@@ -205,12 +205,13 @@ def _panel(frame: CubeFrame, y: float) -> Iterator[str]:
     kind = "accent" if frame.groups else "good"
     head = f"all-reduce {frame.contraction.result}" if frame.groups else "nothing moves"
     yield _text(f"{kind} big", BADGE, y + 22, head)
-    top = y + (42 if len(frame.groups) <= MOST_GROUPS else 50)
-    for group in frame.groups[:MOST_GROUPS]:
+    some = len(frame.groups) > MOST_GROUPS  # and the line that says so takes the room of one
+    top = y + (54 if some else 42)
+    for group in frame.groups[: MOST_GROUPS - some]:
         yield from _group(group, BADGE + 9, top)
         top += 22
-    if len(frame.groups) > MOST_GROUPS:
-        yield _text("soft small", BADGE, y + 35, f"in {len(frame.groups)} groups, such as")
+    if some:
+        yield _text("soft small", BADGE, y + 38, f"in {len(frame.groups)} groups, such as")
         top += 2
     words = textwrap.wrap(frame.why, 33)
     for line, word in enumerate(words):

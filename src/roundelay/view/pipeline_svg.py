@@ -21,7 +21,7 @@ LETTER_ROOM = 19.0  # a box this wide says its letter, too
 NUMBER_ROOM = 8.0
 TICKS = 12
 MOST_TRACED = 64  # micro-batches that are followed by the pointer
-MOST_SQUARES = 8
+MOST_SQUARES = 12
 HUES = {"F": 250, "B": 160, "W": 70}
 SHADES = 4  # stages of a rank that are told apart
 
@@ -79,7 +79,7 @@ def _svg(picture: PipelinePicture, style: str) -> str:
     body = [
         *_axis(picture, scale, bottom),
         *(part for rank in range(len(picture.rows)) for part in _row(picture, rank, scale)),
-        *_legend(picture, bottom + 52),
+        *_legend(picture, bottom + 52, scale),
     ]
     for number, note in enumerate(picture.notes):
         body.append(_text("ink", MARGIN, bottom + 84 + LINE * number, note))
@@ -113,7 +113,8 @@ def _row(picture: PipelinePicture, rank: int, scale: float) -> Iterator[str]:
     yield f'<rect class="lane" {lane} rx="3"/><rect class="idle" {lane} rx="3"/>'
     for box in picture.rows[rank]:
         yield from _box(box, x + box.start * scale, y, (box.end - box.start) * scale)
-    yield from _kept(picture.peaks[rank], x + TIMELINE + 14, y)
+    squares = max(picture.peaks) <= MOST_SQUARES  # for every rank or for none
+    yield from _kept(picture.peaks[rank], x + TIMELINE + 14, y, squares=squares)
 
 
 def _box(box: PipelineBox, x: float, y: float, width: float) -> Iterator[str]:
@@ -122,18 +123,26 @@ def _box(box: PipelineBox, x: float, y: float, width: float) -> Iterator[str]:
         f'<rect class="{kind}" x="{_n(x + 0.5)}" y="{_n(y)}" width="{_n(max(width - 1, 0.5))}" '
         f'height="{_n(BOX)}" rx="3"><title>{escape(box.words)}</title></rect>'
     )
-    digits = str(box.micro_batch)
-    words = box.letter + digits if width >= LETTER_ROOM + 6 * (len(digits) - 1) else digits
-    if width >= NUMBER_ROOM * len(digits):
+    words = _words(box, width)
+    if words:
         yield _text("in ink", x + width / 2, y + BOX / 2 + 4, words)
 
 
-def _kept(peak: int, x: float, y: float) -> Iterator[str]:
-    """Yield a square for each activation that a rank keeps, or their number."""
-    for number in range(peak if peak <= MOST_SQUARES else 0):
-        left, top = x + 9 * (number % 4), y + 6 + 9 * (number // 4)
+def _words(box: PipelineBox, width: float) -> str:
+    """Return what a box of this width has room for."""
+    digits = str(box.micro_batch)
+    if width >= LETTER_ROOM + 6 * (len(digits) - 1):
+        return box.letter + digits
+    return digits if width >= NUMBER_ROOM * len(digits) else ""
+
+
+def _kept(peak: int, x: float, y: float, *, squares: bool) -> Iterator[str]:
+    """Yield a square for each activation that a rank keeps, and their number."""
+    above = 6 if peak <= 8 else 1  # noqa: PLR2004 - two rows, or three
+    for number in range(peak if squares else 0):
+        left, top = x + 9 * (number % 4), y + above + 9 * (number // 4)
         yield f'<rect class="kept" x="{_n(left)}" y="{_n(top)}" width="7" height="7" rx="1.5"/>'
-    yield _text("soft", x + (42 if peak <= MOST_SQUARES else 0), y + 18, str(peak))
+    yield _text("soft", x + (42 if squares else 0), y + 18, str(peak))
 
 
 def _axis(picture: PipelinePicture, scale: float, bottom: float) -> Iterator[str]:
@@ -148,7 +157,7 @@ def _axis(picture: PipelinePicture, scale: float, bottom: float) -> Iterator[str
     yield _text("soft", x + TIMELINE + 14, TOP - 14, "keeps at most")
 
 
-def _legend(picture: PipelinePicture, y: float) -> Iterator[str]:
+def _legend(picture: PipelinePicture, y: float, scale: float) -> Iterator[str]:
     x = MARGIN
     for letter, meaning in MEANINGS[picture.split].items():
         place = f'x="{_n(x)}" y="{_n(y - 13)}" width="26" height="17" rx="3"'
@@ -161,6 +170,9 @@ def _legend(picture: PipelinePicture, y: float) -> Iterator[str]:
     yield f'<rect class="lane" {idle}/><rect class="idle" {idle}/>'
     more = "; darker: later stages of a rank" if len(set(picture.schedule.placement)) < len(
         picture.schedule.placement) else ""  # fmt: skip
+    if any(_words(box, (box.end - box.start) * scale) == str(box.micro_batch)
+           for row in picture.rows for box in row):  # fmt: skip
+        more += "; narrow boxes have the number alone"
     yield _text("soft", x + 34, y, f"waits: the bubble{more}")
 
 

@@ -98,3 +98,12 @@ def test_what_stalls_fails_and_says_for_whom_it_waited() -> None:
     (failed,) = heard(coordinator, submit(0, 3), submit(2, 3), (0, Said.STALLED, 0, 3))
     assert (failed.to, failed.text) == ((0, 2), "ranks 1, 3 have not submitted it.")
     assert heard(coordinator, (2, Said.STALLED, 0, 3)) == []
+
+
+@pytest.mark.parametrize("first", ["join", "leave"])
+def test_who_waits_in_join_is_told_of_ranks_that_have_left(first: str) -> None:
+    said = [(0, Said.JOIN), (1, Said.LEAVE)]
+    coordinator = Coordinator(3)
+    decided = heard(coordinator, *(said if first == "join" else said[::-1]))
+    assert [(one.to, one.outcome) for one in decided] == [((0,), Outcome.FAIL)]
+    assert "rank 1 has shut down and will not join" in decided[0].text

@@ -53,6 +53,65 @@ def places() -> None:
 
 
 @case
+def averages_of_whole_numbers_are_exact() -> None:
+    ends = {torch.uint8: [255, 254, 1], torch.int8: [-128, 127, -1], torch.uint16: [65535, 2, 1],
+            torch.int64: [2**62 + 1, -(2**63), -7]}  # fmt: skip
+    for dtype, numbers in ends.items():
+        every = [[number, numbers[(at + 1) % 3]] for at, number in enumerate(numbers)]
+        mine = torch.tensor(every[hvd.rank()]).to(dtype)
+        want = []
+        for column in zip(*every, strict=True):
+            total = sum(column)
+            want.append(abs(total) // RANKS * (1 if total >= 0 else -1))
+        assert hvd.allreduce(mine).tolist() == want, (dtype, want)
+        rows = torch.stack([mine] * RANKS)
+        assert hvd.reducescatter(rows, op=hvd.Average).tolist() == [want], dtype
+    refused(
+        InvalidArgumentError, "takes no torch.bool", lambda: hvd.allreduce(torch.tensor([True]))
+    )
+
+
+@case
+def objects_without_a_name_need_no_type_in_common() -> None:
+    assert hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None) == {"epoch": 3}
+    found = hvd.allgather_object(hvd.rank() or "first")
+    assert found == ["first", *range(1, RANKS)]
+
+
+@case
+def names_are_free_once_their_operation_is_done() -> None:
+    hvd.allreduce_async(torch.ones(2), name="given up")  # nobody waits for it
+    hvd.barrier()
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="given up").tolist() == [RANKS, RANKS]
+
+
+@case
+def sparse_tensors_of_other_shapes_fail_as_one_operation() -> None:
+    rank = hvd.rank()
+    mine = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (3 + rank,),
+                                   check_invariants=True)  # fmt: skip
+    wait = hvd.sparse_allreduce_async(mine, "other", hvd.Sum)
+    refused(hvd.HorovodInternalError, "needs one shape on every rank", wait)
+    assert hvd.allreduce(torch.ones(()), op=hvd.Sum) == RANKS
+
+
+@case
+def an_optimizers_state_comes_as_it_is() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([p], 0.1 + hvd.rank(), momentum=0.9)
+    state = {"kind": "warm", "half": torch.ones(2, dtype=torch.bfloat16),
+             "flag": torch.tensor(data=True), "many": torch.tensor([2**53 + 1])}  # fmt: skip
+    if hvd.rank() == 0:
+        optimizer.state[p] = state
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    found = optimizer.state[p]
+    assert found["kind"] == "warm"
+    assert all(found[key].dtype == state[key].dtype for key in ("half", "flag", "many"))  # type: ignore[attr-defined]
+    assert found["many"].item() == 2**53 + 1
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+@case
 def allreduce_of_every_dtype_and_reduction() -> None:
     for dtype in DTYPES:
         whole = each(dtype, 4, 2)

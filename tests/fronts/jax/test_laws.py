@@ -30,7 +30,7 @@ def broken(engine: str, sizes: list[int], *laws: str) -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "4"},
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str]] = json.loads(done.stdout)

@@ -181,13 +181,12 @@ class Negotiation:
                 operation.finish(None, HorovodInternalError(text))
             else:
                 operation.finish(operation.run(comm))
-        except HorovodInternalError as error:  # of this operation
+        except Exception as error:
             operation.finish(None, error)
-        except CommunicationError as error:  # of the group, which is broken
-            operation.finish(None, error)
-            raise
-        except Exception as error:  # noqa: BLE001 - of one operation, told to who waits for it
-            operation.finish(None, error)
+            if isinstance(error, CommunicationError) and not isinstance(
+                error, HorovodInternalError
+            ):
+                raise  # the group is broken, and not this one operation
         return False
 
     # ---- process sets, made and ended by operations of their own

@@ -6,6 +6,7 @@ So calls of programs never mix with those that Python makes, whichever thread XL
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from jax._src import xla_bridge
 from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.engines import CollectiveCall
+from roundelay.engines.threads import Threads
 from roundelay.errors import CommunicationError, InvalidArgumentError
 from roundelay.reductions import Array
 
@@ -150,6 +152,8 @@ def group_of(call: str, comm: object) -> JaxGroup:
     kept = vars(comm)
     if "_jax_group" not in kept:
         _refuse_forked(call)
+        if isinstance(comm._engine, Threads):
+            _refuse_crowded(call, comm.size)
         kept["_jax_group"] = JaxGroup(comm)
     group: JaxGroup = kept["_jax_group"]
     return group
@@ -166,6 +170,22 @@ def _refuse_forked(call: str) -> None:
             f"Use it only inside ranks, or start ranks by `roundelay run`, or rd.run(…, "
             f"engine='threads')."
         )
+
+
+def _refuse_crowded(call: str, size: int) -> None:
+    """Refuse more ranks that are threads than XLA has: each program keeps one until it ends."""
+    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
+    threads = int(asked) if asked.isdigit() else len(os.sched_getaffinity(0))
+    if size <= threads:
+        return
+    if not xla_bridge.backends_are_initialized():
+        os.environ["PJRT_NPROC"] = str(size)  # which XLA reads when it begins
+        return
+    raise InvalidArgumentError(
+        f"rd.jax.{call}: {size} ranks are threads of one process, whose XLA began with {threads}, "
+        f"and a program of each keeps one: they would wait for ever. Set PJRT_NPROC={size} before "
+        f"the program starts, or use ranks that are processes: engine='shared_memory'."
+    )
 
 
 def made_by_python(name: str, op: str, root: int, x: Array) -> Callable[[Communicator], Any]:

@@ -32,7 +32,7 @@ class MoE(nn.Module):
 
     After a forward pass `balance_loss` is a loss that is least when all experts have as much to
     do, `load` how often each was chosen and `dropped` how many choices were dropped, both of all
-    ranks. The mean of all ranks' `balance_loss` is that of one device with all tokens.
+    ranks of `comm`. The mean of their `balance_loss` is that of one device with all their tokens.
     """
 
     def __init__(

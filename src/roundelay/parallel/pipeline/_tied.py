@@ -9,6 +9,10 @@ import torch
 from torch import nn
 
 from roundelay.communicator import Communicator
+from roundelay.training.fingerprint import mark_of
+from roundelay.training.shards.shard import Shard
+
+MARKS = 2**62
 
 
 class TiedParameters:
@@ -23,10 +27,13 @@ class TiedParameters:
         self, holder: nn.Module, comm: Communicator, shared: dict[str, list[int]], names: Any
     ) -> None:
         self._shared: list[tuple[nn.Parameter, Communicator]] = []
+        self._places: list[int] = []  # of those in `names`
+        #: Of all that ranks share, here or elsewhere: the first name.
+        self.names = [*shared]
         self._aside: list[torch.Tensor | None] = []
         groups: dict[tuple[int, ...], Communicator | None] = {}
         own = dict(holder.named_parameters(remove_duplicate=False))
-        for name, ranks in shared.items():
+        for place, (name, ranks) in enumerate(shared.items()):
             key = tuple(ranks)
             if key not in groups:  # all ranks make the groups, in one order
                 groups[key] = comm.group(ranks)
@@ -37,10 +44,23 @@ class TiedParameters:
                 with torch.no_grad():
                     group.broadcast(parameter.detach())
                 self._shared.append((parameter, group))
+                self._places.append(place)
         self._hooks: list[Any] = []
 
     def __bool__(self) -> bool:
         return bool(self._shared)
+
+    def marks(self) -> list[int]:
+        """Return a number above 0 for the values of each in `names`, by which copies are compared.
+
+        0 stands for what is not here.
+        """
+        found = [0] * len(self.names)
+        for place, (parameter, _) in zip(self._places, self._shared, strict=True):
+            values = parameter.full() if isinstance(parameter, Shard) else parameter.detach()
+            real = torch.view_as_real(values) if values.is_complex() else values
+            found[place] = 1 + int(mark_of(real.reshape(-1))) % MARKS
+        return found
 
     def set_aside(self) -> None:
         """Keep gradients of these parameters apart from now on."""

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class Pipeline(nn.Module):
         rest = left_over(model, plan.stages)
         attach(self, model, mine.values(), [name for at in mine for name in rest.get(at, ())])
         told = "; ".join(f"{what}: {value}" for what, value in plan.told.items())
-        stage_model(self, model, comm, told)
+        stage_model(self, model, comm, told, self._compare_copies)
         self._programs = {number: stage.bind(self) for number, stage in mine.items()}
         shared = tied(model, plan.stages, plan.schedule.placement)
         names = _names_of(model)
@@ -79,6 +79,14 @@ class Pipeline(nn.Module):
         self._forms: dict[tuple[int, ...], dict[int, Form | None]] = {}
         self._record = StepRecord()
         self._walk: Walk | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies and pickles: their stages would run the modules of this one."""
+        raise InvalidArgumentError(
+            "A pipeline can't be copied or pickled: its stages are cut out of one model, and run "
+            "that one. Copy the model and make another rd.Pipeline of it; for its weights there "
+            "are rd.full_state_dict(pipe) and rd.save, and pipe.state_dict() for this rank's."
+        )
 
     @property
     def micro_batch(self) -> int:
@@ -176,9 +184,12 @@ class Pipeline(nn.Module):
             problem = str(error)
         numbers = [form_number(x), form_number(errand.target), count, errand.key,
                    self._trained(), bool(problem)]  # fmt: skip
-        every = self._comm.all_gather(np.array(numbers, np.int64)).reshape(-1, len(numbers))
+        told = np.array([*numbers, *self._tied.marks()], np.int64)
+        every, marks = np.split(self._comm.all_gather(told).reshape(-1, len(told)),
+                                [len(numbers)], axis=1)  # fmt: skip
         if every[:, -1].any():
             self._refuse(problem)
+        self._compare_copies(marks)
         self._compare(every)
         count = int(every[every[:, 0] > 0, 2][0])
         inputs = [()] * count if x is None else split_batch(tuple(x), count)
@@ -238,6 +249,22 @@ class Pipeline(nn.Module):
                 f"All ranks call the same of a pipeline, but rank {self._differs(every[:, 3])} "
                 f"does not do what rank 0 does: step, evaluate, or a plain call."
             )
+
+    def _compare_copies(self, marks: np.ndarray[Any, Any] | None = None) -> None:
+        """Refuse copies of a parameter that are no longer equal; every rank calls it."""
+        if marks is None and not self._tied.names:
+            return
+        if marks is None:
+            marks = self._comm.all_gather(np.array(self._tied.marks(), np.int64))
+        for name, given in zip(self._tied.names, marks.T, strict=True):
+            if len({*given.tolist()} - {0}) > 1:
+                first = int(np.flatnonzero(given)[0])
+                raise CollectiveMismatch(
+                    f"The parameter {name} is shared by stages of this pipeline, and rank "
+                    f"{self._differs(given)} has other values of it than rank {first}. Copies stay "
+                    f"equal if all ranks write the same into them and step with the same options: "
+                    f"one lr= for all stages. rd.load or load_state_dict makes them equal again."
+                )
 
     @staticmethod
     def _differs(given: np.ndarray[Any, Any]) -> int:

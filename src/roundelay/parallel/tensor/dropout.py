@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
+from roundelay.training.fingerprint import mark_of
 
 __all__ = ["Dropout"]
 
@@ -26,6 +28,7 @@ class Dropout(LayerPlan):
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"sharded", "whole"})
+    _seen = False  # whether ranks have compared what comes in
 
     def cuts(self) -> dict[str, Sharding]:
         """Cut nothing; refuse what is no dropout."""
@@ -43,6 +46,20 @@ class Dropout(LayerPlan):
         del cuts
         if self.axis.comm.size > 1:
             become(self.place.module, DropoutForward, self)
+
+    def expect_shard(self, x: torch.Tensor) -> None:
+        """Refuse, the first time, a shard that is the same on all ranks: they would go on apart."""
+        if self._seen or "sharded" not in self.place.words or x.numel() == 0:
+            return
+        self._seen, comm = True, self.axis.comm
+        mark = int(mark_of(x.detach().contiguous().reshape(-1)))
+        every = comm.all_gather(np.array([mark, bool((x == x.flatten()[0]).all())], np.int64))
+        if len({*every[:, 0].tolist()}) == 1 and not every[:, 1].any():
+            raise InvalidArgumentError(
+                f"{self.place.label} is 'dropout sharded' in the plan, which is for activations of "
+                f"which every rank of {self.axis.name} has its own part, and all {comm.size} ranks "
+                f"have the same ones there: each would go on with another mask. Say 'dropout'."
+            )
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return random numbers: the same on all ranks, or others on each."""
@@ -68,6 +85,7 @@ class DropoutForward:
             own: Any = super()  # the layer's class, which a mixin does not know
             kept: torch.Tensor = own.forward(x)
             return kept
+        self.tensor_plan.expect_shard(x)
         generator = self.tensor_plan.generator(x.device)
         mask = torch.empty_like(x).bernoulli_(1 - self.p, generator=generator)
         return x * mask.div_(1 - self.p)

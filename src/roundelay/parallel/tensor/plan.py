@@ -149,8 +149,11 @@ def _tied(model: nn.Module, cuts: Cuts) -> list[str]:
             )
     problems += [
         f"{name} is cut already: a plan is applied once."
+        if sharding.axis == AXIS
+        else f"{name} is divided along {sharding.axis}, and stays so: say 'replicate' for it."
         for name, parameter in model.named_parameters()
-        if sharding_of(parameter) is not None
+        if (sharding := sharding_of(parameter)) is not None
+        and (sharding.axis == AXIS or name in ways)
     ]
     return problems
 
@@ -185,7 +188,12 @@ def _agree(mesh: Mesh, problem: str, words: str, model: nn.Module) -> None:
 
 
 def _shapes(model: nn.Module) -> str:
-    told = [(name, tuple(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
+    told = [
+        # Of what is divided along another axis, experts for example, ranks may have more and fewer.
+        (name, tuple(one.shape) if cut is None else cut.whole_shape(one.shape), str(one.dtype))
+        for name, one in model.named_parameters()
+        for cut in (sharding_of(one),)
+    ]
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
 

@@ -21,8 +21,8 @@ class Region(LayerPlan):
 
     Queries, keys and values then share one copy of it, and what the module reads off its input is
     of the whole sequence. After the colon stand attributes of the module that count heads: the
-    first one, and multiples of it, become this rank's. One with a question mark need not be there.
-    `shared` says that the first one counts heads of keys, which several ranks may share.
+    least, and multiples of it, become this rank's. One with a question mark need not be there.
+    `shared` says that the least one counts heads of keys, which several ranks may share.
     """
 
     takes: ClassVar[frozenset[str]] = frozenset({"shared"})
@@ -53,16 +53,18 @@ class Region(LayerPlan):
                 )
         if not values:
             return {}
-        heads = next(iter(values.values()))
+        least = min(values, key=lambda name: values[name])  # with GQA, heads of keys and values
+        heads = values[least]
         share = self.ranks_per_unit(heads)
-        if share > 1 and all(value // heads % share == 0 for value in [*values.values()][1:]):
+        others = [value for name, value in values.items() if name != least]
+        if share > 1 and all(value // heads % share == 0 for value in others):
             return {name: max(1, value // comm.size) for name, value in values.items()}
         here = self.counts(heads, 1)[comm.rank]
         odd = [name for name, value in values.items() if value % heads]
         if odd:
             raise InvalidArgumentError(
-                f"{self.place.label}.{odd[0]} is {values[odd[0]]}, no multiple of "
-                f"{next(iter(values))}, which is {heads}."
+                f"{self.place.label}.{odd[0]} is {values[odd[0]]}, no multiple of {least}, which "
+                f"is {heads}."
             )
         return {name: value // heads * here for name, value in values.items()}
 

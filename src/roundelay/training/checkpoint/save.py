@@ -82,7 +82,7 @@ def save(
         taken.append((manifest, *sheet))
 
     try:
-        run.compare()
+        run.compare_all()
         together(run.everyone, commit.what, take)
     except BaseException:
         commit.take_away()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from roundelay.training._fingerprint import mark_of
+from roundelay.training.fingerprint import mark_of
 from roundelay.training.shards.shard import Shard
 
 __all__ = ["digest", "operation", "tensors_in", "told", "written_by", "wrote"]

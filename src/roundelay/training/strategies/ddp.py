@@ -7,7 +7,7 @@ all-reduced in place as soon as it is full, while backward goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -234,14 +234,18 @@ class _Averaging(WholeGradients):
 
     def _add_up_rows(self) -> dict[int, torch.Tensor]:
         """Bring sparse gradients together, of which no bucket knows."""
-        for index in self.sparse:
+        self._look_at(self.sparse)
+        tensors = self._tensors
+        return {index: add_up_rows(self._ranks(index), tensors[index].grad, tensors[index])
+                for index in self.sparse}  # fmt: skip
+
+    def _look_at(self, indices: Iterable[int]) -> None:
+        """See whether gradients are finite that go through no bucket."""
+        for index in indices:
             grad = self._tensors[index].grad
             if grad is not None:
                 values = grad.coalesce().values() if grad.is_sparse else grad
                 self._intake.look(index, values)
-        tensors = self._tensors
-        return {index: add_up_rows(self._ranks(index), tensors[index].grad, tensors[index])
-                for index in self.sparse}  # fmt: skip
 
     def _fill(self, bucket: Bucket, used: list[bool]) -> list[bool]:
         """Put in what did not arrive: zeros, or what earlier micro-batches have left."""
@@ -277,7 +281,12 @@ class _Averaging(WholeGradients):
             tensor.grad = None if grad is None else grad.to(tensor.dtype)
 
     def _weigh_alone(self) -> None:
-        told = tell_all(self.setup.comm, [], [], self.setup.step)
+        """Average nothing; ranks with other parts of the model learn what is not finite here."""
+        if self.setup.mesh is not None and not self.setup.mesh.alone:
+            self._look_at(range(len(self._tensors)))
+        mine = [index in self._intake.broken for index in range(len(self._tensors))]
+        told = tell_all(self.setup.comm, mine, mine, self.setup.step)
+        refuse_broken(self.setup.comm, told, mine, self.setup.parameters)
         factor = told.factor()
         self.setup.used = {at for at, one in enumerate(self._tensors) if one.grad is not None}
         if self._masters is not None:

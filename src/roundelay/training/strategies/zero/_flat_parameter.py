@@ -11,8 +11,8 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.training._buckets import BucketPlace, shared_tensor
-from roundelay.training._fingerprint import sums_of
 from roundelay.training._setup import Parameter
+from roundelay.training.fingerprint import sums_of
 from roundelay.training.optimizer.masters import merge
 from roundelay.training.precision import Precision, master_dtype
 from roundelay.training.shards.home import Home, as_bytes

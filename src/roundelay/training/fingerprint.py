@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+__all__ = ["ROW", "WIDTHS", "mark_of", "sums_of"]
+
 WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 ROW = 1024
 
