@@ -112,3 +112,32 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
 def test_a_closed_communicator_is_refused(tmp_path: Path) -> None:
     told = met("closed", "threads", tmp_path)
     assert told.count("InvalidArgumentError: This communicator is closed.") == 2
+
+
+CROWD = """
+import jax.numpy as jnp
+import roundelay as rd
+
+jnp.ones(3).sum().block_until_ready()
+
+
+def body(comm):
+    try:
+        return rd.jax.all_reduce(jnp.ones(3), comm=comm).tolist()
+    except rd.RoundelayError as error:
+        return str(error)
+
+
+print(rd.run(body, 3, "threads"))
+"""
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_more_ranks_than_xla_has_threads_are_refused(threads: int) -> None:
+    environ = {**os.environ, "PJRT_NPROC": str(threads), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", CROWD], capture_output=True, text=True, check=True, env=environ
+    )
+    right = "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]"
+    assert (done.stdout.strip() == right) == (threads >= 3), done.stdout
+    assert done.stdout.count("Set PJRT_NPROC=3") == (0 if threads >= 3 else 3)
