@@ -27,6 +27,7 @@ TORCH = (
     "tests/fronts/ray",
     "tests/engines/nccl_on_gpu.py", "tests/engines/test_gloo.py",
     "tests/engines/test_hierarchical.py", "tests/engines/test_nccl.py",
+    "tests/engines/test_threads.py",
     "tests/launch/test_store.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
     "tests/test_examples.py", "tests/test_house_rules.py", "tests/fronts/horovod/test_torch",
 )  # fmt: skip

@@ -733,3 +733,31 @@ def test_averaged_experts_need_not_divide_by_the_ranks(axes: dict[str, int]) -> 
     for found in rd.run(body, int(np.prod([*axes.values()])), "threads"):
         for name, right in one.state_dict().items():
             np.testing.assert_allclose(found[name], right.numpy(), rtol=1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize("axis", ["cp", "ep"])
+def test_what_a_model_sends_along_an_axis_of_data_is_counted_apart(axis: str) -> None:
+    """Also where that axis has all ranks that the strategy acts on."""
+
+    def body(comm: Any) -> Any:
+        mesh = rd.Mesh(comm=comm, **{axis: 2})
+        net = divided("experts", mesh["ep"]) if axis == "ep" else torch.nn.Linear(6, 6).double()
+        net, optimizer = rd.prepare(net, adam(net.parameters()), mesh=mesh)
+        rows = torch.ones(2, 8, 6).double()
+        for _ in range(3):
+            out: Any
+            if axis == "cp":
+                q = net(rd.shard_sequence(rows, mesh["cp"])).unsqueeze(1)
+                out = rd.attention(q, q, q, comm=mesh["cp"])
+            else:
+                out = net(rows)
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        mine = rd.ledger(net).entries[comm.rank]
+        return mine.along, mine.sent, mine.sent_predicted
+
+    for along, sent, predicted in rd.run(body, 2, "threads"):
+        assert [*along] == [axis]
+        assert along[axis] > 500
+        assert abs(sent - predicted) <= 16

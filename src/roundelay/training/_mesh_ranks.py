@@ -41,9 +41,16 @@ class MeshRanks:
     def connect(self, label: Callable[[Communicator], Communicator]) -> None:
         """Make the groups. Every rank calls it."""
         mesh = self.mesh
-        self.everyone = label(mesh.comm)
+        # Where one axis has all of these ranks, what the model sends along it is counted apart.
+        models = [mesh[name] for name in mesh.axes if name != "dp" and mesh.size(name) > 1]
+
+        def own(ranks: Communicator) -> Communicator:
+            again = ranks.group(range(ranks.size)) if any(one is ranks for one in models) else None
+            return label(again or ranks)
+
+        self.everyone = own(mesh.comm)
         #: Ranks with other data, over which a strategy acts.
-        self.data = label(along(mesh, DATA))
+        self.data = own(along(mesh, DATA))
         #: Those of them that have the same experts.
         self.same_experts = label(along(mesh, ("dp", "cp")))
         self.experts = label(along(mesh, (EXPERTS,)))
@@ -141,12 +148,12 @@ class MeshRanks:
         return None if sharding is None else sharding.axis
 
     def sent(self) -> dict[str, int] | None:
-        """Return what this rank has sent along each axis that has no data of its own, so far.
+        """Return what this rank has sent along each axis, so far; of data, by the model alone.
 
         None where the engine does not count. Every rank calls it.
         """
         axes = [name for name, length in self.mesh.axes.items()
-                if length > 1 and (name not in DATA or self.data.size > length)]  # fmt: skip
+                if length > 1 and (name != "dp" or self.data.size > length)]  # fmt: skip
         found: dict[str, int] = {}
         for name in axes:
             traffic = self.mesh[name].traffic()

@@ -115,9 +115,9 @@ class Run:
         return self.step.number
 
     def sent_along(self) -> dict[str, int] | None:
-        """Return the bytes that were sent along axes of a mesh on which no strategy acts alone."""
+        """Return the bytes that the model sent along the axes of a mesh, beside its strategy."""
         mesh = self.setup.mesh
-        return None if mesh is None or mesh.alone else mesh.sent()
+        return None if mesh is None else mesh.sent()
 
     def _share_out(self) -> None:
         """Make the sum over a loader's micro-batches their mean; weighted losses need it not."""

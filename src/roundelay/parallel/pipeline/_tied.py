@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from roundelay.communicator import Communicator
-from roundelay.training.fingerprint import mark_of
+from roundelay.reductions import Array
 from roundelay.training.shards.shard import Shard
 
-MARKS = 2**62
+ROUNDING = {8: 1e-9, 4: 1e-4}  # of a norm, by the bytes of an element
 
 
 class TiedParameters:
@@ -51,16 +52,33 @@ class TiedParameters:
         return bool(self._shared)
 
     def marks(self) -> list[int]:
-        """Return a number above 0 for the values of each in `names`, by which copies are compared.
+        """Return the bits of three numbers for each in `names`, by which copies are compared.
 
-        0 stands for what is not here.
+        A norm, with 1 added, by how much one half is more than the other, and how much of the norm
+        copies may differ by: strategies that step on parts of rows may round the last bit of a
+        copy otherwise. All are 0 for what is not here.
         """
-        found = [0] * len(self.names)
+        found = np.zeros((len(self.names), 3))
         for place, (parameter, _) in zip(self._places, self._shared, strict=True):
             values = parameter.full() if isinstance(parameter, Shard) else parameter.detach()
-            real = torch.view_as_real(values) if values.is_complex() else values
-            found[place] = 1 + int(mark_of(real.reshape(-1))) % MARKS
-        return found
+            flat = (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)
+            norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
+            half, rest = (part.sum(dtype=torch.float64) for part in flat.tensor_split(2))
+            more = float(half - rest) / max(1, flat.numel()) ** 0.5
+            found[place] = 1 + float(norm), more, ROUNDING.get(flat.itemsize, 1e-2)
+        bits: list[int] = found.reshape(-1).view(np.int64).tolist()
+        return bits
+
+    def apart(self, marks: Array) -> tuple[str, int, int] | None:
+        """Return the first that two ranks have other values of, and which; None if none has."""
+        every = np.ascontiguousarray(marks).view(np.float64).reshape(len(marks), -1, 3)
+        for at, name in enumerate(self.names):
+            here = np.flatnonzero(every[:, at, 0])
+            given = every[here, at]
+            off = np.abs(given - given[0]).max(1) > given[0, 2] * (given[:, 0].max() - 1)
+            if off.any():
+                return name, int(here[0]), int(here[off.argmax()])
+        return None
 
     def set_aside(self) -> None:
         """Keep gradients of these parameters apart from now on."""

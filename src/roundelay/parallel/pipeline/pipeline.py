@@ -256,15 +256,15 @@ class Pipeline(nn.Module):
             return
         if marks is None:
             marks = self._comm.all_gather(np.array(self._tied.marks(), np.int64))
-        for name, given in zip(self._tied.names, marks.T, strict=True):
-            if len({*given.tolist()} - {0}) > 1:
-                first = int(np.flatnonzero(given)[0])
-                raise CollectiveMismatch(
-                    f"The parameter {name} is shared by stages of this pipeline, and rank "
-                    f"{self._differs(given)} has other values of it than rank {first}. Copies stay "
-                    f"equal if all ranks write the same into them and step with the same options: "
-                    f"one lr= for all stages. rd.load or load_state_dict makes them equal again."
-                )
+        found = self._tied.apart(marks)
+        if found is not None:
+            name, first, other = found
+            raise CollectiveMismatch(
+                f"The parameter {name} is shared by stages of this pipeline, and rank {other} has "
+                f"other values of it than rank {first}. Copies stay equal if all ranks write the "
+                f"same into them and step with the same options: one lr= for all stages. rd.load "
+                f"or load_state_dict makes them equal again."
+            )
 
     @staticmethod
     def _differs(given: np.ndarray[Any, Any]) -> int:
