@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -126,11 +126,13 @@ def _take(
     optimizer.state.clear()
     for number, state in skeleton["state"].items():
         there = params[number].device
-        placed = [tensor if kind == "cpu" else tensor.to(there)
-                  for tensor, kind in zip(tensors, devices, strict=True)]  # fmt: skip
-        optimizer.state[params[number]] = _with_tensors(state, placed)
+
+        def take(at: int, there: torch.device = there) -> torch.Tensor:
+            return tensors[at] if devices[at] == "cpu" else tensors[at].to(there)
+
+        optimizer.state[params[number]] = _with_tensors(state, take)
     for group, options in zip(optimizer.param_groups, skeleton["param_groups"], strict=True):
-        own = _with_tensors(options, tensors)
+        own = _with_tensors(options, tensors.__getitem__)
         group.update({key: value for key, value in own.items() if key != "params"})
 
 
@@ -152,11 +154,11 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _with_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _with_tensors(value: Any, take: Callable[[int], torch.Tensor]) -> Any:
     if isinstance(value, TensorAt):
-        return tensors[value.number]
+        return take(value.number)
     if isinstance(value, dict):
-        return {key: _with_tensors(item, tensors) for key, item in value.items()}
+        return {key: _with_tensors(item, take) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_with_tensors(item, tensors) for item in value)
+        return type(value)(_with_tensors(item, take) for item in value)
     return value
