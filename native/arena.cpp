@@ -138,9 +138,7 @@ void World::take_back() {
     const std::lock_guard own(mutex_);
     for (const auto& [offset, bytes] : given_back_) {
         if (offset + bytes == header_->top) {
-            // The last block goes back to the kernel: a later one starts from zeroed pages.
-            fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(bytes));
-            header_->top = offset;
+            lower_top(offset);
             continue;
         }
         auto* block = at<FreeBlock>(offset);
@@ -149,6 +147,24 @@ void World::take_back() {
         header_->first_free = offset;
     }
     given_back_.clear();
+}
+
+// The last block goes back to the kernel, and the free ones before it: a later one starts from zeroed
+// pages.
+void World::lower_top(std::uint64_t top) {
+    for (std::uint64_t* link = &header_->first_free; *link != 0;) {
+        const auto* block = at<FreeBlock>(*link);
+        if (*link + block->bytes != top) {
+            link = &at<FreeBlock>(*link)->next;
+            continue;
+        }
+        top = *link;
+        *link = block->next;
+        link = &header_->first_free;
+    }
+    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(top),
+              off_t(header_->top - top));
+    header_->top = top;
 }
 
 }  // namespace roundelay

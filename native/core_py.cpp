@@ -38,6 +38,8 @@ void register_point_to_point(nb::module_& module);
 void register_shelf(nb::module_& module);
 void register_fork(nb::module_& module);
 void register_bound_call(nb::module_& module);
+void register_registered(nb::module_& module);
+void register_numpy_memory(nb::module_& module);
 #ifdef ROUNDELAY_JAX
 void register_jax(nb::module_& module);
 #endif
@@ -74,6 +76,8 @@ NB_MODULE(_core, module) {
     roundelay::register_shelf(module);
     roundelay::register_fork(module);
     roundelay::register_bound_call(module);
+    roundelay::register_registered(module);
+    roundelay::register_numpy_memory(module);
 #ifdef ROUNDELAY_JAX
     roundelay::register_jax(module);
 #endif

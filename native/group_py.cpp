@@ -19,6 +19,7 @@
 #include "inside_py.hpp"
 #include "kept_py.hpp"
 #include "call_queue.hpp"
+#include "registered.hpp"
 #include "sites_py.hpp"
 #include "view_py.hpp"
 #include "waiter_py.hpp"
@@ -38,6 +39,13 @@ struct PreparedCall {
     Program* in_arena;
     std::vector<std::size_t> counts;
     std::size_t count;
+    CallBuffers::Extent in, out;
+
+    void run(Group& group, Waiter& waiter) {
+        if (in_arena == nullptr) return group.run(call, *program, nullptr, counts, count, waiter);
+        const CallBuffers seen(group.world(), call, in, out);
+        group.run(call, *program, in_arena, counts, count, waiter);
+    }
 };
 
 std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
@@ -150,8 +158,7 @@ class PyGroup {
         task->kept = kept_;
         task->work = [prepared, group = group_, queue = queue_.get()] {
             BackgroundWaiter waiter(*queue);
-            group->run(prepared->call, *prepared->program, prepared->in_arena, prepared->counts,
-                       prepared->count, waiter);
+            prepared->run(*group, waiter);
         };
         queue_->submit(task);
         // The buffers stay while the call is under way, even if nobody keeps its handle.
@@ -317,10 +324,12 @@ class PyGroup {
                     std::size_t count, const std::vector<std::size_t>& counts) {
         if (world().foreign()) throw Broken{};
         if (*closed_) throw Closed{};
-        PreparedCall prepared{{}, &program, in_arena, counts, count};
+        PreparedCall prepared{{}, &program, in_arena, counts, count, {}, {}};
         Call& call = prepared.call;
         call.in = in == nullptr ? nullptr : in->data;
         call.out = out == nullptr ? nullptr : out->data;
+        if (in != nullptr) prepared.in = {in->bytes(), in->storage()};
+        if (out != nullptr) prepared.out = {out->bytes(), out->storage()};
         call.dtype = DType(dtype);
         call.op = Op(op);
         call.item = item;
@@ -353,8 +362,7 @@ class PyGroup {
                 waiter.blocks();
             if (!queue_->enter([&] { return waiter.goes_on(*queue_, world()); })) throw Broken{};
             const Turn turn{*this};
-            group_->run(prepared.call, *prepared.program, prepared.in_arena, prepared.counts,
-                        prepared.count, waiter);
+            prepared.run(*group_, waiter);
         });
     }
 

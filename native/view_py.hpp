@@ -32,6 +32,8 @@ class View {
     bool contiguous = true;
     bool known = false;  // read, and of a format that is a dtype
     std::size_t bytes() const { return count * itemsize(dtype); }
+    // The storage of a tensor, by the address of the Python object; else 0.
+    std::uintptr_t storage() const { return reinterpret_cast<std::uintptr_t>(storage_.ptr()); }
     // To be called when it was written: autograd counts what is done to a tensor.
     void written() const;
 

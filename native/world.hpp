@@ -201,6 +201,7 @@ class World : public std::enable_shared_from_this<World> {
     bool lose(int rank, const std::string& why);
     void ring_all();
     void take_back();
+    void lower_top(std::uint64_t top);
     bool stopped(int rank);
     friend void close_after_fork();
 

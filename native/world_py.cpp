@@ -134,6 +134,10 @@ void register_world(nb::module_& module) {
         .def_prop_ro("fd", &World::fd)
         .def_prop_ro("used", &World::used)
         .def_prop_ro("foreign", &World::foreign)
+        .def("holds",
+             [](World& world, std::uintptr_t address) {
+                 return world.offset_of(reinterpret_cast<const void*>(address)) != World::nowhere;
+             })
         .def_prop_ro("token",
                      [](World& world) {
                          const auto token = world.token();

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from roundelay import jax as jax
     from roundelay import ray as ray
     from roundelay.communicator import ANY, Communicator
+    from roundelay.communicator.arena_arrays import arena_arrays
     from roundelay.launch import init, run
     from roundelay.launch.verify import verify
     from roundelay.parallel.context.attention import attention
@@ -69,6 +70,7 @@ __all__ = [
     "__version__",
     "accumulate",
     "apply_plan",
+    "arena_arrays",
     "attention",
     "backward",
     "context_parallel",
@@ -121,6 +123,7 @@ _WHERE = {
     "Zero": "training.strategies.zero",
     "accumulate": "training",
     "apply_plan": "parallel.tensor.plan",
+    "arena_arrays": "communicator.arena_arrays",
     "attention": "parallel.context.attention",
     "backward": "training",
     "context_parallel": "parallel.context.context_parallel",

@@ -12,6 +12,7 @@ import numpy as np
 from roundelay.arguments import index_of, indices_of, shown, whole
 from roundelay.communicator.calls import ArrayCalls
 from roundelay.communicator.losses import Losses
+from roundelay.communicator.registered import RegisterCalls
 from roundelay.engines import Engine
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NoRoomError
 
@@ -21,7 +22,7 @@ MOST = (1 << 62) - 1
 MOST_DIMENSIONS = 32  # numpy before 2.0 has no more
 
 
-class GroupCalls(ArrayCalls, Losses):
+class GroupCalls(ArrayCalls, Losses, RegisterCalls):
     """The part of a communicator that makes others, and arrays in the arena."""
 
     _parent: Self | None = None  # the one it was made from

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from roundelay.engines._call import (
+    Arena,
     CollectiveCall,
     FastPath,
     MessageCall,
@@ -135,6 +136,10 @@ class Engine(ABC):
     def own_memory(self, nbytes: int) -> Array:
         """Return bytes that the engine reaches best, as they are; other ranks need not ask."""
         return _own_bytes(nbytes)
+
+    def arena(self, *, closed: bool = False) -> Arena | None:  # noqa: ARG002 - of who has one
+        """Return the memory that arrays can move into, if there is any; `closed`: even then."""
+        return None
 
     def fail(self, word: str, text: str) -> None:
         """Tell the other ranks that this one "failed" or was "interrupted", and by what.

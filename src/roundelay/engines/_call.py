@@ -65,6 +65,33 @@ class MessageCall:
     background: bool = True
 
 
+@dataclass(slots=True)
+class OwnedMemory:
+    """Memory that an object of Python's has and lets go of, as a whole, when it goes."""
+
+    name: str  # as the user knows it
+    address: int
+    nbytes: int
+    owner: Any  # an array, or a storage of torch's
+    may_move: bool  # whether the owner may get other memory while it lives
+
+
+class Arena(Protocol):
+    """Memory of a host that all its ranks reach, and into which arrays can move."""
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Tell whether this memory lies there."""
+
+    def move_in(self, memories: Sequence[OwnedMemory]) -> None:
+        """Move memory there, which keeps its address; all of it or none. Other ranks need not."""
+
+    def move_out(self, memories: Sequence[OwnedMemory]) -> int:
+        """Give it pages of its own again; return how many bytes had none."""
+
+    def numpy_handler(self, least: int) -> object:
+        """Return where numpy takes memory from, for arrays of at least so many bytes there."""
+
+
 #: Takes a collective by its place in the alphabetical list, what goes in, what comes out, a
 #: reduction by its place in `REDUCTIONS`, and the root. What it refuses comes again, built.
 FastPath = Callable[[int, Any, Any, int, int], bool]

@@ -23,6 +23,7 @@ from roundelay.engines._call import (
     MessageCall,
     no_fast_path,
 )
+from roundelay.engines._native.arena import NativeArena
 from roundelay.engines._native.encode import view
 from roundelay.engines._native.lazily import Lazily
 from roundelay.engines._native.pool import Pool
@@ -265,6 +266,16 @@ class NativeEngine(Engine):
             return self._root._pool.take(nbytes)
         except _core.Broken:
             raise explain(self) from None
+
+    @Lazily
+    def _arena(self) -> NativeArena:
+        return NativeArena(weakref.ref(self), self.world)
+
+    def arena(self, *, closed: bool = False) -> NativeArena:
+        """Return that of the world, which is the same for all groups of this rank."""
+        if not closed:
+            self._open()
+        return self._root._arena
 
     def moved(self) -> tuple[list[int], list[int]]:
         """Return what the programs of this rank moved, and what messages it has sent."""

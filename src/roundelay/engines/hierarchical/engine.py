@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from roundelay.engines._base import Engine
-from roundelay.engines._call import CollectiveCall, MessageCall, MessageRequest, Request
+from roundelay.engines._call import Arena, CollectiveCall, MessageCall, MessageRequest, Request
 from roundelay.engines._call_signature import CallSignature, end_signature, signature_of
 from roundelay.engines._selector import Select
 from roundelay.engines.hierarchical._calls import HierarchicalCalls
@@ -172,6 +172,10 @@ class Hierarchical(Engine):
     def own_memory(self, nbytes: int) -> Array:
         """Return bytes in the arena of this host, for this rank alone."""
         return self._inside.own_memory(nbytes)
+
+    def arena(self, *, closed: bool = False) -> Arena | None:
+        """Return that of this host."""
+        return self._inside.arena(closed=closed)
 
     def fail(self, word: str, text: str) -> None:
         """Tell the ranks of this host and those of the others."""
