@@ -24,11 +24,13 @@ ONE_IN = 12  # points of a sample; without --sample it is every point
 
 
 def workload(comm: Any) -> None:
-    """Call a bit of everything: small, sliced, in the arena, in the background, mail, a group."""
+    """Call a bit of everything: small, sliced, in the arena, in the background, mail, groups."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     arena = comm.empty(10_000, np.float32)
     arena[:] = 1
-    for x in (np.ones(2), np.ones(1000), np.ones(70_000), arena):  # 70,000: in three slices
+    registered = np.ones(10_000, np.float32)
+    comm.register(registered)
+    for x in (np.ones(2), np.ones(1000), np.ones(70_000), arena, registered):  # one in three slices
         assert (comm.all_reduce(x) == comm.size).all()
     assert (comm.broadcast(np.full(10, comm.rank), comm.size - 1) == comm.size - 1).all()
     pending = comm.start.all_to_all(np.full((comm.size, 5), comm.rank))

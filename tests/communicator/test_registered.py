@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -26,12 +25,13 @@ from roundelay.errors import (
 )
 
 SIZES = (1, 2, 3, 4, 7)
+LEAST = 32 * 1024  # bytes that move
 Call = Callable[[Any, Any, Any], Any]  # of a communicator, x of so many rows, and a maker of more
 
 CALLS: dict[str, Call] = {
     "all_reduce": lambda comm, x, _: comm.all_reduce(x),
     "all_reduce out": lambda comm, x, new: comm.all_reduce(x, out=new(x.shape)),
-    "all_reduce max": lambda comm, x, _: comm.all_reduce(x, "max"),
+    "all_reduce prod": lambda comm, x, _: comm.all_reduce(x, "prod"),
     "all_reduce ring": lambda comm, x, _: comm.all_reduce(x, algorithm="ring"),
     "reduce": lambda comm, x, _: comm.reduce(x, root=comm.size - 1),
     "broadcast": lambda comm, x, _: comm.broadcast(x, comm.size - 1),
@@ -49,7 +49,7 @@ CALLS: dict[str, Call] = {
     "exscan": lambda comm, x, _: comm.exscan(x),
     "every other": lambda comm, x, _: comm.all_reduce(x.reshape(-1)[::2]),
     "in the background": lambda comm, x, _: [
-        handle.wait() for handle in [comm.start.all_reduce(x), comm.start.all_reduce(x, "max")]
+        handle.wait() for handle in [comm.start.all_reduce(x), comm.start.all_reduce(x, "prod")]
     ],
 }
 DTYPES = ("int8", "int64", "float16", "float32", "float64", "complex128")
@@ -90,12 +90,12 @@ def test_a_registered_array_gets_the_bits_of_an_ordinary_one(
             for registered in (False, True):
                 made: list[Any] = []
 
-                def new(shape: Any, made: list[Any] = made, move: bool = registered) -> Any:  # noqa: FBT001
-                    room = numbers(comm, int(np.prod(shape)) + first + 3, dtype, 1)
-                    if move:
-                        assert comm.register(room) == room.nbytes
+                def new(shape: Any, made: list[Any] = made, at: Any = (first, registered)) -> Any:
+                    room = numbers(comm, int(np.prod(shape)) + at[0] + 3, dtype, 1)
+                    if at[1]:
+                        assert comm.register(room) == (room.nbytes if room.nbytes >= LEAST else 0)
                     made.append(room)
-                    return room[first:-3].reshape(shape)
+                    return room[at[0] : -3].reshape(shape)
 
                 x = new((comm.size, count))
                 where = [address(each) for each in made]
@@ -153,13 +153,14 @@ def test_ranks_may_register_or_not(size: int, ranks: Any) -> None:
 def test_views_that_were_there_see_what_comes(ranks: Any) -> None:
     def work(comm: Any) -> None:
         x = np.arange(60_000.0).reshape(200, 300)
-        views = [x[3:-1, 5:], x.T, x.reshape(-1)[7::3], memoryview(x), x.view(np.int64)]
+        views: list[Any] = [x[3:-1, 5:], x.T, x.reshape(-1)[7::3], x.data, x.view(np.int64)]
         copies = [np.array(view) for view in views]
         assert comm.register(views[0]) == x.nbytes  # a part stands for the whole
         assert comm.register([x, views[1]]) == 2 * x.nbytes  # which is there already
         assert all((np.array(v) == c).all() for v, c in zip(views, copies, strict=True))
         comm.all_reduce(x)
-        assert all((np.array(v) == c * comm.size).all() for v, c in zip(views[:3], copies[:3], strict=True))  # fmt: skip
+        pairs = zip(views[:3], copies[:3], strict=True)
+        assert all((np.array(v) == c * comm.size).all() for v, c in pairs)
         views[0][:] = -1
         assert (comm.all_reduce(x)[3:-1, 5:] == -comm.size).all()
 
@@ -214,10 +215,11 @@ def test_memory_goes_back_with_the_array(ranks: Any) -> None:
             comm.all_reduce(held[1])
             assert arena_bytes(comm) > before
             del held[:2], held[1:]
-            comm.unregister(held)
+            assert arena_bytes(comm) > before
+            del held
             assert arena_bytes(comm) > before  # the view has the third
             assert (view == 1).all()
-            del held, view
+            del view
             assert arena_bytes(comm) == before
 
     ranks(3, work)
@@ -323,7 +325,8 @@ def test_one_arena_serves_all_groups_of_a_job(ranks: Any) -> None:
         assert (x == comm.size * group.size).all()
         del group
         gc.collect()
-        assert (comm.all_reduce(x) == comm.size * comm.size * len(range(comm.rank % 2, comm.size, 2))).min() or True  # fmt: skip
+        x[:] = 1
+        assert (comm.all_reduce(x) == comm.size).all()
         assert comm.unregister(x) == x.nbytes
 
     ranks(4, work)
@@ -374,7 +377,7 @@ def test_what_can_not_move_is_refused_by_name(tmp_path: Path, ranks: Any) -> Non
             (np.memmap(file, float, "c"), "belongs to a mmap"),
             (np.ctypeslib.as_array(Foreign().values), "belongs to a"),
             (np.frombuffer(bytes(400_000)), "belongs to a bytes"),
-            (np.frombuffer(bytearray(400_000)), "belongs to a bytearray"),
+            (np.frombuffer(bytearray(400_000)), "belongs to a (bytearray|memoryview)"),
             (np.ones(50_000).astype(object), "dtype object"),
             (np.ma.ones(50_000), "masks"),
             (3.5, "register takes numpy arrays"),
@@ -446,8 +449,7 @@ def test_a_broken_group_says_why(ranks: Any) -> None:
         x += 1
 
     found = ranks.outcomes(2, work)
-    assert [one.error for one in found] == ["CommunicationError", "KeyError"] or found[0].error in (
-        "PeerLost", ""), found  # fmt: skip
+    assert [one.error for one in found] == ["", "KeyError"], found[0].trace
 
 
 # ---- what else is in the process
@@ -458,7 +460,7 @@ def test_neighbours_on_the_heap_keep_what_is_theirs(processes: Any) -> None:
 
     def work(comm: Any) -> None:
         ctypes.CDLL(None).mallopt(-3, 1 << 30)  # from now on nothing has pages of its own
-        rng = random.Random(3)  # noqa: S311
+        rng = random.Random(3)
         held = [np.full(rng.randrange(4100, 30_000), float(n)) for n in range(40)]
         assert "[heap]" in mapping_of(address(held[20]))
         for turn in range(30):
@@ -517,12 +519,12 @@ def test_a_forked_child_shares_the_array_and_lets_go_of_it_alone(processes: Any)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_story_ends_as_with_ordinary_arrays(seed: int, ranks: Any) -> None:
+def test_any_story_ends_as_with_ordinary_arrays(seed: int, ranks: Any) -> None:  # noqa: C901
     """Make, register, write, call, unregister and drop in any order, beside a twin untouched."""
 
     def work(comm: Any) -> None:
         before = arena_bytes(comm)
-        rng, own = random.Random(seed), random.Random(f"{seed} {comm.rank}")  # noqa: S311
+        rng, own = random.Random(seed), random.Random(f"{seed} {comm.rank}")
         pairs: list[tuple[Any, Any]] = []
         for _ in range(120):
             what = rng.choice(["make", "register", "write", "call", "call", "unregister", "drop"])
@@ -580,91 +582,6 @@ def test_arrays_that_are_left_at_exit_disturb_nobody(more: str) -> None:
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-
-
-# ---- arrays that come from the arena
-
-
-def holds(comm: Any, x: Any) -> bool:
-    return bool(comm._engine.world.holds(address(x)))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_arena_arrays_come_from_the_arena_and_go_back(size: int, ranks: Any) -> None:
-    def work(comm: Any) -> None:
-        before = arena_bytes(comm)
-        outer = np.ones(50_000)
-        with rd.arena_arrays(comm):
-            made = [np.ones(50_000), np.zeros((300, 300)), np.empty(4096), outer * 2]
-            small = np.ones(4095)
-            made.append(made[1].astype(np.float32))
-            with pytest.raises(KeyError), rd.arena_arrays(comm):
-                raise KeyError
-            inner = outer.copy()
-        after = outer.copy()
-        assert [holds(comm, x) for x in made] == [True] * 5
-        assert holds(comm, inner)
-        assert not any(holds(comm, x) for x in (small, outer, after))
-        assert (made[1] == 0).all()
-        assert comm.register(made) == sum(x.nbytes for x in made)
-        assert (comm.all_reduce(made[0]) == comm.size).all()
-        made[3].resize(200_000, refcheck=False)
-        assert (made[3][:50_000] == 2).all()
-        assert (made[3][50_000:] == 0).all()
-        assert holds(comm, made[3])
-        made[3].resize(10, refcheck=False)
-        assert (made[3] == 2).all()
-        del made, inner
-        assert arena_bytes(comm) == before
-
-    ranks(size, work)
-
-
-def test_arena_arrays_are_for_this_thread_alone(threads: Any) -> None:
-    def work(comm: Any) -> None:
-        found: list[Any] = []
-        with rd.arena_arrays(comm):
-            other = threading.Thread(target=lambda: found.append(np.ones(50_000)))
-            other.start()
-            other.join()
-        assert not holds(comm, found[0])
-
-    threads(2, work)
-
-
-def test_arena_arrays_that_find_no_room_say_so(ranks: Any) -> None:
-    def work(comm: Any) -> None:
-        with rd.arena_arrays(comm):
-            with pytest.raises(MemoryError):
-                np.ones(1 << 20)
-            x = np.ones(50_000)
-        assert (comm.all_reduce(x) == comm.size).all()
-
-    ranks(2, work, arena=3 << 20)
-
-
-def test_arena_arrays_in_a_forked_child_are_ordinary(processes: Any) -> None:
-    def work(comm: Any) -> None:
-        with rd.arena_arrays(comm):
-            x = np.ones(50_000)
-            pid = os.fork()
-            if pid == 0:
-                status = 3
-                try:
-                    y = x * 2
-                    del x
-                    status = int(holds(comm, y)) or int(y.sum() != 100_000)
-                finally:
-                    os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert (comm.all_reduce(x) == comm.size).all()
-
-    processes(2, work)
-
-
-def test_arena_arrays_needs_a_communicator() -> None:
-    with pytest.raises(InvalidArgumentError, match="arena_arrays needs a communicator"):
-        rd.arena_arrays(3).__enter__()  # type: ignore[arg-type]
 
 
 def test_the_kernel_is_asked_whether_pages_are_the_same() -> None:

@@ -46,10 +46,15 @@ class NativeArena:
 
     def move_in(self, memories: Sequence[OwnedMemory]) -> None:
         """Move all of them, or none."""
+        engine = self._engine()
+        if self._world.troubled and engine is not None:
+            raise engine.trouble()
+        # Where ranks are threads another may be at the same array. What had moved when these were
+        # read is known by now, and passed over; what moves later still looks as it was.
+        mappings = _mappings() if memories else []
         wanted = [one for one in memories if not self.holds(one.address, one.nbytes)]
-        mappings = _mappings() if wanted else []
         for one in wanted:
-            _refuse_unmovable(one, mappings)
+            self._refuse_unmovable(one, mappings)
         moved: list[_core.Registration] = []
         try:
             for one in wanted:
@@ -57,11 +62,33 @@ class NativeArena:
         except (_core.OutOfMemory, _core.Broken) as error:
             for registration in moved:
                 registration.release()
-            engine = self._engine()
             if isinstance(error, _core.Broken) and engine is not None:
                 raise engine.trouble() from None
             nbytes = sum(map(attrgetter("nbytes"), wanted))
             raise NoRoomError(nbytes, _core.available_memory(), "register") from None
+
+    def _refuse_unmovable(self, one: OwnedMemory, mappings: list[_Mapping]) -> None:
+        """Refuse pages that are not this process's alone: a file's, a device's, or shared ones."""
+        found = _core.Registration.find(one.address, one.nbytes)
+        if found is not None and not found.is_in(self._world):
+            raise InvalidArgumentError(
+                f"register can't move {one.name}: it is registered in the arena of another job. "
+                f"Unregister it there first."
+            )
+        starts = [each.start for each in mappings]
+        at = -(-one.address // PAGE) * PAGE
+        end = (one.address + one.nbytes) // PAGE * PAGE
+        while at < end:
+            place = bisect_right(starts, at) - 1
+            here = mappings[place] if place >= 0 and mappings[place].end > at else None
+            if here is None or here.permissions[:2] != "rw" or here.permissions[3] != "p" \
+                    or here.inode != "0":  # fmt: skip
+                what = "nothing" if here is None else here.path or "shared memory"
+                raise InvalidArgumentError(
+                    f"register can't move {one.name}: its memory is not ordinary memory of this "
+                    f"process alone, but {what}. Copy it to an array of comm.empty()."
+                )
+            at = here.end
 
     def numpy_handler(self, least: int) -> object:
         """Return one that takes blocks of the arena."""
@@ -112,26 +139,3 @@ def _mappings() -> list[_Mapping]:
         start, end = (int(word, 16) for word in addresses.split("-"))
         found.append(_Mapping(start, end, permissions, inode, path[0] if path else ""))
     return found
-
-
-def _refuse_unmovable(one: OwnedMemory, mappings: list[_Mapping]) -> None:
-    """Refuse pages that are not this process's alone: a file's, a device's, or shared ones."""
-    if _core.Registration.find(one.address, one.nbytes) is not None:
-        raise InvalidArgumentError(
-            f"register can't move {one.name}: it is registered in the arena of another job. "
-            f"Unregister it there first."
-        )
-    starts = [each.start for each in mappings]
-    at = -(-one.address // PAGE) * PAGE
-    end = (one.address + one.nbytes) // PAGE * PAGE
-    while at < end:
-        place = bisect_right(starts, at) - 1
-        here = mappings[place] if place >= 0 and mappings[place].end > at else None
-        if here is None or here.permissions[:2] != "rw" or here.permissions[3] != "p" \
-                or here.inode != "0":  # fmt: skip
-            what = "nothing" if here is None else here.path or "shared memory"
-            raise InvalidArgumentError(
-                f"register can't move {one.name}: its memory is not ordinary memory of this "
-                f"process alone, but {what}. Copy it to an array of comm.empty()."
-            )
-        at = here.end
