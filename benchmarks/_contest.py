@@ -12,10 +12,11 @@ from pathlib import Path
 from roundelay import _core
 from roundelay.bench import CaseResult, PeerVersions, Spec, installed_peers, measure
 
-__all__ = ["OURS", "Asked", "asked", "contest"]
+__all__ = ["ALL_OURS", "OURS", "Asked", "asked", "contest"]
 
 RESULTS = Path(__file__).parent / "results"
 OURS = ("roundelay", "arena")  # on ordinary arrays, and on those from `comm.empty`
+ALL_OURS = (*OURS, "registered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ def contest(runs: Iterable[tuple[str, Spec]], options: Asked) -> None:
 def _as_json(row: CaseResult) -> dict[str, object]:
     """Return microseconds of every contender, and how ours stand to the best of the others."""
     micro = {name: round(each.seconds * 1e6, 3) for name, each in row.timings.items()}
-    others = [micro[name] for name in micro if name not in OURS]
-    ours = [name for name in OURS if name in micro]
+    others = [micro[name] for name in micro if name not in ALL_OURS]
+    ours = [name for name in ALL_OURS if name in micro]
     ratios = {f"best_peer_over_{name}": round(min(others) / micro[name], 2)
               for name in ours if others}  # fmt: skip
     floors = {

@@ -8,6 +8,7 @@ __all__ = [
     "ARENA",
     "OURS",
     "PEERS",
+    "REGISTERED",
     "Case",
     "CaseResult",
     "Message",
@@ -18,6 +19,7 @@ __all__ = [
 
 OURS = "roundelay"
 ARENA = "arena"
+REGISTERED = "registered"
 PEERS = ("gloo", "mpi", "mpich", "deepspeed")
 
 
@@ -31,8 +33,9 @@ class Case(msgspec.Struct, frozen=True):
 class Spec(msgspec.Struct, frozen=True):
     """A whole run. Contenders are measured in turn, again and again, on the same cases.
 
-    A contender is `roundelay`, `arena` (the same on buffers from `comm.empty`), the name of a peer,
-    or the name of an algorithm of the case's collective.
+    A contender is `roundelay`, `arena` (the same on buffers from `comm.empty`), `registered` (on
+    buffers that `comm.register` has moved there), the name of a peer, or the name of an algorithm
+    of the case's collective.
     """
 
     size: int

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from roundelay.bench.messages import (
     ARENA,
     OURS,
     PEERS,
+    REGISTERED,
     Case,
     CaseResult,
     Message,
@@ -91,8 +94,12 @@ def _contender(
         calls = [peers[name].call(work, buffers) for buffers in shared]
         able = [call for call in calls if call is not None]
         return Contender(shared, able, source) if len(able) == len(shared) else None
-    buffers = [work.make(comm.empty) for _ in shared] if name == ARENA else shared
-    algorithm = None if name in (OURS, ARENA) else name
+    buffers = shared
+    if name in (ARENA, REGISTERED):
+        buffers = [work.make(comm.empty if name == ARENA else np.empty) for _ in shared]
+    if name == REGISTERED:
+        comm.register([array for each in buffers for array in (each.input, each.output)])
+    algorithm = None if name in (OURS, ARENA, REGISTERED) else name
     own = [_ours(comm, work, each, algorithm=algorithm) for each in buffers]
     return Contender(buffers, own, source)
 
