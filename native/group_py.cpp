@@ -34,8 +34,7 @@ struct Closed : std::exception {
 
 struct PreparedCall {
     Call call;
-    Program* program;
-    Program* in_arena;
+    Ways ways;
     std::vector<std::size_t> counts;
     std::size_t count;
 };
@@ -45,10 +44,10 @@ std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
     return hash;
 }
 
-// The program for messages of up to so many bytes: for private buffers, or none while nobody has
-// asked for it; for those in the arena; the number of its algorithm; and whether it rounds halves
-// once, else it is not for them.
-using SizeClass = std::tuple<std::size_t, Program*, Program*, int, bool>;
+// The programs for messages of up to so many bytes: by slots, or none while nobody has asked for it; in
+// the arena; by reading others' memory; the number of the algorithm; and whether it rounds halves once,
+// else it is not for them.
+using SizeClass = std::tuple<std::size_t, Program*, Program*, Program*, int, bool>;
 
 // What plain calls of one collective look like on this rank.
 struct PlainCalls {
@@ -129,18 +128,19 @@ class PyGroup {
     std::uint32_t site_here() { return shared_->sites.here(); }
     bool failed() const { return queue_->failed(); }
 
-    void call(Program& program, Program* in_arena, View* in, View* out, int collective, int algorithm,
+    void call(Program& program, Program* in_arena, Program* by_reading, View* in, View* out, int collective, int algorithm,
               int root, int dtype, int op, std::size_t item, std::size_t count,
               const std::vector<std::size_t>& counts) {
-        PreparedCall prepared = prepare(program, in_arena, in, out, collective, algorithm, root, dtype, op,
-                                  item, count, counts);
+        PreparedCall prepared = prepare({&program, in_arena, by_reading}, in, out, collective, algorithm,
+                                        root, dtype, op, item, count, counts);
         run(prepared);
     }
 
-    std::shared_ptr<PyCallRequest> start(Program& program, Program* in_arena, View* in, View* out, int collective,
-                                  int algorithm, int root, int dtype, int op, std::size_t item,
+    std::shared_ptr<PyCallRequest> start(Program& program, Program* in_arena, Program* by_reading,
+                                         View* in, View* out, int collective, int algorithm,
+                                         int root, int dtype, int op, std::size_t item,
                                   std::size_t count, const std::vector<std::size_t>& counts) {
-        auto prepared = std::make_shared<PreparedCall>(prepare(program, in_arena, in, out, collective,
+        auto prepared = std::make_shared<PreparedCall>(prepare({&program, in_arena, by_reading}, in, out, collective,
                                                          algorithm, root, dtype, op, item, count,
                                                          counts));
         auto task = std::make_shared<PyCallRequest>();
@@ -150,25 +150,24 @@ class PyGroup {
         task->kept = kept_;
         task->work = [prepared, group = group_, queue = queue_.get()] {
             BackgroundWaiter waiter(*queue);
-            group->run(prepared->call, *prepared->program, prepared->in_arena, prepared->counts,
-                       prepared->count, waiter);
+            group->run(prepared->call, prepared->ways, prepared->counts, prepared->count, waiter);
         };
         queue_->submit(task);
         // The buffers stay while the call is under way, even if nobody keeps its handle.
         kept_->keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(program),
-                                         nb::find(in_arena)));
+                                         nb::find(in_arena), nb::find(by_reading)));
         return task;
     }
 
     // A call whose buffers come later, from a compiled program: its number. See BoundCall.
-    std::int64_t bind(Program& program, int collective, int algorithm, int root, int dtype, int op,
+    std::int64_t bind(Program& program, Program* by_reading, int collective, int algorithm, int root, int dtype, int op,
                       std::size_t item, std::size_t count, bool shared) {
-        const PreparedCall prepared = prepare(program, nullptr, nullptr, nullptr, collective, algorithm,
-                                              root, dtype, op, item, count, {});
+        const PreparedCall prepared = prepare({&program, nullptr, by_reading}, nullptr, nullptr, collective,
+                                              algorithm, root, dtype, op, item, count, {});
         auto bound = std::make_unique<BoundCall>();
         bound->call = prepared.call;
-        bound->program = &program;
-        bound->kept = nb::find(program);
+        bound->ways = prepared.ways;
+        bound->kept = nb::make_tuple(nb::find(program), nb::find(by_reading));
         bound->count = count;
         bound->untouched = program.out_here == 0 ? program.most * count * item : 0;
         bound->shared = shared;
@@ -257,12 +256,12 @@ class PyGroup {
             return false;
         const std::size_t item = itemsize(some.dtype);
         const bool half = some.dtype == DType::float16 || some.dtype == DType::bfloat16;
-        for (const auto& [most, program, in_arena, algorithm, once] : known.size_classes) {
+        for (const auto& [most, program, in_arena, by_reading, algorithm, once] : known.size_classes) {
             if (count * item * known.most_blocks > most) continue;
             if (program == nullptr || (known.reduces && !once && (half || kind == Op::avg)))
                 return false;
             try {
-                PreparedCall prepared = prepare(*program, in_arena, in ? &*in : nullptr, to, collective,
+                PreparedCall prepared = prepare({program, in_arena, by_reading}, in ? &*in : nullptr, to, collective,
                                           algorithm, root, int(some.dtype), op, item, count, {});
                 run(prepared);
             } catch (const Broken&) {
@@ -312,12 +311,12 @@ class PyGroup {
         return false;
     }
 
-    PreparedCall prepare(Program& program, Program* in_arena, const View* in, const View* out, int collective,
+    PreparedCall prepare(const Ways& ways, const View* in, const View* out, int collective,
                     int algorithm, int root, int dtype, int op, std::size_t item,
                     std::size_t count, const std::vector<std::size_t>& counts) {
         if (world().foreign()) throw Broken{};
         if (*closed_) throw Closed{};
-        PreparedCall prepared{{}, &program, in_arena, counts, count};
+        PreparedCall prepared{{}, ways, counts, count};
         Call& call = prepared.call;
         call.in = in == nullptr ? nullptr : in->data;
         call.out = out == nullptr ? nullptr : out->data;
@@ -326,7 +325,7 @@ class PyGroup {
         call.item = item;
         const std::uint64_t kind =
             std::uint64_t(std::uint32_t(root)) << 16 | std::uint64_t(dtype) << 8 | unsigned(op);
-        std::uint32_t hash = mix(mix(2166136261u, program.name), kind);
+        std::uint32_t hash = mix(mix(2166136261u, ways.by_slots->name), kind);
         hash = mix(hash, count);
         for (std::size_t length : counts) hash = mix(hash, length);
         call.record.hash = hash;
@@ -353,8 +352,7 @@ class PyGroup {
                 waiter.blocks();
             if (!queue_->enter([&] { return waiter.goes_on(*queue_, world()); })) throw Broken{};
             const Turn turn{*this};
-            group_->run(prepared.call, *prepared.program, prepared.in_arena, prepared.counts,
-                        prepared.count, waiter);
+            group_->run(prepared.call, prepared.ways, prepared.counts, prepared.count, waiter);
         });
     }
 
@@ -420,14 +418,14 @@ void register_group(nb::module_& module) {
                  self.group().set_spin(std::int64_t(seconds * 1e9));
              })
         .def("call", &PyGroup::call, nb::arg("program"), nb::arg("in_arena").none(),
-             nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
+             nb::arg("by_reading").none(), nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
         .def("start", &PyGroup::start, nb::arg("program"), nb::arg("in_arena").none(),
-             nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
+             nb::arg("by_reading").none(), nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
-        .def("bind", &PyGroup::bind, nb::arg("program"), nb::arg("collective"), nb::arg("algorithm"),
+        .def("bind", &PyGroup::bind, nb::arg("program"), nb::arg("by_reading").none(), nb::arg("collective"), nb::arg("algorithm"),
              nb::arg("root"), nb::arg("dtype"), nb::arg("op"), nb::arg("item"), nb::arg("count"),
              nb::arg("shared"))
         .def("close", &PyGroup::close)

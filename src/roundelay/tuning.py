@@ -81,6 +81,19 @@ class Tuning:
             "scatter": _always("scatter_direct"),
         }
     )
+    #: Where ranks can read one another's private memory: by which algorithm; "" is not to.
+    reading: Table = field(default_factory=dict)
+
+    def choose_reading(self, collective: str, nbytes: int) -> str:
+        """Return the algorithm by which ranks read one another's inputs, or none.
+
+        >>> default_for(4).choose_reading("scatter", 8 << 20), DEFAULT.choose_reading("scan", 8)
+        ('scatter_direct', '')
+        """
+        for choice in self.reading.get(collective, ()):
+            if nbytes <= choice.up_to:
+                return choice.algorithm
+        return ""
 
     def choose(self, collective: str, nbytes: int) -> str:
         """Return the algorithm for a message of `nbytes`.
@@ -109,7 +122,7 @@ class Tuning:
             name: _checked(f"{place}.{name}", name, lines, size)
             for name, lines in tables[measured].items()
         }
-        return cls({**usual.table, **own})
+        return cls({**usual.table, **own}, usual.reading)
 
     def save(self, path: Path, *, size: int) -> None:
         """Write this table for `size` ranks; what the file says of other sizes stays."""
@@ -156,7 +169,21 @@ def default_for(size: int, *, cores: int | None = None) -> Tuning:
         for name, least in (("scan", SOME), ("exscan", MANY)):
             if size >= least:
                 table[name] = _up_to(16 * 1024, f"{name}_direct", f"{name}_pipeline")
-    return Tuning(table)
+    return Tuning(table, _reading(size))
+
+
+def _reading(size: int) -> Table:
+    from_32_kib = 32 * 1024 - 1
+    return {
+        "all_reduce": _up_to(from_32_kib, "", "all_reduce_two_shot"),
+        "reduce_scatter": _up_to(from_32_kib, "", "reduce_scatter_direct"),
+        "reduce": _up_to(from_32_kib, "", "reduce_direct" if size < MANY else "reduce_two_shot"),
+        "all_gather": _up_to(from_32_kib, "", "all_gather_direct"),
+        "gather": _up_to(from_32_kib, "", "gather_direct"),
+        "broadcast": _up_to(from_32_kib, "", "broadcast_two_shot"),
+        "scatter": _up_to(from_32_kib, "", "scatter_direct"),
+        "all_to_all": _up_to(from_32_kib, "", "all_to_all_direct"),
+    }
 
 
 def _up_to(limit: int, small: str, large: str) -> tuple[Choice, ...]:

@@ -166,8 +166,8 @@ class NativeEngine(Engine):
 
     def bind(self, call: CollectiveCall) -> int:
         """Give the native core all of a call but its buffers."""
-        program, _, _, _, *what, _ = self._programs.arguments(call, None)
-        return self._open().bind(program, *what, not self.in_processes)
+        by_slots, _, by_reading, _, _, *what, _ = self._programs.arguments(call, None)
+        return self._open().bind(by_slots, by_reading, *what, not self.in_processes)
 
     def trouble(self) -> CommunicationError:
         """Read it in the shared world."""

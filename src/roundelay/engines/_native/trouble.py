@@ -57,6 +57,12 @@ def _explain(engine: NativeEngine) -> CommunicationError:
             return CollectiveMismatch(f"The ranks made different calls{table}")
         how = GONE[text]
         return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it{table}")
+    if kind == "lost" and text == "unreadable":
+        return PeerLost(
+            f"Rank {finder} can't read the memory of rank {culprit} (process {world.pid(culprit)}) any "
+            f"more: it was given back during a call, or lies on a device. Keep the buffer until the "
+            f"call has ended, or set ROUNDELAY_PEER_MEMORY=0 to have ranks copy by shared memory."
+        )
     if kind == "lost":
         report = _report(engine)
         last = report.last(report.last_of(engine.at, culprit))
