@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -39,9 +40,11 @@ struct PreparedCall {
     std::size_t count;
 };
 
+// Every bit of the value counts in every bit of the result.
 std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte, value >>= 8) hash = (hash ^ std::uint8_t(value)) * 16777619u;
-    return hash;
+    std::uint64_t mixed = (value ^ hash) * 0x9e3779b97f4a7c15u;
+    mixed = (mixed ^ (mixed >> 32)) * 0xd6e8feb86659fd93u;
+    return std::uint32_t(mixed ^ (mixed >> 32));
 }
 
 // The programs for messages of up to so many bytes: by slots, or none while nobody has asked for it; in
@@ -49,9 +52,15 @@ std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
 // else it is not for them.
 using SizeClass = std::tuple<std::size_t, Program*, Program*, Program*, int, bool>;
 
+// How the shapes of input and output go together: alike; or the output, the input, or both have blocks of
+// all ranks.
+enum class Shapes { alike, gathered, scattered, both };
+
 // What plain calls of one collective look like on this rank.
 struct PlainCalls {
     bool reduces;
+    Shapes shapes;
+    bool along_axis;  // blocks are some rows of one array each, else one
     std::size_t in_blocks, out_blocks, most_blocks;  // here, here, and on any rank
     std::vector<SizeClass> size_classes;
 };
@@ -224,9 +233,9 @@ class PyGroup {
     }
 
     // Programs of one collective by size, so that plain calls of it need no Python.
-    void register_plain(int collective, int root, bool reduces, std::size_t in_blocks,
+    void register_plain(int collective, int root, int shapes, bool along_axis, bool reduces, std::size_t in_blocks,
                std::size_t out_blocks, std::size_t most_blocks, std::vector<SizeClass> size_classes) {
-        registered_[{collective, root}] = {reduces, in_blocks, out_blocks, most_blocks, std::move(size_classes)};
+        registered_[{collective, root}] = {reduces, Shapes(shapes), along_axis, in_blocks, out_blocks, most_blocks, std::move(size_classes)};
     }
 
     // True when done; false when the caller must go the long way, which knows more kinds of
@@ -248,7 +257,8 @@ class PyGroup {
         if (to != nullptr &&
             (!to->writable || to->dtype != some.dtype || to->count != count * known.out_blocks))
             return false;
-        if (in && to != nullptr && to != &*in && overlap(*in, *to) && !own_block(known, *in, *to))
+        if (in && to != nullptr && to != &*in &&
+            (!fits(known, *in, *to) || (overlap(*in, *to) && !own_block(known, *in, *to))))
             return false;
         const auto kind = Op(op);
         if (known.reduces &&
@@ -299,6 +309,23 @@ class PyGroup {
 
     static bool overlap(const View& one, const View& other) {
         return one.data < other.data + other.bytes() && other.data < one.data + one.bytes();
+    }
+
+    bool fits(const PlainCalls& known, const View& in, const View& out) const {
+        const auto ranks = Py_ssize_t(group_->size());
+        if (known.shapes == Shapes::alike) return std::ranges::equal(in.shape, out.shape);
+        if (in.shape.empty() && out.shape.empty()) return false;
+        if (known.shapes == Shapes::both) {
+            const Py_ssize_t rows = in.shape.empty() ? 0 : in.shape[0];
+            return std::ranges::equal(in.shape, out.shape) &&
+                   (known.along_axis ? rows % ranks == 0 : rows == ranks);
+        }
+        const bool gathers = known.shapes == Shapes::gathered;
+        const auto one = gathers ? in.shape : out.shape, all = gathers ? out.shape : in.shape;
+        if (all.empty() || (known.along_axis && one.empty())) return false;
+        if (!known.along_axis)
+            return all[0] == ranks && std::ranges::equal(all.subspan(1), one);
+        return all[0] == ranks * one[0] && std::ranges::equal(all.subspan(1), one.subspan(1));
     }
 
     // Whether one is this rank's own block of the other: nobody else's is written over it.
