@@ -24,6 +24,9 @@ constexpr std::size_t slice_bytes = 32 * 1024;
 // Of what is read from other processes at a time, of one of them at least, and of all to be folded.
 constexpr std::size_t piece_bytes = 32 * 1024;
 constexpr std::size_t scratch_bytes = 512 * 1024;
+// Results from here on are written past the caches, in which they would not stay; four times that where
+// others fold meanwhile. Both were measured.
+constexpr std::size_t stream_bytes = 8 * 1024 * 1024;
 
 bool reached(std::uint32_t flag, std::uint32_t target) {
     return std::int32_t(flag - target) >= 0;  // flags wrap around
@@ -123,14 +126,16 @@ void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> count
                 Waiter& waiter) {
     begin(call);
     if (size_ > 1) {
-        // Nobody gets more than two slices ahead: two sets of slots and hashes are enough.
-        if (slices_ > 0)
+        // Nobody gets more than two slices ahead: two sets of slots and hashes are enough. Where the last
+        // call had everybody hear of everybody, all have begun it, and each was compared by another.
+        if (slices_ > 0 && !met_)
             for (int other = 0; other < size_; ++other)
                 if (other != rank_) compare_previous(other, call, waiter);
         mine_->line.hash[call.record.call % 2].store(call.record.hash, std::memory_order_relaxed);
         last_hash_ = call.record.hash;
     }
     Program& program = choose(call, ways, waiter);
+    met_ = program.meets;
     if (counts.empty()) {
         slices(call, program, program.even(count), waiter);
     } else {
@@ -205,7 +210,7 @@ bool Group::all_read(const Call& call, Waiter& waiter) {
         Proof seen;
         RankInfo& info = world_->rank(other);
         able = able && why_no_peer_memory() == nullptr &&
-               read_peer(info, &seen, info.proof_at.load(), sizeof seen);
+               read_peer(info, &seen, info.proof_at.load(), sizeof seen, true);
     }
     mine_->reads.store(able ? Reads::yes : Reads::no);
     meet(call, waiter);
@@ -232,6 +237,8 @@ const Group::Buffers& Group::buffers(int rank) {
 void Group::slices(const Call& call, const Program& program, const Geometry& geometry,
                    Waiter& waiter) {
     std::size_t width = std::max<std::size_t>(geometry.longest, 1);
+    const std::size_t out_blocks = program.out_here * program.parts;
+    streams_ = out_blocks * geometry.longest * call.item >= (program.folds ? 4 : 1) * stream_bytes;
     inline_ = program.slots == 1 && geometry.longest * call.item <= inline_bytes;
     if (program.slots > 0 && !inline_) {
         const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
@@ -285,10 +292,14 @@ struct Group::Fold {
     std::size_t dsts, srcs;
     int divisor;
     const std::byte* ahead;
+    bool streams;
 
     void run() const {
-        fold(op, dtype, reinterpret_cast<void* const*>(places), dsts,
-             reinterpret_cast<const void* const*>(places + dsts), srcs, count, divisor, ahead);
+        if (srcs == 1)
+            move(reinterpret_cast<void* const*>(places), int(dsts), places[dsts], count, streams);
+        else
+            fold(op, dtype, reinterpret_cast<void* const*>(places), dsts,
+                 reinterpret_cast<const void* const*>(places + dsts), srcs, count, divisor, ahead);
     }
 };
 
@@ -358,7 +369,8 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
                     .dsts = instruction.dsts,
                     .srcs = instruction.srcs,
                     .divisor = divides && !moves ? size_ : 0,
-                    .ahead = ahead};
+                    .ahead = ahead,
+                    .streams = streams_ && program.operands[instruction.first].space == Space::out};
     if (pulls)
         pull(fold);
     else
@@ -380,10 +392,13 @@ void Group::pull(Fold fold) {
         kill_point();
         fold.count = std::min(piece, count - done);
         const std::size_t bytes = fold.count * fold.item;
-        for (std::size_t source = 0; source < fold.srcs; ++source) {
+        // Each rank begins with another: the kernel locks a process's memory while it is read.
+        for (std::size_t turn = 0; turn < fold.srcs; ++turn) {
+            const std::size_t source = (turn + std::size_t(rank_)) % fold.srcs;
             if (fold.far[source] == 0) continue;
             std::byte* to = moves ? fold.places[0] : scratch_.data() + source * piece * fold.item;
-            read(fold.operands[source].rank, to, fold.far[source] + done * fold.item, bytes);
+            read(fold.operands[source].rank, to, fold.far[source] + done * fold.item, bytes,
+                 done + piece >= count);
             fold.places[fold.dsts + source] = to;
         }
         if (!moves || fold.dsts > 1) fold.run();
@@ -392,8 +407,8 @@ void Group::pull(Fold fold) {
     }
 }
 
-void Group::read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes) {
-    if (read_peer(world_->rank(world_rank(rank)), to, from, bytes)) return;
+void Group::read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last) {
+    if (read_peer(world_->rank(world_rank(rank)), to, from, bytes, last)) return;
     // Its process is gone, or going: who watches it says so within a moment.
     const std::int64_t limit = now_ns() + 20 * nap_ns;
     while (!world_->troubled() && !world_->dead(world_rank(rank)) && now_ns() < limit) sched_yield();

@@ -121,6 +121,7 @@ class Group {
     int world_rank(int rank) const { return world_ranks_[std::size_t(rank)]; }
     std::uint64_t at() const { return at_; }
     std::uint64_t calls() const { return calls_; }
+    Reads reads() const { return reads_; }
     // Bytes read from, and written to, the memory of a rank so far.
     std::uint64_t pulled(int rank) const { return pulled_[std::size_t(rank)].load(); }
     std::uint64_t pushed(int rank) const { return pushed_[std::size_t(rank)].load(); }
@@ -170,7 +171,7 @@ class Group {
                std::size_t from, std::size_t width);
     struct Fold;
     void pull(Fold fold);
-    void read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes);
+    void read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last);
     void arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
     void wait(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
     void wait_long(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
@@ -203,6 +204,8 @@ class Group {
     bool ended_ = false;
     std::size_t parity_ = 0;
     bool inline_ = false;
+    bool streams_ = false;  // the result of this call is written past the caches
+    bool met_ = false;      // in the call before, by its program
     Reads reads_ = Reads::unknown;  // agreed by all
     std::vector<Buffers> buffers_;  // of this call, by rank
     std::vector<std::byte> scratch_;

@@ -432,6 +432,13 @@ void register_group(nb::module_& module) {
                     nb::arg("slot_bytes") = default_slot_bytes)
         .def_prop_ro("at", [](PyGroup& self) { return self.group().at(); })
         .def_prop_ro("calls", [](PyGroup& self) { return self.group().calls(); })
+        // Whether all read one another's private memory; none while nobody has asked.
+        .def_prop_ro("reads_peers",
+                     [](PyGroup& self) -> nb::object {
+                         const Reads reads = self.group().reads();
+                         return reads == Reads::unknown ? nb::object(nb::none())
+                                                       : nb::object(nb::bool_(reads == Reads::yes));
+                     })
         .def("moved",
              [](PyGroup& self, int rank) {
                  return nb::make_tuple(self.group().pulled(rank), self.group().pushed(rank));

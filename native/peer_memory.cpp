@@ -19,11 +19,16 @@ namespace roundelay {
 namespace {
 
 // A page that is empty in a forked child: what a child inherits proves nothing of its parent.
-Proof* proof_page() {
+Proof* make_page() {
     void* page = mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return new Proof{};
     madvise(page, page_bytes, MADV_WIPEONFORK);
     return new (page) Proof{};
+}
+
+Proof& page() {
+    static Proof& made = *make_page();
+    return made;
 }
 
 // 0 where there is no Yama.
@@ -38,10 +43,12 @@ int ptrace_scope() {
 
 }  // namespace
 
+Proof kept_proof() { return page(); }
+
 const Proof& own_proof() {
-    static Proof& proof = *proof_page();
     static std::mutex& mutex = *new std::mutex;
     const std::lock_guard guard(mutex);
+    Proof& proof = page();
     if (proof.words == Proof{}.words &&
         getrandom(proof.words.data(), sizeof proof.words, 0) != ssize_t(sizeof proof.words))
         proof.words = {};  // it proves nothing then, and nobody is read
@@ -59,15 +66,17 @@ const char* why_no_peer_memory() {
     return nullptr;
 }
 
-bool read_peer(const RankInfo& rank, void* to, std::uint64_t from, std::size_t bytes) {
+bool read_peer(const RankInfo& rank, void* to, std::uint64_t from, std::size_t bytes, bool proved) {
     Proof seen{};
     // The kernel looks the process up once: what comes with the proof is of the same one.
     const iovec here[2] = {{to, bytes}, {&seen, sizeof seen}};
     const iovec there[2] = {{reinterpret_cast<void*>(from), bytes},
                             {reinterpret_cast<void*>(rank.proof_at.load()), sizeof seen}};
-    const ssize_t got = process_vm_readv(pid_t(rank.pid.load()), here, 2, there, 2, 0);
-    return got == ssize_t(bytes + sizeof seen) && seen.words != Proof{}.words && seen.words[0] == rank.proof[0].load() &&
-           seen.words[1] == rank.proof[1].load();
+    const unsigned long parts = proved ? 2 : 1;
+    const ssize_t got = process_vm_readv(pid_t(rank.pid.load()), here, parts, there, parts, 0);
+    if (got != ssize_t(bytes + (proved ? sizeof seen : 0))) return false;
+    return !proved || (seen.words != Proof{}.words && seen.words[0] == rank.proof[0].load() &&
+                       seen.words[1] == rank.proof[1].load());
 }
 
 }  // namespace roundelay

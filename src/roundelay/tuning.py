@@ -39,6 +39,7 @@ __all__ = [
 FORMAT = "roundelay-tuning"
 VERSION = 1
 MOST_BYTES = 1 << 20  # of a file: a real one has a few kilobytes
+FEW = 2  # ranks: nobody's memory is read by two
 SOME, MANY = 4, 6  # ranks from which on work is better divided
 #: Proved in the tests, for every size.
 ONE_FOLD = {"reduce_two_shot"}
@@ -82,7 +83,7 @@ class Tuning:
         }
     )
     #: Where ranks can read one another's private memory: by which algorithm; "" is not to.
-    reading: Table = field(default_factory=dict)
+    reading: Table = field(default_factory=dict, compare=False)
 
     def choose_reading(self, collective: str, nbytes: int) -> str:
         """Return the algorithm by which ranks read one another's inputs, or none.
@@ -169,21 +170,39 @@ def default_for(size: int, *, cores: int | None = None) -> Tuning:
         for name, least in (("scan", SOME), ("exscan", MANY)):
             if size >= least:
                 table[name] = _up_to(16 * 1024, f"{name}_direct", f"{name}_pipeline")
-    return Tuning(table, _reading(size))
+    return Tuning(table, _reading(size) if size > 1 else {})
 
 
 def _reading(size: int) -> Table:
-    from_32_kib = 32 * 1024 - 1
-    return {
-        "all_reduce": _up_to(from_32_kib, "", "all_reduce_two_shot"),
-        "reduce_scatter": _up_to(from_32_kib, "", "reduce_scatter_direct"),
-        "reduce": _up_to(from_32_kib, "", "reduce_direct" if size < MANY else "reduce_two_shot"),
-        "all_gather": _up_to(from_32_kib, "", "all_gather_direct"),
-        "gather": _up_to(from_32_kib, "", "gather_direct"),
-        "broadcast": _up_to(from_32_kib, "", "broadcast_two_shot"),
-        "scatter": _up_to(from_32_kib, "", "scatter_direct"),
-        "all_to_all": _up_to(from_32_kib, "", "all_to_all_direct"),
+    """Return where it pays to read others' private memory: one copy in place of two.
+
+    Each read is a call of the kernel, which locks and looks up every page. So it pays for large
+    data, and where few ranks read the same: many readers of one root's pages wait for one another.
+    """
+    kib, mib = 1024, 1024 * 1024
+    if size <= FEW:
+        return {
+            "broadcast": _between(32 * kib, math.inf, "broadcast_direct"),
+            "scatter": _between(48 * kib, math.inf, "scatter_direct"),
+            "gather": _between(48 * kib, 512 * kib, "gather_direct"),
+            "all_gather": _between(256 * kib, math.inf, "all_gather_direct"),
+            "all_to_all": _between(64 * kib, math.inf, "all_to_all_direct"),
+            "reduce_scatter": _between(4 * mib, math.inf, "reduce_scatter_direct"),
+        }
+    table = {
+        "scatter": _between(256 * kib, math.inf, "scatter_direct"),
+        "all_to_all": _between(256 * kib, math.inf, "all_to_all_direct"),
+        "reduce_scatter": _between(4 * mib, math.inf, "reduce_scatter_direct"),
+        "reduce": _between(mib, 32 * mib, "reduce_two_shot"),
     }
+    if size >= MANY:
+        table["broadcast"] = _between(mib, 32 * mib, "broadcast_two_shot")
+    return table
+
+
+def _between(least: int, most: float, algorithm: str) -> tuple[Choice, ...]:
+    choices = (Choice(least - 1, ""), Choice(most, algorithm))
+    return choices if math.isinf(most) else (*choices, Choice(math.inf, ""))
 
 
 def _up_to(limit: int, small: str, large: str) -> tuple[Choice, ...]:

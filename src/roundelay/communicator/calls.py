@@ -176,10 +176,10 @@ class ArrayCalls(ABC):
         """
         if type(root) is not int or not 0 <= root < self.size:
             root = self._build.check_root("scatter", root)
-        if out is not None and algorithm is None:
-            given = x if self.rank == root else None
-            if self._fast_path(SCATTER, given, out, MOVED, root):
-                return out
+        given: Any = x if self.rank == root else None
+        plain = out is not None and algorithm is None
+        if plain and self._fast_path(SCATTER, given, out, MOVED, root):
+            return out  # type: ignore[return-value]  # it is not None
         mine = bind("scatter", x) if self.rank == root else None
         shape: Shape
         if out is None:

@@ -35,8 +35,8 @@ IN_ARENA = {
     "scatter": Reach(input=True),
     "all_to_all": Reach(input=True),
 }
-#: What is reached into where ranks can read one another's private memory. Callers may still pass one
-#: buffer for input and output, and programs are proved for both.
+#: What is reached into where ranks can read one another's private memory. Callers may still pass
+#: one buffer for input and output, and programs are proved for both.
 READABLE = Reach(input=True)
 #: From here on, ranks first look whether all buffers lie in the arena.
 AGREE_FROM = 32 * 1024
@@ -73,7 +73,7 @@ class ProgramCache:
         """Return the arguments of the native call, in its order."""
         name = self._selector.choose(call, algorithm)
         reaches = AGREE_FROM <= call.nbytes <= self._reach_up_to(call.collective)
-        reading = self._selector.choose_reading(call, algorithm) if self.size > 1 else ""
+        reading = self._selector.choose_reading(call, algorithm)
         return (
             self.program(name, call.root),
             self.in_arena(call.collective, name, call.root) if reaches else None,
@@ -142,10 +142,12 @@ class ProgramCache:
             for end in (*cuts, most):
                 in_arena = reach if AGREE_FROM <= end <= limit else None
                 wanted = ((name, PRIVATE), (name, in_arena), (reading, reading and READABLE))
-                ways = [self._known.get((each, root, way)) if way else None for each, way in wanted]
-                if any(way and not made for (_, way), made in zip(wanted, ways, strict=True)):
-                    ways = [None] * 3  # the long way makes what is missing
-                found.append((end, *ways, self._selector.number(name), once))
+                made = [self._known.get((each, root, way)) if way else None for each, way in wanted]
+                if any(way and not program for (_, way), program in zip(wanted, made, strict=True)):
+                    made = [None] * 3  # the long way makes what is missing
+                by_slots, arena, by_reading = made
+                number = self._selector.number(name)
+                found.append((end, by_slots, arena, by_reading, number, once))
             below = most + 1
         return found
 

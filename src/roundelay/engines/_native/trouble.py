@@ -59,9 +59,10 @@ def _explain(engine: NativeEngine) -> CommunicationError:
         return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it{table}")
     if kind == "lost" and text == "unreadable":
         return PeerLost(
-            f"Rank {finder} can't read the memory of rank {culprit} (process {world.pid(culprit)}) any "
-            f"more: it was given back during a call, or lies on a device. Keep the buffer until the "
-            f"call has ended, or set ROUNDELAY_PEER_MEMORY=0 to have ranks copy by shared memory."
+            f"Rank {finder} can't read the memory of rank {culprit} (process "
+            f"{world.pid(culprit)}): it was given back during the call, or the kernel lets nobody "
+            f"read it. Keep buffers until a call has ended, or set ROUNDELAY_PEER_MEMORY=0, and "
+            f"ranks copy by shared memory alone."
         )
     if kind == "lost":
         report = _report(engine)
