@@ -38,7 +38,7 @@ def on_wire(call: CollectiveCall, wire: str | None, memory: Memory) -> Collectiv
     if wire is None:
         return call
     name = call.collective
-    if not isinstance(wire, str) or wire not in WIRES:
+    if wire not in WIRES:
         raise InvalidArgumentError(f"{name} takes wire='bf16' or None, not {shown(wire)}.")
     if call.dtype != "float32":
         raise InvalidArgumentError(
@@ -61,8 +61,8 @@ def require_built_in(name: str, op: Op, wire: str | None) -> None:
     """Refuse `wire=` beside a reduction of the user's own, which would fold rounded numbers."""
     if wire is not None:
         raise UnsupportedReductionError(
-            f"{name} with wire={shown(wire)} takes {', '.join(ROUNDED)}, not {op.reduction.name!r} of your "
-            f"own. Leave wire= out."
+            f"{name} with wire={shown(wire)} takes {', '.join(ROUNDED)}, not your own "
+            f"{op.reduction.name!r}. Leave wire= out."
         )
 
 
@@ -98,6 +98,6 @@ def _room(call: CollectiveCall, array: Array | None, memory: Memory) -> Array | 
         with contextlib.suppress(NoRoomError):
             # Few sizes are kept. The memory goes back when nothing is seen of it any more, which
             # numpy forgets of an array whose views it keeps, and does not of a memoryview.
-            kept = memoryview(memory(1 << (2 * array.size - 1).bit_length()))
+            kept = memory(1 << (2 * array.size - 1).bit_length()).data
             return np.frombuffer(kept, np.uint16, array.size).reshape(array.shape)
     return private(call.collective, array.shape, np.dtype(np.uint16))
