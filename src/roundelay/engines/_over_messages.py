@@ -6,7 +6,7 @@ has all of them. Folds are those of the native core, so results are the referenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -87,21 +87,27 @@ class RankSchedule:
         fold: Fold,
         post: PostBytes,
         room: Room,
+        output: Array | None = None,
     ) -> Generator[list[Request], None, list[Array]]:
         """Yield what must be done before it goes on; return the chunks of the rank's output.
 
-        What was given is only read, and belongs to the walk until its end.
+        What was given is only read, and belongs to the walk until its end. What is due comes into
+        the output at once, where one is given; that may be the input, if chunks lie alike in both.
         """
         brought = np.empty(0, dtype) if given is None else given
         cells = dict(cut_out(self.schedule, self.rank, brought, counts))
         lengths = Layout(self.schedule, tuple(counts)).chunk_lengths()
+        places = {} if output is None else dict(self._places(output, lengths))
         for step in self.rank_steps:
-            arriving = {
-                (write.chunk, src): room(lengths[write.chunk], dtype)
-                for write in step.writes
-                for src in write.sources
-                if src != self.rank
-            }
+            leaving = {chunk for chunk, _ in step.sends}
+            arriving = {}
+            for chunk, sources, _ in step.writes:
+                at_once = len(sources) == 1 and chunk in places and chunk not in leaving
+                for src in sources:
+                    if src != self.rank:
+                        arriving[chunk, src] = (
+                            places[chunk] if at_once else room(lengths[chunk], dtype)
+                        )
             # Receives first: a message that is expected need not be kept anywhere on its way.
             requests = [
                 post(data.view(np.uint8), src, sends=False)
@@ -120,11 +126,17 @@ class RankSchedule:
                 operands = [
                     cells[chunk] if src == self.rank else arriving[chunk, src] for src in sources
                 ]
-                write[chunk] = (
-                    operands[0] if len(operands) == 1 else fold(operands, complete, came[0])
-                )
+                if len(operands) > 1:
+                    operands[0] = fold(operands, complete, places.get(chunk, came[0]))
+                write[chunk] = operands[0]
             cells.update(write)
         return [cells[chunk] for chunk in self.due]
+
+    def _places(self, output: Array, lengths: Sequence[int]) -> Iterator[tuple[int, Array]]:
+        start = 0
+        for chunk in self.due:
+            yield chunk, output[start : start + lengths[chunk]]
+            start += lengths[chunk]
 
 
 class OverMessages:
@@ -163,13 +175,26 @@ class OverMessages:
         dtype = np.dtype(f"V{call.item}") if array is None else array.dtype
         counts = list(call.counts) or [call.count] * blocks
         memory = Arrivals(self._kept.pop() if self._kept else NOTHING)
-        parts = yield from ranked.steps(given, dtype, counts, fold, self._post, memory.room)
+        at_once = output if _free(call, given, output) else None
+        parts = yield from ranked.steps(
+            given, dtype, counts, fold, self._post, memory.room, at_once
+        )
         start = 0
         if output is not None:
             for part in parts:
-                output[start : start + len(part)] = part
+                place = output[start : start + len(part)]
+                if place.ctypes.data != part.ctypes.data:
+                    place[:] = part
                 start += len(part)
         self._kept += memory.left()
+
+
+def _free(call: CollectiveCall, given: Array | None, output: Array | None) -> bool:
+    """Tell whether the output holds nothing that others may still need, but in its own place."""
+    if given is None or output is None or not np.may_share_memory(given, output):
+        return True
+    alike = call.collective in ("all_reduce", "reduce")
+    return alike and (given.ctypes.data, given.size) == (output.ctypes.data, output.size)
 
 
 class Arrivals:
