@@ -133,7 +133,7 @@ def test_who_is_ahead_is_told_by_the_best_peer_each_beside_ours_of_its_run(tmp_p
     assert "`make bench`" in ahead.ahead(tmp_path)
     measured = {
         "3 ranks": [
-            cell_of("all_reduce", 8, roundelay=2, arena=1, mpi=3),
+            cell_of("all_reduce", 8, roundelay=2, arena=1, registered=1.5, mpi=3),
             cell_of("gather", 12, roundelay=1, mpi=4),
             cell_of("barrier", 0, roundelay=1, mpi=2),
         ],
@@ -149,6 +149,7 @@ def test_who_is_ahead_is_told_by_the_best_peer_each_beside_ours_of_its_run(tmp_p
     assert "| best peer / ours | 8 B | 64 KiB |" in table
     assert "| all_reduce | **0.50** intel |  |" in table
     assert "| all_reduce, arena | **0.50** intel |  |" in table
+    assert "| all_reduce, registered | 2.00 |  |" in table
     assert "| gather | 1.00 | **0.25** intel |" in table
     assert "| barrier | 2.00 |  |" in table
 
