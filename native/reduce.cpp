@@ -79,6 +79,14 @@ bool copy_checked(DType dtype, void* dst, const void* src, std::size_t count) {
     return true;
 }
 
+void to_bfloat16(void* dst, const void* src, std::size_t count) {
+    active.load(std::memory_order_relaxed)->to_bfloat16(dst, src, count);
+}
+
+void from_bfloat16(void* dst, const void* src, std::size_t count) {
+    active.load(std::memory_order_relaxed)->from_bfloat16(dst, src, count);
+}
+
 const char* instruction_set() { return active.load(std::memory_order_relaxed)->name; }
 
 bool use_instruction_set(std::string_view name) {

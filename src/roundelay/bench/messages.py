@@ -18,7 +18,7 @@ __all__ = [
 
 OURS = "roundelay"
 ARENA = "arena"
-PEERS = ("gloo", "mpi", "mpich", "deepspeed")
+PEERS = ("gloo", "mpi", "mpich", "intel", "deepspeed")
 
 
 class Case(msgspec.Struct, frozen=True):

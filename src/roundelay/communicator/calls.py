@@ -23,9 +23,10 @@ from roundelay.arguments import index_of
 from roundelay.communicator.buffers import Bound, bind, fresh, plain_shape, unseen
 from roundelay.communicator.call_builder import CallBuilder
 from roundelay.communicator.custom_ops import CustomOps
+from roundelay.communicator.wire import on_wire, require_built_in
 from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, FastPath
 from roundelay.errors import InvalidArgumentError, rank_count
-from roundelay.reductions import DTYPES, OPS, Located, Op, reduction
+from roundelay.reductions import DTYPES, OPS, Array, Located, Op, reduction
 
 __all__ = ["ArrayCalls"]
 
@@ -60,6 +61,10 @@ class ArrayCalls(ABC):
         """Run a call, or begin it; return what the caller gets, of whichever kind."""
 
     @abstractmethod
+    def _own_memory(self, nbytes: int) -> Array:
+        """Return bytes that the engine reaches best, for this rank alone."""
+
+    @abstractmethod
     def _custom_ops(self, op: Op) -> CustomOps:
         """Return what folds by a reduction of the user's own."""
 
@@ -68,18 +73,30 @@ class ArrayCalls(ABC):
     @overload
     def all_reduce(
         self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
-        algorithm: str | None = None,
+        algorithm: str | None = None, wire: str | None = None,
     ) -> BufferT: ...  # fmt: skip
     def all_reduce(
-        self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
+        self,
+        x: Any,
+        op: str | Op = "sum",
+        *,
+        out: Any = None,
+        algorithm: str | None = None,
+        wire: str | None = None,
     ) -> Any:
-        """Reduce `x` over all ranks, in place, and return it; `out=` leaves `x` alone."""
+        """Reduce `x` over all ranks, in place, and return it; `out=` leaves `x` alone.
+
+        With wire="bf16" float32 travels as bfloat16, in half the bytes, and is rounded on its way.
+        """
         result = x if out is None else out
-        if algorithm is None and self._fast_path(ALL_REDUCE, x, result, _code(op), 0):
+        plain = algorithm is None and wire is None
+        if plain and self._fast_path(ALL_REDUCE, x, result, _code(op), 0):
             return result
         if isinstance(op, Op):
+            require_built_in("all_reduce", op, wire)
             return self._custom_ops(op).all_reduce(x, op, out)
-        return self._run(self._build.all_reduce(x, _named(op), out), algorithm)
+        call = self._build.all_reduce(x, _named(op), out)
+        return self._run(on_wire(call, wire, self._own_memory), algorithm)
 
     @overload
     def reduce(
@@ -126,16 +143,20 @@ class ArrayCalls(ABC):
         counts: Sequence[int] | None = None,
         algorithm: str | None = None,
         label: int = 0,
+        wire: str | None = None,
     ) -> ArrayT:
         """Stack everybody's `x` to (size, *shape); with axis=0 concatenate, `counts` rows each.
 
-        Ranks that give different labels have made different calls.
+        Ranks that give different labels have made different calls. With wire="bf16" every float32
+        comes rounded to bfloat16, also a rank's own.
         """
-        if counts is None and algorithm is None and not label and self._quick:
+        plain = counts is None and algorithm is None and not label and wire is None
+        if plain and self._quick:
             result = _fresh(x, _stacked, self.size, axis) if out is None else out
             if self._fast_path(ALL_GATHER, x, result, MOVED, _word(axis)):
                 return result
         call = self._build.all_gather(x, out, axis, counts)
+        call = on_wire(call, wire, self._own_memory)
         call.label = label
         return self._run(call, algorithm)
 
@@ -203,15 +224,21 @@ class ArrayCalls(ABC):
         axis: int | None = None,
         counts: Sequence[int] | None = None,
         algorithm: str | None = None,
+        wire: str | None = None,
     ) -> ArrayT:
-        """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
-        if counts is None and algorithm is None and self._quick:
+        """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows.
+
+        With wire="bf16" float32 travels as bfloat16, and the sum is rounded to that, too.
+        """
+        if counts is None and algorithm is None and wire is None and self._quick:
             result = _fresh(x, _share, self.size, axis) if out is None else out
             if self._fast_path(REDUCE_SCATTER, x, result, _code(op), _word(axis)):
                 return result
         if isinstance(op, Op):
+            require_built_in("reduce_scatter", op, wire)
             return self._custom_ops(op).reduce_scatter(x, op, out, axis, counts)
-        return self._run(self._build.reduce_scatter(x, _named(op), out, axis, counts), algorithm)
+        call = self._build.reduce_scatter(x, _named(op), out, axis, counts)
+        return self._run(on_wire(call, wire, self._own_memory), algorithm)
 
     def all_to_all(
         self,

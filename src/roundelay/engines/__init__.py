@@ -8,12 +8,14 @@ from roundelay.engines._call import (
     COLLECTIVES,
     ENDINGS,
     INNER_TAGS,
+    WIRES,
     CollectiveCall,
     FastPath,
     MessageCall,
     MessageRequest,
     Request,
     no_fast_path,
+    wire_name,
 )
 from roundelay.engines._device_arrays import DeviceArray
 from roundelay.engines._inputs import ScheduleBuffer
@@ -28,6 +30,7 @@ __all__ = [
     "COLLECTIVES",
     "ENDINGS",
     "INNER_TAGS",
+    "WIRES",
     "CollectiveCall",
     "DeviceArray",
     "Engine",
@@ -44,6 +47,7 @@ __all__ = [
     "engines",
     "no_fast_path",
     "run_schedule",
+    "wire_name",
 ]
 
 
