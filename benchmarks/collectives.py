@@ -1,30 +1,47 @@
-"""How fast are the other collectives from Python? Beside MPI, in the same processes and rounds.
+"""How fast is every collective from Python? Beside the MPIs that are here, in the same rounds.
 
-Two and four ranks, float32; ours on private arrays and on those from `comm.empty`. Without MPI ours
-are measured alone. Writes results/collectives.json.
+Float32, on ordinary arrays, and for all-reduce also on those from `comm.empty`. Sizes are those of
+the whole message: the blocks of gathering and scattering calls are that divided by the ranks. Open
+MPI is `mpi`; MPICH and Intel MPI are found by their mpiexec.hydra on PATH, and have runs of their
+own, since a process can hold one MPI only. Who is not here is said and left out. Writes
+results/collectives.json, from which `make docs` makes the table of who is ahead where.
 """
 
 from __future__ import annotations
 
-from _contest import OURS, asked, contest
+from collections.abc import Iterator
+
+from _contest import OURS, Asked, asked, contest, together
 
 from roundelay.bench import Case, Spec
-from roundelay.collectives import collectives
 
-SIZES = (8, 64 << 10, 1 << 20, 8 << 20)
-#: Every collective but all_reduce, which has a benchmark of its own.
-CASES = tuple(
-    Case(name, nbytes)
-    for name in collectives.names()
-    if name != "all_reduce"
-    for nbytes in (SIZES if name != "barrier" else (0,))
-)
+SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20)
+COLLECTIVES = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather",
+    "scatter", "all_to_all", "reduce_scatter", "scan", "barrier",
+)  # fmt: skip
+
+
+def runs(wanted: Asked) -> Iterator[tuple[str, Spec]]:
+    """Yield what is measured in the same processes, with its title."""
+    both = tuple(name for name in wanted.collectives if name == "all_reduce")
+    rest = tuple(name for name in wanted.collectives if name != "all_reduce")
+    for size in wanted.ranks:
+        for beside, peers in together(wanted.peers):
+            for names, ours in ((both, OURS), (rest, OURS[:1])):
+                cases = tuple(Case(name, each) for name in names for each in sizes(name, wanted))
+                spec = Spec(size=size, cases=cases, contenders=(*ours, *peers), floor=False,
+                            seconds=wanted.seconds)  # fmt: skip
+                if cases:
+                    yield f"{size} ranks{beside}", spec
+
+
+def sizes(name: str, wanted: Asked) -> list[int]:
+    """Return how many bytes it is measured on; a barrier has none."""
+    return [0] if name == "barrier" else wanted.sizes
+
 
 if __name__ == "__main__":
-    options = asked(__doc__, "collectives", ranks="2,4", peers="mpi")
-    contenders = (*OURS, *options.peers)
-    runs = (
-        (f"{size} ranks", Spec(size=size, cases=CASES, contenders=contenders, floor=False))
-        for size in options.ranks
-    )
-    contest(runs, options)
+    options = asked(__doc__, "collectives", ranks="2,4", peers="mpi,mpich,intel",
+                    collectives=COLLECTIVES, sizes=SIZES, seconds=0.15)  # fmt: skip
+    contest(runs(options), options)

@@ -23,13 +23,15 @@ ALGORITHMS = {
 def runs(wanted: Asked) -> Iterator[tuple[str, Spec]]:
     """Yield one run for each number of ranks and collective, with its title."""
     for size in wanted.ranks:
-        for collective, names in ALGORITHMS.items():
-            cases = tuple(Case(collective, nbytes) for nbytes in SIZES)
-            contenders = (*names, *wanted.peers)
-            title = f"{collective} on {size} ranks"
-            yield title, Spec(size=size, cases=cases, contenders=contenders, floor=False)
+        for collective in wanted.collectives:
+            cases = tuple(Case(collective, nbytes) for nbytes in wanted.sizes)
+            contenders = (*ALGORITHMS[collective], *wanted.peers)
+            spec = Spec(size=size, cases=cases, contenders=contenders, floor=False,
+                        seconds=wanted.seconds)  # fmt: skip
+            yield f"{collective} on {size} ranks", spec
 
 
 if __name__ == "__main__":
-    options = asked(__doc__, "many_ranks", ranks="4,8", peers="mpi")
+    options = asked(__doc__, "many_ranks", ranks="4,8", peers="mpi", collectives=ALGORITHMS,
+                    sizes=SIZES)  # fmt: skip
     contest(runs(options), options)

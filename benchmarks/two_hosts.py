@@ -1,9 +1,9 @@
 """What does shared memory inside hosts gain? Two hosts of two ranks, against Gloo over all four.
 
 The hosts are network namespaces of this machine with a cable between them, each with its share of
-the cores. Both contenders reduce float32 buffers in the same processes, in turns; a turn takes as
-long as its slowest rank, and the median of all turns counts. Needs root, `ip` and torch. Writes
-results/two_hosts.json.
+the cores. All contenders reduce float32 buffers in the same processes, in turns; a turn takes as
+long as its slowest rank, and the median of all turns counts. Ours run once as they are, and once
+with `wire="bf16"`. Needs root, `ip` and torch. Writes results/two_hosts.json.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,13 @@ LEAST_TURNS, MOST_TURNS = 5, 200
 
 
 def turns(comm: rd.Communicator, nbytes: int) -> dict[str, float]:
-    """Return the median seconds of both contenders, the same on every rank."""
-    tensors = {name: torch.ones(nbytes // 4) for name in ("hierarchical", "gloo")}
+    """Return the median seconds of all contenders, the same on every rank."""
     calls: dict[str, Callable[[Any], Any]] = {
         "hierarchical": comm.all_reduce,
+        "wire_bf16": partial(comm.all_reduce, wire="bf16"),
         "gloo": dist.all_reduce,
     }
+    tensors = {name: torch.ones(nbytes // 4) for name in calls}
     taken: dict[str, list[float]] = {name: [] for name in calls}
     began = time.perf_counter()
     for turn in range(MOST_TURNS):
@@ -81,8 +83,12 @@ def measured() -> list[dict[str, Any]]:
     for nbytes in SIZES:
         seconds = turns(comm, nbytes)
         micro = {name: round(each * 1e6, 1) for name, each in seconds.items()}
-        ratio = round(seconds["gloo"] / seconds["hierarchical"], 2)
-        rows.append({"bytes": nbytes, "microseconds": micro, "gloo_over_hierarchical": ratio})
+        ratios = {
+            f"gloo_over_{name}": round(seconds["gloo"] / seconds[name], 2)
+            for name in seconds
+            if name != "gloo"
+        }
+        rows.append({"bytes": nbytes, "microseconds": micro, **ratios})
     dist.destroy_process_group()
     comm.close()
     return rows

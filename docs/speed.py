@@ -9,18 +9,23 @@ import msgspec
 from roundelay.view.terminal_text import nbytes_text
 
 __all__ = [
+    "OURS",
+    "RESULTS",
+    "Measured",
+    "Row",
     "all_reduce",
     "call_cost",
-    "collectives",
     "horovod",
     "many_ranks",
+    "missing",
+    "read",
     "start_up",
     "two_hosts",
     "two_ranks",
 ]
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-OURS = ("roundelay", "arena")
+OURS = ("roundelay", "arena", "registered")  # ordinary arrays first
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -60,22 +65,28 @@ class Measured(msgspec.Struct, frozen=True):
 
 def two_ranks(results: Path = RESULTS) -> str:
     """Return the table of all-reduces on two ranks."""
-    measured = _read(results / "all_reduce_sizes.json")
+    measured = read(results / "all_reduce_sizes.json")
     if measured is None:
-        return _missing("all_reduce_sizes")
+        return missing("all_reduce_sizes")
     return f"{_table(measured.float32_sum['2 ranks'])}\n{measured.where()}"
 
 
 def all_reduce(results: Path = RESULTS) -> str:
     """Return the tables of all-reduces for every number of ranks, of every machine."""
-    return _sections(results, "all_reduce_sizes")
+    made = []
+    for path in sorted(results.glob("all_reduce_sizes*.json")):
+        measured = read(path)
+        if measured is not None:
+            made += [f"{ranks}:\n\n{_table(rows)}" for ranks, rows in measured.float32_sum.items()]
+            made.append(measured.where())
+    return "\n".join(made) or missing("all_reduce_sizes")
 
 
 def many_ranks(results: Path = RESULTS) -> str:
     """Return what algorithms for many ranks took, one table for each machine."""
-    found = map(_read, sorted(results.glob("many_ranks*.json")))
+    found = map(read, sorted(results.glob("many_ranks*.json")))
     tables = [_two_ways(measured) for measured in found if measured is not None]
-    return "\n".join(tables) or _missing("many_ranks")
+    return "\n".join(tables) or missing("many_ranks")
 
 
 def _two_ways(measured: Measured) -> str:
@@ -93,11 +104,6 @@ def _two_ways(measured: Measured) -> str:
 
 def _times(took: float | None, ours: float) -> str:
     return "-" if took is None else f"{took / ours:.1f}x"
-
-
-def collectives(results: Path = RESULTS) -> str:
-    """Return the tables of the other collectives."""
-    return _sections(results, "collectives")
 
 
 class Seconds(msgspec.Struct, frozen=True):
@@ -131,7 +137,7 @@ def start_up(results: Path = RESULTS) -> str:
     """Return what it costs to start many ranks."""
     path = results / "start_up.json"
     if not path.exists():
-        return _missing("start_up")
+        return missing("start_up")
     measured = msgspec.json.decode(path.read_bytes(), type=Starts)
     lines = [
         "| ranks | as | starting (s) | CPU (s) | an all-reduce (s) | CPU (s) | MiB | KiB each |",
@@ -152,6 +158,10 @@ def start_up(results: Path = RESULTS) -> str:
     return "\n".join([*lines, "", told, ""])
 
 
+#: Ours over two hosts, as the table names them.
+HOST_WAYS = {"hierarchical": "hierarchical", "wire_bf16": 'hierarchical, `wire="bf16"`'}
+
+
 class Hosts(msgspec.Struct, frozen=True):
     """What all-reduces over two hosts took."""
 
@@ -167,12 +177,17 @@ def two_hosts(results: Path = RESULTS) -> str:
     """Return the table of all-reduces over two hosts."""
     path = results / "two_hosts.json"
     if not path.exists():
-        return _missing("two_hosts")
+        return missing("two_hosts")
     measured = msgspec.json.decode(path.read_bytes(), type=Hosts)
-    lines = ["| buffer | hierarchical (µs) | gloo (µs) | gloo takes |", "|---:|---:|---:|---:|"]
-    for row in measured.all_reduce_float32_sum:
-        ours, gloo = row.microseconds["hierarchical"], row.microseconds["gloo"]
-        cells = [nbytes_text(row.bytes), _three(ours), _three(gloo), f"{gloo / ours:.2f}x"]
+    rows = measured.all_reduce_float32_sum
+    ours = [name for name in HOST_WAYS if name in rows[0].microseconds]
+    head = ["buffer", *(f"{HOST_WAYS[name]} (µs)" for name in ours), "gloo (µs)"]
+    head += ["gloo takes", "with `wire`: gloo takes"][: len(ours)]
+    lines = [f"| {' | '.join(head)} |", f"|{'---:|' * len(head)}"]
+    for row in rows:
+        took = [row.microseconds[name] for name in (*ours, "gloo")]
+        cells = [nbytes_text(row.bytes), *map(_three, took)]
+        cells += [f"{took[-1] / each:.2f}x" for each in took[:-1]]
         lines.append(f"| {' | '.join(cells)} |")
     where = " and ".join(map(str, measured.ranks_per_host))
     told = (
@@ -206,7 +221,7 @@ def call_cost(results: Path = RESULTS) -> str:
     """Return what a small call costs on a tensor, beside one on an array."""
     path = results / "call_cost.json"
     if not path.exists():
-        return _missing("call_cost")
+        return missing("call_cost")
     measured = msgspec.json.decode(path.read_bytes(), type=CallCosts)
     kinds = list(next(iter(measured.worlds[0].microseconds.values())))
     lines = [f"| ranks | as | call | {' | '.join(f'{kind} (µs)' for kind in kinds)} |"]
@@ -237,7 +252,7 @@ def horovod(results: Path = RESULTS) -> str:
     """Return what small calls cost with a negotiation, beside plain ones."""
     path = results / "horovod.json"
     if not path.exists():
-        return _missing("horovod")
+        return missing("horovod")
     measured = msgspec.json.decode(path.read_bytes(), type=HorovodCosts)
     ranks = list(measured.microseconds)
     lines = [f"| 16 bytes | {' | '.join(f'{n} ranks (µs)' for n in ranks)} |"]
@@ -252,21 +267,13 @@ def horovod(results: Path = RESULTS) -> str:
     return "\n".join([*lines, "", told, ""])
 
 
-def _sections(results: Path, name: str) -> str:
-    made = []
-    for path in sorted(results.glob(f"{name}*.json")):
-        measured = _read(path)
-        if measured is not None:
-            made += [f"{ranks}:\n\n{_table(rows)}" for ranks, rows in measured.float32_sum.items()]
-            made.append(measured.where())
-    return "\n".join(made) or _missing(name)
-
-
-def _read(path: Path) -> Measured | None:
+def read(path: Path) -> Measured | None:
+    """Return what a file of results has, if it is there."""
     return msgspec.json.decode(path.read_bytes(), type=Measured) if path.exists() else None
 
 
-def _missing(name: str) -> str:
+def missing(name: str) -> str:
+    """Say how to get results that are not there."""
     return (
         f"Not measured yet: `make bench` writes `benchmarks/results/{name}.json`, and `make docs`\n"
         f"makes a table of it.\n"
@@ -274,20 +281,17 @@ def _missing(name: str) -> str:
 
 
 def _table(rows: list[Row]) -> str:
-    several = len({row.collective for row in rows}) > 1
     names = list(dict.fromkeys(name for row in rows for name in row.microseconds))
     floors = any(row.floor_percent_roundelay is not None for row in rows)
-    head = [*(["collective"] if several else []), "buffer", *(f"{name} (µs)" for name in names)]
+    head = ["buffer", *(f"{name} (µs)" for name in names)]
     ours = [name for name in OURS if name in names]
-    head += ["speed-up over the best peer", "arena: speed-up"][: len(ours)]
-    head += ["of the memory-bandwidth limit", "arena: of the limit"] if floors else []
-    lines = [
-        f"| {' | '.join(head)} |",
-        f"|{'---|' if several else ''}{'---:|' * (len(head) - several)}",
+    head += ["speed-up over the best peer", *(f"{name}: speed-up" for name in ours[1:])][
+        : len(ours)
     ]
+    head += ["of the memory-bandwidth limit", "arena: of the limit"] if floors else []
+    lines = [f"| {' | '.join(head)} |", f"|{'---:|' * len(head)}"]
     for row in rows:
-        cells = [row.collective] if several else []
-        cells.append(nbytes_text(row.bytes))
+        cells = [nbytes_text(row.bytes)]
         cells += [_three(row.microseconds.get(name)) for name in names]
         cells += [row.ratio(name) for name in ours]
         if floors:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import ahead
 import experts
 import frameworks
 import habits
@@ -104,7 +105,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "strategies": strategies_table,
     "all_reduce": speed.all_reduce,
     "call_cost": speed.call_cost,
-    "collectives": speed.collectives,
+    "collectives": ahead.ahead,
     "horovod": speed.horovod,
     "many_ranks": speed.many_ranks,
     "start_up": speed.start_up,

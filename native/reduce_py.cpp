@@ -100,6 +100,23 @@ bool copy_checked_buffers(nb::handle dst, nb::handle src, std::string_view dtype
     return copy_checked(*dtype, to.data(), from.data(), from.size() / itemsize(*dtype));
 }
 
+// Hand two buffers to a conversion between float32 and bfloat16, once they fit.
+template <void (*Convert)(void*, const void*, std::size_t), std::size_t To, std::size_t From>
+void convert_buffers(nb::handle dst, nb::handle src) {
+    const Bytes to(dst, true), from(src, false);
+    const std::size_t count = from.size() / From;
+    const auto* begin = static_cast<const char*>(from.data());
+    const auto* target = static_cast<const char*>(to.data());
+    if (from.size() % From != 0 || to.size() != count * To) {
+        refuse("A conversion needs two buffers of as many elements: one of float32, one of bfloat16.");
+    }
+    if (begin < target + to.size() && target < begin + from.size()) {
+        refuse("A conversion needs two buffers that do not overlap.");
+    }
+    const Unlocked unlocked;
+    Convert(to.data(), from.data(), count);
+}
+
 bool supports_named(std::string_view op_name, std::string_view dtype_name) {
     const auto op = op_named(op_name);
     const auto dtype = dtype_named(dtype_name);
@@ -121,6 +138,10 @@ void register_reduce(nb::module_& module) {
                "Fold contiguous source buffers from left to right into every destination.");
     module.def("copy_checked", &copy_checked_buffers, nb::arg("dst"), nb::arg("src"),
                nb::arg("dtype"), "Copy elements, and tell whether all of them are finite.");
+    module.def("to_bfloat16", &convert_buffers<&to_bfloat16, 2, 4>, nb::arg("dst"), nb::arg("src"),
+               "Round float32 to bfloat16, to nearest even.");
+    module.def("from_bfloat16", &convert_buffers<&from_bfloat16, 4, 2>, nb::arg("dst"),
+               nb::arg("src"), "Widen bfloat16 to float32, exactly.");
     module.def("supports", &supports_named, nb::arg("op"), nb::arg("dtype"),
                "Say whether there is a kernel for this reduction and dtype.");
     module.def("instruction_set", &instruction_set, "Name the instruction set whose kernels run.");

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "dtype.hpp"
 
@@ -31,6 +32,7 @@ class View {
     bool writable = false;
     bool contiguous = true;
     bool known = false;  // read, and of a format that is a dtype
+    std::span<const Py_ssize_t> shape;
     std::size_t bytes() const { return count * itemsize(dtype); }
     // The storage of a tensor, by the address of the Python object; else 0.
     std::uintptr_t storage() const { return reinterpret_cast<std::uintptr_t>(storage_.ptr()); }
@@ -38,7 +40,9 @@ class View {
     void written() const;
 
    private:
+    View() = default;
     bool take(PyObject* object);
+    bool take_array(PyObject* object);
     void take_tensor(PyObject* object);
     Py_buffer buffer_{};
     bool exported_ = false;

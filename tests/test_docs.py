@@ -36,7 +36,7 @@ def load_from_docs(*names: str) -> list[ModuleType]:
         sys.path.pop(0)
 
 
-generate, speed, peers = load_from_docs("generate", "speed", "peers")
+ahead, generate, speed, peers = load_from_docs("ahead", "generate", "speed", "peers")
 WRITTEN: list[Path] = generate.written()
 GENERATED: list[str] = sorted(generate.generated())
 PAGES = sorted({*WRITTEN, *(ROOT / name for name in GENERATED if name.endswith(".md"))})
@@ -116,7 +116,6 @@ RESULTS = {
 def test_speed_is_read_from_what_was_measured(tmp_path: Path) -> None:
     assert "`make bench`" in speed.two_ranks(tmp_path)
     assert "`make bench`" in speed.all_reduce(tmp_path)
-    assert "`make bench`" in speed.collectives(tmp_path)
     assert "`make bench`" in speed.two_hosts(tmp_path)
     (tmp_path / "all_reduce_sizes.json").write_text(json.dumps(RESULTS))
     table = speed.two_ranks(tmp_path)
@@ -124,6 +123,35 @@ def test_speed_is_read_from_what_was_measured(tmp_path: Path) -> None:
     assert "| 1 MiB | 1234 | - | - | - | - | - | 41 % | 81 % |" in table
     assert "2 cores (avx2), Python 3.11.7, mpi: Some MPI 5" in table
     assert table.splitlines()[2] in speed.all_reduce(tmp_path)
+
+
+def cell_of(collective: str, nbytes: int, **took: float) -> dict[str, object]:
+    return {"collective": collective, "bytes": nbytes, "microseconds": took}
+
+
+def test_who_is_ahead_is_told_by_the_best_peer_each_beside_ours_of_its_run(tmp_path: Path) -> None:
+    assert "`make bench`" in ahead.ahead(tmp_path)
+    measured = {
+        "3 ranks": [
+            cell_of("all_reduce", 8, roundelay=2, arena=1, registered=1.5, mpi=3),
+            cell_of("gather", 12, roundelay=1, mpi=4),
+            cell_of("barrier", 0, roundelay=1, mpi=2),
+        ],
+        "3 ranks, beside intel": [
+            cell_of("all_reduce", 8, roundelay=4, arena=4, intel=2),
+            cell_of("gather", 12, roundelay=8, intel=8),
+            cell_of("gather", 65532, roundelay=1, intel=0.25),
+        ],
+    }
+    (tmp_path / "collectives.json").write_text(json.dumps({**RESULTS, "float32_sum": measured}))
+    table = ahead.ahead(tmp_path)
+    assert "ahead in 2 of 4 cells, behind in 2; geometric mean 0.71." in table
+    assert "| best peer / ours | 8 B | 64 KiB |" in table
+    assert "| all_reduce | **0.50** intel |  |" in table
+    assert "| all_reduce, arena | **0.50** intel |  |" in table
+    assert "| all_reduce, registered | 2.00 |  |" in table
+    assert "| gather | 1.00 | **0.25** intel |" in table
+    assert "| barrier | 2.00 |  |" in table
 
 
 def test_beside_its_peers_ours_is_right_as_often_and_never_silently_wrong() -> None:

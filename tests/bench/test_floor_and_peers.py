@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from roundelay.bench import Case, CaseResult, Spec, measure
+from roundelay.bench.peer_mpi import MPIS
 from roundelay.bench.rounds import buffers_for, memory_pass
 from roundelay.errors import InvalidArgumentError
 
@@ -41,7 +44,8 @@ def test_the_floor_is_measured_with_the_rest_and_is_no_contender(engine: str) ->
         assert row.floor is None or row.floor > 0
 
 
-def test_two_mpis_in_one_run_are_refused() -> None:
-    spec = Spec(size=2, cases=(Case("all_reduce", 8),), contenders=("roundelay", "mpi", "mpich"))
-    with pytest.raises(InvalidArgumentError, match="one MPI only"):
+@pytest.mark.parametrize("two", list(itertools.combinations(MPIS, 2)), ids="-".join)
+def test_two_mpis_in_one_run_are_refused(two: tuple[str, str]) -> None:
+    spec = Spec(size=2, cases=(Case("all_reduce", 8),), contenders=("roundelay", *two))
+    with pytest.raises(InvalidArgumentError, match=f"{two[0]} and {two[1]}: .* one MPI only"):
         next(measure(spec))

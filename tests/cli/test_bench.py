@@ -17,6 +17,7 @@ from click.testing import Result
 from roundelay.algorithms import algorithms
 from roundelay.bench import Case, CaseResult, Spec, Timing, installed_peers, measure
 from roundelay.bench.messages import PEERS
+from roundelay.bench.peer_mpi import MPIS
 from roundelay.bench.tune import candidates, tuned
 from roundelay.bench.workload import Workload, bus_factor, least_traffic
 from roundelay.collectives import collectives
@@ -57,8 +58,8 @@ def test_every_collective_is_measured_and_right(engine: str, size: int) -> None:
 TOGETHER = [
     peers
     for peers in (
-        tuple(name for name in installed_peers() if name != "mpich"),
-        tuple(name for name in installed_peers() if name == "mpich"),
+        tuple(name for name in installed_peers() if name not in MPIS[1:]),
+        *((name,) for name in MPIS[1:] if name in installed_peers()),
     )
     if peers
 ]

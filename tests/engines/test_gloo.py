@@ -22,8 +22,8 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RankFaile
 torch = pytest.importorskip("torch")
 
 
-def surface() -> Any:
-    spec = importlib.util.spec_from_file_location("surface", Path(__file__).with_name("surface.py"))
+def surface(name: str = "surface") -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,6 +36,12 @@ def test_the_whole_surface(sample: Any) -> None:
     work = partial(whole.failures, reduced=sample.cells(whole.REDUCED, 5))
     for size in (1, 2, 3):
         assert rd.run(work, size, engine="gloo", timeout=60) == [[]] * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_travels_as_bfloat16_keeps_its_laws(size: int) -> None:
+    work = surface("wire_laws").failures
+    assert rd.run(work, size, engine="gloo", timeout=60) == [[]] * size
 
 
 def test_it_lives_beside_the_users_own_group(tmp_path: Path) -> None:

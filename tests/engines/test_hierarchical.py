@@ -41,8 +41,8 @@ HOSTS = [
 ]
 
 
-def surface() -> Any:
-    spec = importlib.util.spec_from_file_location("surface", Path(__file__).with_name("surface.py"))
+def surface(name: str = "surface") -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -80,6 +80,14 @@ def test_the_whole_surface(hosts: tuple[tuple[int, ...], ...], sample: Any) -> N
     size, whole = sum(map(len, hosts)), surface()
     work = partial(whole.failures, reduced=sample.cells(whole.REDUCED, 5))
     assert on_hosts(hosts, work) == [[]] * size
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_what_travels_as_bfloat16_keeps_its_laws(hosts: tuple[tuple[int, ...], ...]) -> None:
+    """Over hosts a sum is rounded once more: that of each host, before it travels."""
+    roundings = 2 if len(hosts) == 1 else 3
+    work = partial(surface("wire_laws").failures, roundings=roundings)
+    assert on_hosts(hosts, work) == [[]] * sum(map(len, hosts))
 
 
 def test_floats_are_added_as_the_schedule_says() -> None:

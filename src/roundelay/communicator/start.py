@@ -13,7 +13,7 @@ from roundelay.communicator.calls import ArrayCalls
 from roundelay.communicator.point_to_point import Exchange, Message, Wanted
 from roundelay.engines import CollectiveCall, Request, no_fast_path
 from roundelay.errors import InvalidArgumentError
-from roundelay.reductions import Op
+from roundelay.reductions import Array, Op
 
 if TYPE_CHECKING:
     from roundelay.communicator._communicator import Communicator
@@ -118,6 +118,9 @@ class Start:
 
     def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Handle:
         return self._comm._begin(call, algorithm)
+
+    def _own_memory(self, nbytes: int) -> Array:
+        return self._comm._own_memory(nbytes)
 
     def _custom_ops(self, op: Op) -> NoReturn:
         del op

@@ -8,6 +8,7 @@ from roundelay.engines._call import (
     COLLECTIVES,
     ENDINGS,
     INNER_TAGS,
+    WIRES,
     Arena,
     CollectiveCall,
     FastPath,
@@ -16,6 +17,7 @@ from roundelay.engines._call import (
     OwnedMemory,
     Request,
     no_fast_path,
+    wire_name,
 )
 from roundelay.engines._device_arrays import DeviceArray
 from roundelay.engines._inputs import ScheduleBuffer
@@ -30,6 +32,7 @@ __all__ = [
     "COLLECTIVES",
     "ENDINGS",
     "INNER_TAGS",
+    "WIRES",
     "Arena",
     "CollectiveCall",
     "DeviceArray",
@@ -48,6 +51,7 @@ __all__ = [
     "engines",
     "no_fast_path",
     "run_schedule",
+    "wire_name",
 ]
 
 

@@ -23,6 +23,20 @@ COLLECTIVES = {name: number for number, name in enumerate(collectives.names())}
 #: Beside the root, where blocks are joined along the first dimension.
 AXIS = 1 << 30
 
+#: Calls whose float32 can travel as something smaller, and as what.
+WIRED = ("all_gather", "all_reduce", "reduce_scatter")
+WIRES = ("bf16",)
+
+
+def wire_name(collective: str, wire: str) -> str:
+    """Return what a call is to others that travels as something else than it is of.
+
+    >>> wire_name("all_reduce", "bf16")
+    'all_reduce wire=bf16'
+    """
+    return f"{collective} wire={wire}"
+
+
 #: How a rank ends its calls: by `close`, by the end of its function or script, by letting go.
 ENDINGS = ("closed", "returned", "script", "dropped")
 

@@ -6,7 +6,7 @@ has all of them. Folds are those of the native core, so results are the referenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,8 +18,17 @@ from roundelay.engines._inputs import cut_out
 from roundelay.reductions import Array
 from roundelay.schedule import Layout, Schedule, Write, replay
 
-#: Folds operands from left to right; told whether the result holds everybody's contribution.
-Fold = Callable[[Sequence[Array], bool], Array]
+#: Folds operands from left to right; told whether the result holds everybody's contribution, and
+#: whether it may come into the memory of one of them.
+Fold = Callable[[Sequence[Array], bool, Array | None], Array]
+#: Returns memory for so many elements of a dtype, until the walk is over.
+Room = Callable[[int, np.dtype[Any]], Array]
+
+LINE = 64  # bytes; what is received begins on one
+MOST_KEPT = 64 << 20  # bytes that the next walk finds where they were, already paged in
+
+
+NOTHING = np.empty(0, np.uint8)
 
 
 class PostBytes(Protocol):
@@ -77,21 +86,28 @@ class RankSchedule:
         counts: Sequence[int],
         fold: Fold,
         post: PostBytes,
+        room: Room,
+        output: Array | None = None,
     ) -> Generator[list[Request], None, list[Array]]:
         """Yield what must be done before it goes on; return the chunks of the rank's output.
 
-        What was given is only read, and belongs to the walk until its end.
+        What was given is only read, and belongs to the walk until its end. What is due comes into
+        the output at once, where one is given; that may be the input, if chunks lie alike in both.
         """
         brought = np.empty(0, dtype) if given is None else given
         cells = dict(cut_out(self.schedule, self.rank, brought, counts))
         lengths = Layout(self.schedule, tuple(counts)).chunk_lengths()
+        places = {} if output is None else dict(self._places(output, lengths))
         for step in self.rank_steps:
-            arriving = {
-                (write.chunk, src): np.empty(lengths[write.chunk], dtype)
-                for write in step.writes
-                for src in write.sources
-                if src != self.rank
-            }
+            leaving = {chunk for chunk, _ in step.sends}
+            arriving = {}
+            for chunk, sources, _ in step.writes:
+                at_once = len(sources) == 1 and chunk in places and chunk not in leaving
+                for src in sources:
+                    if src != self.rank:
+                        arriving[chunk, src] = (
+                            places[chunk] if at_once else room(lengths[chunk], dtype)
+                        )
             # Receives first: a message that is expected need not be kept anywhere on its way.
             requests = [
                 post(data.view(np.uint8), src, sends=False)
@@ -104,16 +120,23 @@ class RankSchedule:
                 if lengths[chunk]
             ]
             yield requests
-            write = {
-                chunk: _folded(
-                    [cells[chunk] if src == self.rank else arriving[chunk, src] for src in sources],
-                    fold,
-                    complete=complete,
-                )
-                for chunk, sources, complete in step.writes
-            }
+            write = {}
+            for chunk, sources, complete in step.writes:
+                came = [arriving[chunk, src] for src in sources if src != self.rank]
+                operands = [
+                    cells[chunk] if src == self.rank else arriving[chunk, src] for src in sources
+                ]
+                if len(operands) > 1:
+                    operands[0] = fold(operands, complete, places.get(chunk, came[0]))
+                write[chunk] = operands[0]
             cells.update(write)
         return [cells[chunk] for chunk in self.due]
+
+    def _places(self, output: Array, lengths: Sequence[int]) -> Iterator[tuple[int, Array]]:
+        start = 0
+        for chunk in self.due:
+            yield chunk, output[start : start + lengths[chunk]]
+            start += lengths[chunk]
 
 
 class OverMessages:
@@ -122,6 +145,7 @@ class OverMessages:
     def __init__(self, rank: int, post: PostBytes) -> None:
         self._rank, self._post = rank, post
         self._known: dict[Schedule, RankSchedule] = {}
+        self._kept: list[Array] = []  # what walks that are over have let go of
 
     def run(self, call: CollectiveCall, schedule: Schedule, fold: Fold | None = None) -> None:
         """Walk the schedule with the call's input, and write its output."""
@@ -141,20 +165,57 @@ class OverMessages:
         if schedule.collective.idempotent:
             # Nothing is brought, but somebody must be heard of: one byte for each block.
             nothing = np.zeros(blocks, np.uint8)
-            yield from ranked.steps(nothing, nothing.dtype, [1] * blocks, fold, self._post)
+            yield from ranked.steps(
+                nothing, nothing.dtype, [1] * blocks, fold, self._post, np.empty
+            )
             return
         given = None if call.input is None else call.input.reshape(-1)
         output = None if call.output is None else call.output.reshape(-1)
         array = given if given is not None else output
         dtype = np.dtype(f"V{call.item}") if array is None else array.dtype
         counts = list(call.counts) or [call.count] * blocks
-        parts = yield from ranked.steps(given, dtype, counts, fold, self._post)
-        if output is None:
-            return
+        memory = Arrivals(self._kept.pop() if self._kept else NOTHING)
+        at_once = output if _free(call, given, output) else None
+        parts = yield from ranked.steps(
+            given, dtype, counts, fold, self._post, memory.room, at_once
+        )
         start = 0
-        for part in parts:
-            output[start : start + len(part)] = part
-            start += len(part)
+        if output is not None:
+            for part in parts:
+                place = output[start : start + len(part)]
+                if place.ctypes.data != part.ctypes.data:
+                    place[:] = part
+                start += len(part)
+        self._kept += memory.left()
+
+
+def _free(call: CollectiveCall, given: Array | None, output: Array | None) -> bool:
+    """Tell whether the output holds nothing that others may still need, but in its own place."""
+    if given is None or output is None or not np.may_share_memory(given, output):
+        return True
+    alike = call.collective in ("all_reduce", "reduce")
+    return alike and (given.ctypes.data, given.size) == (output.ctypes.data, output.size)
+
+
+class Arrivals:
+    """Memory for what comes during one walk: what the last walk had, as far as that goes."""
+
+    def __init__(self, kept: Array) -> None:
+        self._kept, self._used = kept, 0
+
+    def room(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return memory for so many elements, whose contents are whatever they are."""
+        start, nbytes = self._used, count * dtype.itemsize
+        self._used += -(-nbytes // LINE) * LINE
+        if self._used > self._kept.size:
+            return np.empty(count, dtype)
+        return self._kept[start : start + nbytes].view(dtype)
+
+    def left(self) -> list[Array]:
+        """Return what the next walk may have: as much as this one needed, if that is not much."""
+        if self._used > MOST_KEPT:
+            return []
+        return [self._kept if self._used <= self._kept.size else np.empty(self._used, np.uint8)]
 
 
 def _write(write: Write, everyone: int) -> RankWrite:
@@ -162,15 +223,15 @@ def _write(write: Write, everyone: int) -> RankWrite:
     return RankWrite(write.cell.chunk, write.sources, complete)
 
 
-def _folded(operands: list[Array], fold: Fold, *, complete: bool) -> Array:
-    return operands[0] if len(operands) == 1 else fold(operands, complete)
-
-
 def native_fold(op: str, dtype: str, size: int) -> Fold:
     """Return the native fold for `size` ranks; bfloat16 and pairs are bytes of known meaning."""
 
-    def fold(operands: Sequence[Array], complete: bool) -> Array:  # noqa: FBT001 - a fold's form
-        result = np.empty_like(operands[0])
+    def fold(
+        operands: Sequence[Array],
+        complete: bool,  # noqa: FBT001 - a fold's form
+        into: Array | None = None,
+    ) -> Array:
+        result = np.empty_like(operands[0]) if into is None else into
         divide_by = size if complete and op == "avg" else 0
         if result.size:
             sources = [operand.view(np.uint8) for operand in operands]

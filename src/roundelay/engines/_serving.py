@@ -124,7 +124,7 @@ def _post(engine: Engine, data: Array, other: int, *, sends: bool) -> Request:
 def _asking(channel: Channel) -> Fold:
     """Return a fold by a function that only the program has."""
 
-    def ask(operands: Sequence[Array], _: bool) -> Array:  # noqa: FBT001 - a fold's form
+    def ask(operands: Sequence[Array], _: bool, __: Array | None) -> Array:  # noqa: FBT001 - a fold's form
         channel.send(FOLD + encode(list(operands)))
         answer = channel.receive()
         if answer is None:

@@ -10,12 +10,13 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from roundelay.collectives import collectives
-from roundelay.engines._call import AXIS, CollectiveCall
+from roundelay.engines._call import AXIS, WIRED, WIRES, CollectiveCall, wire_name
 
 #: Calls that are made of others; a list that all ranks have in the same order.
 CALLS = (
     "", *collectives.names(), "all_gather_object", "broadcast_object", "close", "gather_object",
     "group", "scatter_object", "split", "traffic",
+    *(wire_name(collective, wire) for wire in WIRES for collective in WIRED),
 )  # fmt: skip
 NUMBERS = {call: number for number, call in enumerate(CALLS)}
 CALL = 25  # bits below the number of the call, which has 5

@@ -39,7 +39,7 @@ class GlooAgreement:
         if given is not None and call.output is not None:
             rows = [record.view(given.dtype) for record in records[:, : given.nbytes]]
             fold = native_fold(call.op, call.dtype, self._size)
-            call.output.reshape(-1)[:] = fold(rows, True)  # noqa: FBT003 - a fold's form
+            call.output.reshape(-1)[:] = fold(rows, True, None)  # noqa: FBT003 - a fold's form
         return given is not None or (call.collective == "barrier" and algorithm is None)
 
     def agree(self, group: Any, signature: CallSignature) -> None:

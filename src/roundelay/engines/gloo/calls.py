@@ -3,7 +3,7 @@
 Libraries take few dtypes, so numbers are shown to them as others that behave alike: unsigned
 integers add like signed ones, complex numbers like two reals, bools like bytes that are 0 or 1.
 What has no such twin (halves, which Gloo would round at every addition; the smallest of floats,
-where NaN must win) is left to schedules.
+where NaN must win) is left to schedules, and so is what they do quicker.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ OF_BOOLS = {
     "lxor": "bxor", "bxor": "bxor",
 }  # fmt: skip
 BITWISE = ("band", "bor", "bxor")
+#: From so many bytes on, a schedule between two ranks takes less of their cores than Gloo's ring.
+TWO, BETWEEN_TWO_FROM = 2, 1 << 20
 WORDS = {
     "sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX",
     "band": "BAND", "bor": "BOR", "bxor": "BXOR",
@@ -155,7 +157,8 @@ class GlooCalls(LibraryCalls):
 
     def _all_reduce(self, group: Any, call: CollectiveCall) -> Work:
         word = library_word(call.dtype, call.op, TAKEN, bitwise=True)
-        if word is None or call.output is None:
+        between_two = self._size == TWO and call.nbytes >= BETWEEN_TWO_FROM
+        if word is None or call.output is None or between_two:
             return None
         _bring(call)
         options = self._options("Allreduce", word[1])
