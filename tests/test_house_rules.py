@@ -27,6 +27,7 @@ LAYERS = {
     "networks": 3,
     "algorithms": 4, "pipelines": 4,
     "engines": 5, "processes": 5, "rendezvous": 5, "reductions": 5, "_core": 5, "_typing": 5,
+    "live": 5, "records": 5,
     "communicator": 6, "tuning": 6,
     "training": 7, "parallel": 7, "torch": 7, "torch_autoload": 7, "plan": 7,
     "view": 8,

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from roundelay.arguments import index_of, indices_of, shown, whole
+from roundelay.communicator.call_trace import CallTrace
 from roundelay.communicator.calls import ArrayCalls
 from roundelay.communicator.losses import Losses
 from roundelay.engines import Engine
@@ -25,6 +26,7 @@ class GroupCalls(ArrayCalls, Losses):
     """The part of a communicator that makes others, and arrays in the arena."""
 
     _parent: Self | None = None  # the one it was made from
+    _call_trace: CallTrace | None
 
     @abstractmethod
     def __init__(self, engine: Engine) -> None:
@@ -79,6 +81,9 @@ class GroupCalls(ArrayCalls, Losses):
     def _made(self, engine: Engine) -> Self:
         group = type(self)(engine)
         group._parent = self
+        if self._call_trace is not None:
+            engine.start_trace(self._call_trace.trace)
+            group._call_trace = self._call_trace.of_group(engine.rank, engine.size)
         return group
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float64) -> np.ndarray[Any, Any]:
