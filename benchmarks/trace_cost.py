@@ -31,7 +31,7 @@ ROUNDS, REPEATS = 200, 2000
 
 
 def pair(comm: Communicator, folder: Path) -> tuple[Communicator, Communicator]:
-    """Return two communicators of the same ranks: one that was made before the trace, and one after."""
+    """Return two communicators of the same ranks: one made before the trace, and one after."""
     plain = comm.split(0)
     start_trace(comm, folder)
     traced = comm.split(0)

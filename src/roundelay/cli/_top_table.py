@@ -11,7 +11,7 @@ from rich.text import Text
 
 from roundelay.cli._tables import empty_table
 from roundelay.live.snapshot import RankNow
-from roundelay.live.watch import Seen
+from roundelay.live.watch import JobSeen
 from roundelay.view.terminal_text import Glyphs, number_of, safe, seconds_text
 
 STYLES = {
@@ -27,7 +27,7 @@ STYLES = {
 NARROW = 110  # columns; in fewer, a rank takes several lines
 
 
-def drawn(seen: Seen, glyphs: Glyphs, width: int) -> RenderableType:
+def drawn(seen: JobSeen, glyphs: Glyphs, width: int) -> RenderableType:
     """Draw a job: its ranks, and below them what it hangs on."""
     ranks = number_of(len(seen.now.ranks), "rank")
     rate = f"{sum(seen.rates) / 1e9:.2f} GB/s in all"
@@ -40,7 +40,7 @@ def drawn(seen: Seen, glyphs: Glyphs, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _wide(seen: Seen, glyphs: Glyphs) -> Table:
+def _wide(seen: JobSeen, glyphs: Glyphs) -> Table:
     table = empty_table(glyphs)
     table.add_column("", no_wrap=True, min_width=1)
     for name in ("rank", "step", "GB/s"):
@@ -56,7 +56,7 @@ def _wide(seen: Seen, glyphs: Glyphs) -> Table:
     return table
 
 
-def _narrow(seen: Seen, glyphs: Glyphs) -> Table:
+def _narrow(seen: JobSeen, glyphs: Glyphs) -> Table:
     table = empty_table(glyphs)
     table.add_column("", no_wrap=True, min_width=1)
     table.add_column("rank", justify="right", no_wrap=True, min_width=4)
@@ -72,7 +72,7 @@ def _narrow(seen: Seen, glyphs: Glyphs) -> Table:
     return table
 
 
-def _marked(seen: Seen, glyphs: Glyphs) -> Iterator[tuple[RankNow, Text, Text]]:
+def _marked(seen: JobSeen, glyphs: Glyphs) -> Iterator[tuple[RankNow, Text, Text]]:
     """Yield every rank, with a mark for one that others wait for, and its number."""
     for one in seen.now.ranks:
         marked = one.rank == seen.straggler or one.state in ("stopped", "dead")

@@ -21,7 +21,7 @@ from roundelay.cli._top_table import brief, drawn
 from roundelay.cli._types import console_for, glyphs_option, json_option, terminal_size
 from roundelay.errors import InvalidArgumentError, OtherVersionError, RoundelayError
 from roundelay.live.jobs import LiveJob, find_jobs
-from roundelay.live.watch import Seen, Watch
+from roundelay.live.watch import JobSeen, JobWatch
 from roundelay.view.terminal_text import Glyphs, number_of, safe
 
 __all__ = ["command"]
@@ -75,7 +75,7 @@ def command(*, chosen: int | None, once: bool, every: float, glyphs: Glyphs, as_
     if len(jobs) > 1:
         _list(jobs, glyphs)
         return
-    watch = Watch(jobs[0], SHORT_NAMES)
+    watch = JobWatch(jobs[0], SHORT_NAMES)
     if once or not is_interactive():
         console = console_for()
         console.print(drawn(watch.for_a_while(ONCE_S), glyphs, console.width))
@@ -89,7 +89,7 @@ SHORT_NAMES = tuple(algorithm.short_name for algorithm in algorithms)
 def _as_json(job: LiveJob) -> dict[str, object]:
     known = {"job": job.number}
     try:
-        return {**known, **Watch(job, SHORT_NAMES).for_a_while(ONCE_S).as_json()}
+        return {**known, **JobWatch(job, SHORT_NAMES).for_a_while(ONCE_S).as_json()}
     except RoundelayError as error:  # of another version, or over this moment
         return {**known, "command": job.command, "processes": job.pids, "refused": str(error)}
 
@@ -112,7 +112,7 @@ def _list(jobs: Sequence[LiveJob], glyphs: Glyphs) -> None:
     click.echo(f"{number_of(len(jobs), 'job')}: choose one, as `roundelay top {jobs[0].number}`.")
 
 
-def _live(watch: Watch, every: float, glyphs: Glyphs) -> None:
+def _live(watch: JobWatch, every: float, glyphs: Glyphs) -> None:
     """Draw again and again in place; leave the last table behind."""
     console = console_for()
     seen = watch.for_a_while(min(every, ONCE_S))
@@ -130,7 +130,7 @@ def _live(watch: Watch, every: float, glyphs: Glyphs) -> None:
         click.echo("The job is over.")
 
 
-def _wait(watch: Watch, seconds: float, resized: int | None) -> bool:
+def _wait(watch: JobWatch, seconds: float, resized: int | None) -> bool:
     """Look at the job meanwhile; tell whether to end."""
     until, source = time.monotonic() + seconds, sys.stdin.fileno()
     wanted = [source] if resized is None else [source, resized]
@@ -146,7 +146,7 @@ def _wait(watch: Watch, seconds: float, resized: int | None) -> bool:
     return False
 
 
-def _draw(console: Console, seen: Seen, glyphs: Glyphs) -> None:
+def _draw(console: Console, seen: JobSeen, glyphs: Glyphs) -> None:
     console.width, console.height = terminal_size()
     with console.capture() as captured:
         console.print(drawn(seen, glyphs, console.width))

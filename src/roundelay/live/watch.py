@@ -11,13 +11,13 @@ from roundelay import _core
 from roundelay.live.jobs import LiveJob, command_of
 from roundelay.live.snapshot import JobNow, RankNow, look
 
-__all__ = ["Seen", "Watch"]
+__all__ = ["JobSeen", "JobWatch"]
 
 BETWEEN_S = 0.02  # looks
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobSeen:
     """A job over a short time: how it is at its end, and what happened meanwhile."""
 
     now: JobNow
@@ -62,7 +62,7 @@ class Seen:
         }
 
 
-class Watch:
+class JobWatch:
     """Looks at one job again and again, without touching anything of it."""
 
     def __init__(self, job: LiveJob, algorithms: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class Watch:
     def _look(self) -> JobNow:
         return look(self._world, self._algorithms)
 
-    def for_a_while(self, seconds: float) -> Seen:
+    def for_a_while(self, seconds: float) -> JobSeen:
         """Look for so long, and return what was seen."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -90,7 +90,7 @@ class Watch:
         if straggler is not None:
             self._blamed[straggler] += 1
 
-    def seen(self) -> Seen:
+    def seen(self) -> JobSeen:
         """Return what was seen since the last time."""
         now, before = self._look(), self._before
         seconds = max(now.at - before.at, 1e-9)
@@ -100,4 +100,4 @@ class Watch:
         self._before, self._looks = now, 0
         self._blamed.clear()
         own = next((one.pid for one in now.ranks if one.pid in self.job.pids), self.job.pids[0])
-        return Seen(now, rates, blame, command_of(own), self.job.pids)
+        return JobSeen(now, rates, blame, command_of(own), self.job.pids)
