@@ -12,6 +12,7 @@ __all__ = ["Row", "RunWindow", "rows_of", "windows"]
 
 MOST_WINDOWS = 12
 MOST_CALLS = 400  # in a window of a run that is no training
+PASSES = ("forward", "backward")
 MOST_ROWS = 4  # of calls in the background of one rank
 
 
@@ -36,26 +37,26 @@ class Row:
 def windows(run: RunRecord, *, every: bool = False) -> list[RunWindow]:
     """Return the last few steps of a run, or `every` one; without steps, all of it or its end.
 
-    A step lasts from the end of the one before to its own end, on the rank where that is last.
+    A step lasts from its first pass to the end of the optimizer's step: on whichever rank these
+    are first and last.
     """
     ends: dict[int, int] = {}
+    begins: dict[int, int] = {}
     for record in run.ranks:
+        over = -1  # the last step of this rank
         for event in record.events:
             if event.kind == "step" and event.ended is not None:
                 ends[event.call] = max(event.ended, ends.get(event.call, 0))
-    if not ends:
+                over = event.call
+            elif event.kind in PASSES and event.call > over:
+                begins[event.call] = min(event.began, begins.get(event.call, event.began))
+    found = [
+        RunWindow(f"step {number + 1}", f"step-{number + 1}", begins[number], ends[number])
+        for number in sorted(ends)
+        if number in begins and begins[number] < ends[number]
+    ]
+    if not found:
         return [_last_calls(run)]
-    begins = [event.began for record in run.ranks for event in record.events
-              if event.kind == "forward"]  # fmt: skip
-    found, before = [], None
-    for number in sorted(ends):
-        start = max([min(begins, default=0), *([] if before is None else [before])])
-        mine = [at for at in begins if start <= at < ends[number]]
-        start = min(mine, default=start)
-        if start < ends[number]:
-            name = f"step {number + 1}"
-            found.append(RunWindow(name, f"step-{number + 1}", start, ends[number]))
-        before = ends[number]
     return found if every else found[-MOST_WINDOWS:]
 
 

@@ -11,7 +11,7 @@ from roundelay.view.captions import printable
 from roundelay.view.html import digest, read
 from roundelay.view.run_lanes import RunWindow, windows
 from roundelay.view.run_summary import RankTimes, summary
-from roundelay.view.run_svg import run_style, run_svg
+from roundelay.view.run_svg import PATTERNS, run_style, run_svg
 from roundelay.view.terminal_text import nbytes_text, number_of, seconds_text
 
 __all__ = ["run_page"]
@@ -38,6 +38,7 @@ def run_page(run: RunRecord, shown: Sequence[RunWindow] | None = None) -> str:
         links="".join(
             f'<a href="#{escape(one.key)}">{escape(printable(one.name))}</a>' for one in shown
         ),
+        patterns=PATTERNS,
         sections="\n".join(_section(run, one) for one in shown),
         script=script,
     )

@@ -13,12 +13,12 @@ from roundelay.view.run_lanes import Row, RunWindow, rows_of
 from roundelay.view.run_summary import summary
 from roundelay.view.terminal_text import nbytes_text, seconds_text
 
-__all__ = ["run_style", "run_svg"]
+__all__ = ["PATTERNS", "run_style", "run_svg"]
 
 MARGIN, LEFT, WIDTH = 24.0, 132.0, 1000.0
 TOP, BAR, ROW, GAP, AXIS = 76.0, 24.0, 30.0, 16.0, 44.0
 CHARACTER = 6.4
-LEAST_ARROW = 0.02  # of the window: shorter waits are not worth an arrow
+LEAST_ARROW = 0.04  # of the window: shorter waits are not worth an arrow
 MOST_ARROWS = 60
 HUES = {"forward": 250, "backward": 160, "exchange": 95, "step": 310, "checkpoint": 20, "call": 215,
         "phase": 280}  # fmt: skip
@@ -30,7 +30,7 @@ MEANINGS = {
     "checkpoint": "checkpoint",
     "call": "call",
 }
-HATCH = (
+PATTERNS = (
     '<defs><pattern id="wait" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect class="hatched" width="6" height="6"/>'
     '<path class="hatch" d="M0 0V6" stroke-width="4"/></pattern>'
@@ -67,7 +67,7 @@ def run_style() -> str:
 
 
 def run_svg(run: RunRecord, window: RunWindow, *, style: str | None = None) -> str:
-    """Return the drawing of a window; `style` is left out where the page around it has it."""
+    """Return the drawing of a window; without `style` the page around has that, and `PATTERNS`."""
     return _Drawing(run, window).svg(style)
 
 
@@ -101,8 +101,7 @@ class _Drawing:
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {box} {view}>',
             f"<title>{escape(title)}</title>",
-            *([] if style is None else [f"<style>{style}</style>"]),
-            HATCH,
+            *([] if style is None else [f"<style>{style}</style>", PATTERNS]),
             f'<rect class="page" {box} rx="14"/>',
             _text("title ink", MARGIN, 36, title),
             _text("soft", MARGIN, 58, self._verdict()),
@@ -155,10 +154,22 @@ class _Drawing:
             yield f'<rect class="lane" {lane} rx="3"/>'
             yield (f'<text class="soft" x="{_n(MARGIN + LEFT - 10)}" y="{_n(y + 16)}" '
                    f'text-anchor="end">{row.label}</text>')  # fmt: skip
+            yield from self._queued(row, y)
             for event, depth, end in row.events:
                 if event.kind == "call":
                     self.calls[record.rank, event.group, event.call] = event, y, end
                 yield from self._event(event, y, depth, end)
+            for event, depth, end in row.events:
+                room = self.x(end) - self.x(event.began) - 8
+                if depth == 0 and (words := _fitting(printable(event.title), room)):
+                    yield _text("in ink", self.x(event.began) + 5, y + BAR / 2 + 4, words)
+
+    def _queued(self, row: Row, y: float) -> Iterator[str]:
+        """Yield a line from where a call was asked for to where it began; bars lie over it."""
+        for event, _, _ in row.events:
+            asked, began = self.x(event.asked), self.x(event.began)
+            if event.kind == "call" and began - asked > 2:  # noqa: PLR2004 - pixels
+                yield f'<path class="queued" d="M{_n(asked)} {_n(y + BAR / 2)}H{_n(began)}"/>'
 
     def _event(self, event: Event, y: float, depth: int, end: int) -> Iterator[str]:
         first, last = self.x(event.began), self.x(end)
@@ -168,11 +179,6 @@ class _Drawing:
         failed = " failed" if event.failed else ""
         width = max(last - first, 0.8)
         hint = escape(printable(_hint(event, end)))
-        if event.asked < event.began and event.kind == "call":
-            asked = self.x(event.asked)
-            if first - asked > 2:  # noqa: PLR2004 - pixels
-                middle = _n(y + BAR / 2)
-                yield f'<path class="queued" d="M{_n(asked)} {middle}H{_n(first)}"/>'
         place = f'y="{_n(top)}" height="{_n(height)}" rx="2"'
         yield (
             f'<rect class="bar {kind}{failed}" x="{_n(first)}" width="{_n(width)}" {place}>'
@@ -186,9 +192,6 @@ class _Drawing:
                     f'<rect class="wait" x="{_n(first)}" width="{_n(waits)}" {place}>'
                     f"<title>{hint}</title></rect>"
                 )
-        words = _fitting(printable(event.title), width - 8)
-        if words and depth == 0:
-            yield _text("in ink", first + 5, y + BAR / 2 + 4, words)
 
     def _arrows(self) -> Iterator[str]:
         """Yield an arrow from each rank that waited long to the one that came last."""
@@ -196,7 +199,8 @@ class _Drawing:
         found = []
         for (_, group, number), (event, y, end) in self.calls.items():
             there = self.calls.get((event.waits_for, group, number))
-            if there is not None and event.waited >= least and there[0].began > event.began:
+            late = there is not None and self.window.start <= there[0].began > event.began
+            if there is not None and late and event.waited >= least:
                 found.append((event.waited, event, y, end, *there))
         found.sort(key=lambda one: -one[0])
         for _, event, y, end, other, other_y, _ in found[:MOST_ARROWS]:
