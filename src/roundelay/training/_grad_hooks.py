@@ -57,6 +57,8 @@ class GradHooks:
         self._state = state
         self._step = state.setup.step
         self.passes = TracedPasses(state.setup.everyone.trace, self._step)
+        if self.passes.trace is not None:
+            self._step.on_backward = weakly(self.passes.enter_backward)
         self._running: Callable[[], BackwardPass | None] = _nothing  # weak: autograd lets it go
         self._tensors = [parameter.tensor for parameter in state.setup.parameters]
         self._dense = set(sparse_parameters(state.setup)) - set(state.sparse)  # as they are sent

@@ -93,6 +93,7 @@ def _times(record: RankRecord, length: int, window: Span) -> RankTimes:
     calls = nbytes = in_calls = waited = 0
     beside: list[Span] = []
     computing: list[Span] = []
+    standing: list[Span] = []  # its own thread, for a call to end
     unfinished = ""
     for event in record.events:
         span = cut((event.began, length if event.ended is None else event.ended), window)
@@ -105,6 +106,8 @@ def _times(record: RankRecord, length: int, window: Span) -> RankTimes:
             phases[event.kind] += took
             if event.kind in COMPUTES:
                 computing.append(span)
+            if event.kind == "gather":
+                standing.append(span)
             continue
         calls, nbytes = calls + 1, nbytes + event.nbytes
         waited += min(event.waited, took)
@@ -112,9 +115,10 @@ def _times(record: RankRecord, length: int, window: Span) -> RankTimes:
             waited_for[event.waits_for] += min(event.waited, took)
         if event.thread == main:
             in_calls += took
+            standing.append(span)
         else:
             beside.append(span)
-    hidden = common(merged(beside), merged(computing))
+    hidden = common(merged(beside), without(merged(computing), merged(standing)))
     background = sum(last - first for first, last in merged(beside))
     return RankTimes(record.rank, dict(phases), calls, nbytes, in_calls, waited, background, hidden,
                      dict(waited_for), unfinished)  # fmt: skip
@@ -151,6 +155,25 @@ def merged(spans: Iterable[Span]) -> list[Span]:
             found[-1] = found[-1][0], max(found[-1][1], last)
         else:
             found.append((first, last))
+    return found
+
+
+def without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
+    """Cut holes into spans, both in order and without overlaps.
+
+    >>> without([(0, 9)], [(2, 3), (8, 12)])
+    [(0, 2), (3, 8)]
+    """
+    found = []
+    for first, last in spans:
+        at = first
+        for start, end in holes:
+            if end > at and start < last:
+                if start > at:
+                    found.append((at, start))
+                at = end
+        if at < last:
+            found.append((at, last))
     return found
 
 
