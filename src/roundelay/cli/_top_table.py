@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from roundelay.cli._tables import empty_table
 from roundelay.live.snapshot import RankNow
 from roundelay.live.watch import JobSeen
-from roundelay.view.terminal_text import Glyphs, number_of, safe, seconds_text
+from roundelay.view.terminal_text import ASCII, Glyphs, number_of, safe, seconds_text
 
 STYLES = {
     "waits": "yellow",
@@ -42,12 +42,12 @@ def drawn(seen: JobSeen, glyphs: Glyphs, width: int) -> RenderableType:
 
 def _wide(seen: JobSeen, glyphs: Glyphs) -> Table:
     table = empty_table(glyphs)
-    table.add_column("", no_wrap=True, min_width=1)
+    table.add_column("", no_wrap=True, min_width=1, overflow=_cut(glyphs))
     for name in ("rank", "step", "GB/s"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=4)
-    table.add_column("does", no_wrap=True, min_width=25)
-    table.add_column("call", no_wrap=True, overflow="ellipsis")
-    table.add_column("line", no_wrap=True, overflow="ellipsis")
+        table.add_column(name, justify="right", no_wrap=True, min_width=4, overflow=_cut(glyphs))
+    table.add_column("does", no_wrap=True, min_width=25, overflow=_cut(glyphs))
+    table.add_column("call", no_wrap=True, overflow=_cut(glyphs))
+    table.add_column("line", no_wrap=True, overflow=_cut(glyphs))
     for one, mark, rank in _marked(seen, glyphs):
         step = "-" if one.step is None else str(one.step)
         call, site = safe(_call(one), glyphs), safe(_short(one.site), glyphs)
@@ -58,18 +58,23 @@ def _wide(seen: JobSeen, glyphs: Glyphs) -> Table:
 
 def _narrow(seen: JobSeen, glyphs: Glyphs) -> Table:
     table = empty_table(glyphs)
-    table.add_column("", no_wrap=True, min_width=1)
-    table.add_column("rank", justify="right", no_wrap=True, min_width=4)
-    table.add_column("does", no_wrap=True, overflow="ellipsis")
+    table.add_column("", no_wrap=True, min_width=1, overflow=_cut(glyphs))
+    table.add_column("rank", justify="right", no_wrap=True, min_width=4, overflow=_cut(glyphs))
+    table.add_column("does", no_wrap=True, overflow=_cut(glyphs))
     for one, mark, rank in _marked(seen, glyphs):
         step = "" if one.step is None else f"{glyphs.dot}step {one.step}"
         does = _does(one, glyphs)
         does.append(f"{step}{glyphs.dot}{seen.rates[one.rank] / 1e9:.2f} GB/s", "default")
         lines = [safe(_call(one), glyphs), safe(_short(one.site), glyphs)]
-        rest = [Text(line, style="dim", no_wrap=True, overflow="ellipsis")
+        rest = [Text(line, style="dim", no_wrap=True, overflow=_cut(glyphs))
                 for line in lines if line]  # fmt: skip
         table.add_row(mark, rank, Group(does, *rest))
     return table
+
+
+def _cut(glyphs: Glyphs) -> OverflowMethod:
+    """Say how what is too long ends; rich's own sign for it is not ASCII."""
+    return "crop" if glyphs is ASCII else "ellipsis"
 
 
 def _marked(seen: JobSeen, glyphs: Glyphs) -> Iterator[tuple[RankNow, Text, Text]]:

@@ -99,7 +99,7 @@ def _list(jobs: Sequence[LiveJob], glyphs: Glyphs) -> None:
     table = empty_table(glyphs)
     for name in ("job", "process", "ranks"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("command", no_wrap=True, overflow="ellipsis")
+    table.add_column("command", no_wrap=True)
     for job in jobs:
         try:
             ranks = str(job.world().size)
