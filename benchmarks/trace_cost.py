@@ -1,8 +1,7 @@
 """What does a trace cost a call, and a phase of training? With it and without, in turns.
 
-On one rank, which waits for nobody, so that nothing but the call itself is timed; the median over
-the rounds of what a round with it took longer than the one before without. Of two processes that
-share the cores of this host, the same call as users make it. Writes results/trace_cost.json.
+On one rank, which waits for nobody, so that nothing but the call itself is timed: the median over
+the rounds of what a round with it took longer than the one without. Writes results/trace_cost.json.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from roundelay.launch.trace import start_trace
 from roundelay.records import phase
 
 RESULTS = Path(__file__).parent / "results"
-WORLDS = ((1, "threads"), (2, "shared_memory"))
 ROUNDS, REPEATS = 200, 2000
 
 
@@ -53,14 +51,13 @@ def measure(comm: Communicator, folder: str) -> dict[str, float]:
     plain, traced = pair(comm, Path(folder))
     x = np.ones(2, np.float32)
     both = [partial(one.all_reduce, x, "max") for one in (plain, traced)]
-    repeats = REPEATS if comm.size == 1 else REPEATS // 10
     rounds: list[tuple[float, float]] = []
     for number in range(ROUNDS):
         order = both if number % 2 else both[::-1]  # who comes first is no better off
         times = {}
         for call in order:
             plain.barrier()
-            times[call] = timed(call, repeats)
+            times[call] = timed(call, REPEATS)
         rounds.append((times[both[0]], times[both[1]]))
     more = statistics.median(on - off for off, on in rounds)
     off, on = (statistics.median(each) for each in zip(*rounds, strict=True))
@@ -86,13 +83,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "trace_cost.json")
     out = parser.parse_args().out
-    found: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for size, engine in WORLDS:
-            name = f"all_reduce of 8 bytes, {size} {'rank' if size == 1 else 'ranks'}, {engine}"
-            found[name] = rd.run(measure, size, engine, args=(folder,))[0]
-        found["a phase, from Python"] = phases(folder)
-    told = {"machine": platform.machine(), "cores": _core.available_cores(), "nanoseconds": found}
+        found = {
+            "`all_reduce` of 8 bytes, on one rank": rd.run(measure, 1, args=(folder,))[0],
+            "a phase of training": phases(folder),
+        }
+    told = {
+        "command": "python benchmarks/trace_cost.py",
+        "python": platform.python_version(),
+        "cores": _core.available_cores(),
+        "nanoseconds": found,
+    }
     out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(told, indent=1))
 

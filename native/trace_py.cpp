@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "trace.hpp"
 
@@ -28,13 +29,12 @@ void register_trace(nb::module_& module) {
              })
         // The names of collectives, algorithms, dtypes or reductions, by number.
         .def("set_table",
-             [](Trace& trace, const std::string& table, nb::sequence names) {
+             [](Trace& trace, const std::string& table, const std::vector<std::string>& names) {
                  TraceHeader& header = trace.header();
                  TraceTable found{};
-                 for (nb::handle name : names) {
+                 for (const std::string& name : names) {
                      // With its number: algorithms of several collectives have the same short name.
-                     const auto text = table + " " + std::to_string(found.count) + ":" +
-                                       nb::cast<std::string>(name);
+                     const auto text = table + " " + std::to_string(found.count) + ":" + name;
                      const std::uint32_t number = trace.string(text);
                      if (found.count++ == 0) found.first = number;
                  }

@@ -61,7 +61,8 @@ class Runs:
         """Make an event; times are milliseconds."""
         plain = {
             "name": "", "site": "", "waited": 0, "waits_for": -1, "call": 0, "group": 0,
-            "nbytes": 0, "elements": 0, "collective": "", "algorithm": "", "dtype": "", "op": "", "thread": 100,
+            "nbytes": 0, "elements": 0, "collective": "", "algorithm": "", "dtype": "", "op": "",
+            "thread": 100,
             "failed": False, "asked": int(began * MS),
         }  # fmt: skip
         end = None if ended is None else int(ended * MS)

@@ -243,7 +243,7 @@ def _hint(event: Event, end: int) -> str:
         if event.asked < event.began:
             told.append(f"asked for {seconds_text((event.began - event.asked) / 1e9)} before")
         if event.site:
-            told.append(event.site)
+            told.append("/".join(event.site.split("/")[-2:]))  # a picture is shown around
     if event.ended is None:
         told.append("not ended when the record did")
     if event.failed:
