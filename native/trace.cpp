@@ -114,6 +114,7 @@ std::uint32_t Trace::string(std::string_view text) {
 }
 
 void Trace::copy_site(World& world, int world_rank, std::uint32_t site) {
+    const std::lock_guard guard(mutex_);  // calls in the background come from the same lines
     put(strings_[site], world.site(world_rank, site).data());
     sites_[site].store(true, std::memory_order_relaxed);
 }

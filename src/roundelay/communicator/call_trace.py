@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 from roundelay import _core
@@ -23,14 +26,20 @@ class CallTrace:
     """
 
     def __init__(self, trace: Trace, serial: int, rank: int, size: int) -> None:
-        self.trace, self._serial, self._calls, self._groups = trace, serial, 0, 0
+        self.trace, self._serial, self._calls = trace, serial, 0
+        self._groups: Counter[tuple[int, ...]] = Counter()  # made so far, by their ranks
         trace.list_group(serial, rank, size)
 
-    def of_group(self, rank: int, size: int) -> CallTrace:
-        """Return what takes down the calls of a group, under a number that its ranks share."""
-        self._groups += 1  # every rank of this communicator makes the same groups
-        serial = (self._serial * 1_000_003 + self._groups) % (1 << 63)
-        return CallTrace(self.trace, serial, rank, size)
+    def of_group(self, ranks: Sequence[int], rank: int) -> CallTrace:
+        """Return what takes down the calls of a group, under a number that its ranks alone share.
+
+        Who is not in a group may know nothing of it, so that groups of other ranks don't count.
+        """
+        members = tuple(ranks)
+        self._groups[members] += 1
+        said = f"{self._serial} {members} {self._groups[members]}".encode()
+        serial = int.from_bytes(blake2b(said, digest_size=7).digest(), "little")
+        return CallTrace(self.trace, serial, rank, len(members))
 
     def run(self, engine: Engine, call: CollectiveCall, algorithm: str | None) -> None:
         """Run a call, and take it down."""

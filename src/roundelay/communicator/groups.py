@@ -76,14 +76,14 @@ class GroupCalls(ArrayCalls, Losses):
 
     def _make(self, ranks: list[int]) -> Self | None:
         engine = self._engine.group(ranks)
-        return None if engine is None else self._made(engine)
+        return None if engine is None else self._made(engine, ranks)
 
-    def _made(self, engine: Engine) -> Self:
+    def _made(self, engine: Engine, ranks: Sequence[int]) -> Self:
         group = type(self)(engine)
         group._parent = self
         if self._call_trace is not None:
             engine.start_trace(self._call_trace.trace)
-            group._call_trace = self._call_trace.of_group(engine.rank, engine.size)
+            group._call_trace = self._call_trace.of_group(ranks, engine.rank)
         return group
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float64) -> np.ndarray[Any, Any]:
