@@ -100,7 +100,8 @@ class Trace {
     void end(std::uint64_t number, std::int64_t waited_ns, std::int32_t waits_for, bool failed);
     // Source lines have the same numbers as in the world; each is copied when it first comes.
     void know_site(World& world, int world_rank, std::uint32_t site) {
-        if (!sites_[site].load(std::memory_order_relaxed)) [[unlikely]] copy_site(world, world_rank, site);
+        if (!sites_[site].load(std::memory_order_relaxed)) [[unlikely]]
+            copy_site(world, world_rank, site);
     }
 
    private:
@@ -134,7 +135,9 @@ class CallMark {
         if (trace_ != nullptr) [[unlikely]] trace_->end(number_, waited_ns_, waits_for_, !done_);
     }
     bool traces() const { return trace_ != nullptr; }
-    void begin(const TraceEvent& event, std::int64_t asked_ns) { number_ = trace_->begin(event, asked_ns); }
+    void begin(const TraceEvent& event, std::int64_t asked_ns) {
+        number_ = trace_->begin(event, asked_ns);
+    }
     // It has moved so much. Two threads at once may lose some: it is for people who look.
     void done(std::uint64_t bytes) {
         done_ = true;

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Group, OverflowMethod, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from roundelay.cli._tables import empty_table
 from roundelay.live.snapshot import RankNow
 from roundelay.live.watch import JobSeen
-from roundelay.view.terminal_text import ASCII, Glyphs, number_of, safe, seconds_text
+from roundelay.view.terminal_text import Glyphs, number_of, safe, seconds_text
 
 STYLES = {
     "waits": "yellow",
@@ -24,7 +24,9 @@ STYLES = {
     "ended": "dim",
     "absent": "dim",
 }
-NARROW = 110  # columns; in fewer, a rank takes several lines
+COLUMNS = ("", "rank", "step", "GB/s", "does", "call", "line")
+CALL = COLUMNS.index("call")
+LEAST = 28  # characters of a call; where there is room for fewer, a rank takes several lines
 
 
 def drawn(seen: JobSeen, glyphs: Glyphs, width: int) -> RenderableType:
@@ -32,7 +34,7 @@ def drawn(seen: JobSeen, glyphs: Glyphs, width: int) -> RenderableType:
     ranks = number_of(len(seen.now.ranks), "rank")
     rate = f"{sum(seen.rates) / 1e9:.2f} GB/s in all"
     head = glyphs.dot.join([safe(brief(seen.command), glyphs), ranks, rate])
-    table = _narrow(seen, glyphs) if width < NARROW else _wide(seen, glyphs)
+    table = _wide(seen, glyphs, width) or _narrow(seen, glyphs, width)
     parts: list[RenderableType] = [Text(head, style="bold"), table]
     for words, style in ((seen.now.trouble, "bold red"), (seen.now.hangs, "bold yellow")):
         if words:
@@ -40,41 +42,48 @@ def drawn(seen: JobSeen, glyphs: Glyphs, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _wide(seen: JobSeen, glyphs: Glyphs) -> Table:
-    table = empty_table(glyphs)
-    table.add_column("", no_wrap=True, min_width=1, overflow=_cut(glyphs))
-    for name in ("rank", "step", "GB/s"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=4, overflow=_cut(glyphs))
-    table.add_column("does", no_wrap=True, min_width=25, overflow=_cut(glyphs))
-    table.add_column("call", no_wrap=True, overflow=_cut(glyphs))
-    table.add_column("line", no_wrap=True, overflow=_cut(glyphs))
+def _wide(seen: JobSeen, glyphs: Glyphs, width: int) -> Table | None:
+    """Return the table, with calls cut so that it fits; None where too little would stay."""
+    rows: list[list[str | Text]] = []
     for one, mark, rank in _marked(seen, glyphs):
         step = "-" if one.step is None else str(one.step)
-        call, site = safe(_call(one), glyphs), safe(_short(one.site), glyphs)
         rate = f"{seen.rates[one.rank] / 1e9:.2f}"
-        table.add_row(mark, rank, step, rate, _does(one, glyphs), call, Text(site, style="dim"))
+        call, site = safe(_call(one), glyphs), safe(_short(one.site), glyphs)
+        rows.append([mark, rank, step, rate, _does(one, glyphs), call, site])
+    wide = [max([len(name), *(len(row[at]) for row in rows)]) for at, name in enumerate(COLUMNS)]
+    room = width - (sum(wide) - wide[CALL]) - 3 * len(COLUMNS) - 1
+    if room < min(wide[CALL], LEAST):
+        return None
+    table = empty_table(glyphs)
+    for name in COLUMNS:
+        right = name in ("rank", "step", "GB/s")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        row[CALL] = _cut(str(row[CALL]), room, glyphs)
+        table.add_row(*row[:-1], Text(str(row[-1]), style="dim"))
     return table
 
 
-def _narrow(seen: JobSeen, glyphs: Glyphs) -> Table:
+def _narrow(seen: JobSeen, glyphs: Glyphs, width: int) -> Table:
+    room = max(1, width - len("rank") - 11)  # of the last of three columns
     table = empty_table(glyphs)
-    table.add_column("", no_wrap=True, min_width=1, overflow=_cut(glyphs))
-    table.add_column("rank", justify="right", no_wrap=True, min_width=4, overflow=_cut(glyphs))
-    table.add_column("does", no_wrap=True, overflow=_cut(glyphs))
+    table.add_column("", no_wrap=True, min_width=1)
+    table.add_column("rank", justify="right", no_wrap=True, min_width=4)
+    table.add_column("does", no_wrap=True)
     for one, mark, rank in _marked(seen, glyphs):
-        step = "" if one.step is None else f"{glyphs.dot}step {one.step}"
-        does = _does(one, glyphs)
-        does.append(f"{step}{glyphs.dot}{seen.rates[one.rank] / 1e9:.2f} GB/s", "default")
-        lines = [safe(_call(one), glyphs), safe(_short(one.site), glyphs)]
-        rest = [Text(line, style="dim", no_wrap=True, overflow=_cut(glyphs))
-                for line in lines if line]  # fmt: skip
+        step = [] if one.step is None else [f"step {one.step}"]
+        does, rate = _does(one, glyphs), f"{seen.rates[one.rank] / 1e9:.2f} GB/s"
+        lines = [glyphs.dot.join([*step, rate]), _call(one), _short(one.site)]
+        rest = [Text(_cut(safe(line, glyphs), room, glyphs), style="dim") for line in lines if line]
         table.add_row(mark, rank, Group(does, *rest))
     return table
 
 
-def _cut(glyphs: Glyphs) -> OverflowMethod:
-    """Say how what is too long ends; rich's own sign for it is not ASCII."""
-    return "crop" if glyphs is ASCII else "ellipsis"
+def _cut(text: str, room: int, glyphs: Glyphs) -> str:
+    """Return as much of a text as there is room for."""
+    if len(text) <= room:
+        return text
+    return f"{text[: max(0, room - len(glyphs.more))]}{glyphs.more}"[:room]
 
 
 def _marked(seen: JobSeen, glyphs: Glyphs) -> Iterator[tuple[RankNow, Text, Text]]:
