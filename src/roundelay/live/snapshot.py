@@ -75,7 +75,7 @@ def _rank(world: _core.World, report: WorldReport, rank: int, now: int) -> RankN
         kind, at, wanted, other, _, site, since = waits[0]
         if kind != _core.WAITS.index("call"):
             what = report.message(rank, waits[0])
-            group, number = report.group(at), 0
+            group, number = _group(report, at), 0
         else:
             number = wanted
     if not what and at:
@@ -86,6 +86,14 @@ def _rank(world: _core.World, report: WorldReport, rank: int, now: int) -> RankN
     waited = (now - since) / 1e9 if other is not None else 0.0
     return RankNow(rank, world.pid(rank), state, step - 1 if step else None, what, number, group,
                    site, other, waited, moved)  # fmt: skip
+
+
+def _group(report: WorldReport, at: int) -> str:
+    """Name the group that lies there; nothing where none does, or none any more."""
+    try:
+        return report.group(at)
+    except IndexError:
+        return ""
 
 
 def _call(

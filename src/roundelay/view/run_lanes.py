@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roundelay.records import Event, RankRecord, RunRecord
 from roundelay.view.perfetto import tracks
 
-__all__ = ["Row", "RunWindow", "rows_of", "windows"]
+__all__ = ["RunRow", "RunWindow", "rows_of", "windows"]
 
 MOST_WINDOWS = 12
 MOST_CALLS = 400  # in a window of a run that is no training
@@ -27,7 +27,7 @@ class RunWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RunRow:
     """What one thread of a rank did in a window: each event, how deep it lies, and its end."""
 
     label: str
@@ -68,7 +68,7 @@ def _last_calls(run: RunRecord) -> RunWindow:
     return RunWindow(f"the last {MOST_CALLS} events", "all", start, max(run.length, start + 1))
 
 
-def rows_of(record: RankRecord, run: RunRecord, window: RunWindow) -> list[Row]:
+def rows_of(record: RankRecord, run: RunRecord, window: RunWindow) -> list[RunRow]:
     """Return the rows of a rank: its own thread, then its calls in the background."""
     found = []
     for number, track in enumerate(tracks(record, run.length)):
@@ -81,9 +81,9 @@ def rows_of(record: RankRecord, run: RunRecord, window: RunWindow) -> list[Row]:
                 events.append((event, len(open_), end))
             open_.append(end)
         if number == 0:
-            found.append(Row("computes", events))
+            found.append(RunRow("computes", events))
         elif events and len(found) <= MOST_ROWS:
-            found.append(Row(_row_name(events), events))
+            found.append(RunRow(_row_name(events), events))
     return found
 
 

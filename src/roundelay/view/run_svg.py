@@ -9,7 +9,7 @@ from roundelay.records import Event, RunRecord
 from roundelay.view._shape import colour
 from roundelay.view.captions import printable
 from roundelay.view.chart import round_step
-from roundelay.view.run_lanes import Row, RunWindow, rows_of
+from roundelay.view.run_lanes import RunRow, RunWindow, rows_of
 from roundelay.view.run_summary import summary
 from roundelay.view.terminal_text import nbytes_text, seconds_text
 
@@ -78,7 +78,7 @@ class _Drawing:
         self.run, self.window = run, window
         self.scale = WIDTH / max(1, window.end - window.start)
         self.summary = summary(run, window.start, window.end)
-        self.blocks: list[tuple[float, list[Row]]] = []  # of every rank: its top, and its rows
+        self.blocks: list[tuple[float, list[RunRow]]] = []  # of every rank: its top, and its rows
         top = TOP
         for record in run.ranks:
             rows = rows_of(record, run, window)
@@ -164,7 +164,7 @@ class _Drawing:
                 if depth == 0 and (words := _fitting(printable(event.title), room)):
                     yield _text("in ink", self.x(event.began) + 5, y + BAR / 2 + 4, words)
 
-    def _queued(self, row: Row, y: float) -> Iterator[str]:
+    def _queued(self, row: RunRow, y: float) -> Iterator[str]:
         """Yield a line from where a call was asked for to where it began; bars lie over it."""
         for event, _, _ in row.events:
             asked, began = self.x(event.asked), self.x(event.began)
