@@ -15,6 +15,7 @@ import habits
 import peers
 import speed
 import steps
+import traces
 
 from roundelay import _core
 from roundelay.cli._choose import algorithms_of
@@ -114,6 +115,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "ddp": steps.ddp,
     "zero": steps.zero,
     "tensor_parallel": steps.tensor_parallel,
+    "trace_cost": traces.trace_cost,
     "gpu": steps.gpu,
     "may_do": habits.may_do,
     "fuzz": habits.fuzz,

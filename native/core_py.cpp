@@ -13,6 +13,7 @@
 #include "point_to_point.hpp"
 #include "program.hpp"
 #include "reduce.hpp"
+#include "trace.hpp"
 #include "world.hpp"
 
 namespace nb = nanobind;
@@ -40,6 +41,7 @@ void register_fork(nb::module_& module);
 void register_bound_call(nb::module_& module);
 void register_registered(nb::module_& module);
 void register_numpy_memory(nb::module_& module);
+void register_trace(nb::module_& module);
 #ifdef ROUNDELAY_JAX
 void register_jax(nb::module_& module);
 #endif
@@ -67,6 +69,7 @@ NB_MODULE(_core, module) {
     export_names(module, "LIVES", roundelay::life_names);
     export_names(module, "LOSSES", roundelay::loss_names);
     export_names(module, "WAITS", roundelay::waits_names);
+    export_names(module, "TRACED", roundelay::traced_names);
     module.attr("ENDING") = int(roundelay::ending);
     module.attr("INNER_TAGS") = roundelay::inner_tags;
     roundelay::register_reduce(module);
@@ -78,6 +81,7 @@ NB_MODULE(_core, module) {
     roundelay::register_bound_call(module);
     roundelay::register_registered(module);
     roundelay::register_numpy_memory(module);
+    roundelay::register_trace(module);
 #ifdef ROUNDELAY_JAX
     roundelay::register_jax(module);
 #endif

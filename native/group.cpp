@@ -125,6 +125,8 @@ CallRecord RankArea::latest() const {
 void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> counts, std::size_t count,
                 Waiter& waiter) {
     begin(call);
+    CallMark mark(*world_, world_rank(rank_), at_, trace_.get());
+    const std::uint64_t bytes = show(mark, call, *ways.by_slots, counts, count);
     if (size_ > 1) {
         // Nobody gets more than two slices ahead: two sets of slots and hashes are enough. Where the last
         // call had everybody hear of everybody, all have begun it, and each was compared by another.
@@ -141,6 +143,8 @@ void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> count
     } else {
         slices(call, program, program.uneven(counts), waiter);
     }
+    mark.done(bytes);
+    mine_->finished.store(calls_, std::memory_order_relaxed);
 }
 
 // Wait until a rank has begun the call before this one, and see that it was the same: a rank that
@@ -421,7 +425,9 @@ void Group::arrive(int rank, std::uint32_t target, const Call& call, Waiter& wai
     std::uint32_t& known = known_[std::size_t(rank)];
     if (reached(known, target)) return;
     known = areas_[rank].line.flag.value.load(std::memory_order_acquire);
-    if (!reached(known, target)) wait_long(rank, target, call, waiter);
+    if (reached(known, target)) return;
+    const WaitMark wait(mark_, world_rank(rank));
+    wait_long(rank, target, call, waiter);
 }
 
 void Group::wait(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {

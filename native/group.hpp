@@ -13,6 +13,7 @@
 #include "kill_point.hpp"
 #include "program.hpp"
 #include "reduce.hpp"
+#include "trace.hpp"
 #include "wait.hpp"
 #include "world.hpp"
 
@@ -66,6 +67,7 @@ struct alignas(64) RankArea {
     // of the group, and the line on which this rank made it.
     std::atomic<std::uint32_t> size, world_rank, made;
     std::atomic<std::uint64_t> serial;
+    std::atomic<std::uint64_t> finished;  // its last call that came to its end
 
     CallRecord record(std::uint64_t call) const { return records[call % record_count].get(); }
     CallRecord latest() const;
@@ -85,6 +87,8 @@ struct Call {
     DType dtype = DType::uint8;
     Op op = Op::sum;
     std::size_t item = 1;  // bytes of one element
+    std::int64_t asked_ns = 0;  // for a trace, as is its name: when it was asked for, if not now
+    std::uint32_t name = 0;
 };
 
 // The ways to run a call: by slots alone; where the buffers of all ranks lie in shared memory; where all
@@ -127,6 +131,8 @@ class Group {
     std::uint64_t pushed(int rank) const { return pushed_[std::size_t(rank)].load(); }
     void set_timeout(std::int64_t ns) { timeout_ns_ = ns; }
     void set_spin(std::int64_t ns) { spin_ns_ = ns; }
+    void set_trace(std::shared_ptr<Trace> trace);
+    Trace* trace() const { return trace_.get(); }
 
     // Tell the others how far this rank is on its way out.
     void tell(Stage stage);
@@ -156,6 +162,8 @@ class Group {
         std::uint64_t far_in = 0;
     };
     void begin(Call& call);
+    std::uint64_t show(CallMark& mark, const Call& call, const Program& program,
+                       std::span<const std::size_t> counts, std::size_t count);
     void show_end(Ending how, std::uint32_t site);
     void compare_ends();
     [[noreturn]] void differ(int rank, std::uint64_t number);
@@ -215,6 +223,8 @@ class Group {
     std::atomic<std::int64_t> timeout_ns_ = 60'000'000'000;  // Python may set both at any time
     std::atomic<std::int64_t> spin_ns_;
     int core_ = -1;  // that this rank was on when it last looked
+    std::shared_ptr<Trace> trace_;   // or none
+    CallMark* mark_ = nullptr;       // of the call under way
 };
 
 }  // namespace roundelay

@@ -77,6 +77,7 @@ struct PlainCalls {
 struct Shared {
     Sites sites;
     std::vector<std::weak_ptr<CallQueue>> queues;  // of all of them
+    std::shared_ptr<Trace> trace;                  // or none
 };
 
 // A call in the background. It needs nobody: neither the group's Python object nor the interpreter.
@@ -123,12 +124,13 @@ class PyGroup {
           queue_(std::make_shared<CallQueue>()),
           shared_(parent != nullptr
                       ? parent->shared_
-                      : std::make_shared<Shared>(Sites(world, group_->world_rank(rank)))),
+                      : std::make_shared<Shared>(Shared{Sites(world, group_->world_rank(rank)), {}, {}})),
           on_slow_(std::move(on_slow)),
           on_broken_(std::move(on_broken)) {
         std::erase_if(shared_->queues, [](const auto& queue) { return queue.expired(); });
         shared_->queues.push_back(queue_);
         if (serial != 0) group_->name(serial, site_here());  // the group of all ranks has no name
+        if (shared_->trace != nullptr) group_->set_trace(shared_->trace);
     }
 
     ~PyGroup() {
@@ -145,6 +147,12 @@ class PyGroup {
     std::uint32_t site_here() { return shared_->sites.here(); }
     bool failed() const { return queue_->failed(); }
 
+    // Have this group, and those made from it from now on, write what they do.
+    void set_trace(std::shared_ptr<Trace> trace) {
+        shared_->trace = trace;
+        group_->set_trace(std::move(trace));
+    }
+
     void call(Program& program, Program* in_arena, Program* by_reading, View* in, View* out, int collective, int algorithm,
               int root, int dtype, int op, std::size_t item, std::size_t count,
               const std::vector<std::size_t>& counts) {
@@ -160,6 +168,10 @@ class PyGroup {
         auto prepared = std::make_shared<PreparedCall>(prepare({&program, in_arena, by_reading}, in, out, collective,
                                                          algorithm, root, dtype, op, item, count,
                                                          counts));
+        if (Trace* trace = group_->trace(); trace != nullptr) {
+            prepared->call.asked_ns = now_ns();
+            prepared->call.name = trace->take_name();
+        }
         auto task = std::make_shared<PyCallRequest>();
         task->queue = queue_;
         task->world = group_->world().shared_from_this();
@@ -457,6 +469,7 @@ void register_group(nb::module_& module) {
              [](PyGroup& self, double seconds) {
                  self.group().set_timeout(std::int64_t(std::min(seconds, 1e9) * 1e9));
              })
+        .def("set_trace", &PyGroup::set_trace, nb::arg("trace"))
         .def("set_spin",
              [](PyGroup& self, double seconds) {
                  self.group().set_spin(std::int64_t(seconds * 1e9));

@@ -27,7 +27,7 @@ namespace roundelay {
 namespace {
 
 constexpr std::uint64_t magic = 0x31796c65646e756f;  // "oundely1"
-constexpr std::uint32_t version = 3;
+constexpr std::uint32_t version = 4;
 constexpr int heartbeat_ms = 100;
 constexpr std::int64_t told_within_ns = 1'000'000'000;
 constexpr std::size_t set_aside = 32 * 1024 * 1024;
@@ -159,6 +159,39 @@ std::shared_ptr<World> World::attach(int fd, std::span<const std::uint8_t> token
         ::close(own);
         throw std::runtime_error("this shared memory belongs to another job or another version");
     }
+    return std::shared_ptr<World>(new World(own, static_cast<std::byte*>(base), bytes));
+}
+
+std::shared_ptr<World> World::look_on(int fd) {
+    struct stat info{};
+    if (fstat(fd, &info) != 0) throw std::runtime_error(reason("fstat"));
+    if (info.st_uid != geteuid() || std::size_t(info.st_size) < sizeof(Header))
+        throw std::runtime_error("this shared memory is not of this user's job");
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) throw_errno("dup");
+    const auto bytes = std::size_t(info.st_size);
+    void* base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, own, 0);
+    if (base == MAP_FAILED) {
+        ::close(own);
+        throw OutOfMemory(reason("mmap of " + std::to_string(bytes) + " bytes"));
+    }
+    const auto* header = static_cast<const Header*>(base);
+    const auto refuse = [&](const std::string& why) {
+        munmap(base, bytes);
+        ::close(own);
+        return why;
+    };
+    if (header->magic != magic) throw std::runtime_error(refuse("this is no job's memory, or not yet"));
+    if (header->version != version)
+        throw OtherVersion(refuse("layout " + std::to_string(header->version) +
+                                  ", where this library has layout " + std::to_string(version)));
+    // What it says of itself must lie inside: nothing beyond is ever looked at.
+    const std::uint32_t size = header->size;
+    const Parts parts = World::parts(int(std::min<std::uint32_t>(size, 1 << 20)), 0);
+    if (size == 0 || size > 1 << 20 || header->bytes != bytes || parts.bytes > bytes ||
+        header->ranks_at != parts.ranks_at || header->sites_at != parts.sites_at ||
+        header->group_at != parts.group_at)
+        throw std::runtime_error(refuse("this job's memory is broken"));
     return std::shared_ptr<World>(new World(own, static_cast<std::byte*>(base), bytes));
 }
 

@@ -33,6 +33,11 @@ struct OutOfMemory : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// Shared memory of a job that another version of this library runs.
+struct OtherVersion : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 // Thrown out of a call that can't be finished; the world's header says why.
 struct Broken : std::exception {
     const char* what() const noexcept override { return "the group is broken"; }
@@ -98,6 +103,8 @@ struct alignas(64) RankInfo {
     std::atomic<Loss> loss;
     std::atomic<std::uint64_t> step;  // of training that it is in, counted from 1; 0: of none
     std::array<char, 256> why;        // it was lost though it lived on; complete once it is dead
+    // For those who look on: the group in which it began a call last, and the bytes of all calls.
+    std::atomic<std::uint64_t> group_now, moved;
 };
 
 constexpr std::uint32_t no_rank = ~std::uint32_t{0};
@@ -146,6 +153,8 @@ class World : public std::enable_shared_from_this<World> {
                                          std::size_t arena);
     // Map memory made by another process; refuses what is not ours.
     static std::shared_ptr<World> attach(int fd, std::span<const std::uint8_t> token);
+    // Map it to be read only, by the same user's eyes; throws OtherVersion, or what is not ours.
+    static std::shared_ptr<World> look_on(int fd);
     ~World();
     World(const World&) = delete;
     World& operator=(const World&) = delete;
@@ -168,6 +177,10 @@ class World : public std::enable_shared_from_this<World> {
     std::uint64_t offset_of(const void* pointer) const {
         const auto* byte = static_cast<const std::byte*>(pointer);
         return byte >= base_ && byte < base_ + bytes_ ? std::uint64_t(byte - base_) : nowhere;
+    }
+
+    bool holds(std::uint64_t at, std::size_t bytes) const {
+        return at % 64 == 0 && at <= bytes_ && bytes <= bytes_ - at;
     }
 
     // Zeroed memory, in whole pages, really there; throws OutOfMemory.

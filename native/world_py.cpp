@@ -48,14 +48,18 @@ nb::tuple told(World& world, int world_rank, const CallRecord& record) {
 // latest; before that the number of the group and the line that made it.
 nb::tuple calls_of(World& world, std::uint64_t at, std::uint64_t call) {
     const bool whole = at == world.header().group_at;
+    if (!world.holds(at, sizeof(RankArea))) throw std::out_of_range("no group lies there");
     const RankArea* areas = world.at<RankArea>(at);
     const int size = whole ? world.size() : int(areas->size.load());
+    if (size > world.size() || !world.holds(at, sizeof(RankArea) * std::size_t(size)))
+        throw std::out_of_range("no group lies there");
     nb::list every;
     std::string made;
     std::uint64_t serial = 0;
     for (int rank = 0; rank < size; ++rank) {
         const RankArea& area = areas[rank];
         const int world_rank = whole ? rank : int(area.world_rank.load());
+        if (world_rank < 0 || world_rank >= world.size()) throw std::out_of_range("no such rank");
         if (area.serial.load() != 0 && serial == 0) {
             serial = area.serial.load();
             made = world.site(world_rank, area.made.load()).data();
@@ -66,16 +70,37 @@ nb::tuple calls_of(World& world, std::uint64_t at, std::uint64_t call) {
     return nb::make_tuple(serial, made, every);
 }
 
-// What the threads of a rank wait for: kind, group, call, the other rank, tag, line.
+// What the threads of a rank wait for: kind, group, call, the other rank, tag, line, since when.
 nb::list waits_of(World& world, int rank) {
     nb::list found;
     for (const auto& place : world.rank(rank).waits) {
         const Wait wait = place.get();
         if (wait.since != 0)
             found.append(nb::make_tuple(int(wait.kind), wait.group, wait.call, wait.other, wait.tag,
-                                        world.site(rank, wait.site).data()));
+                                        world.site(rank, wait.site).data(), wait.since));
     }
     return found;
+}
+
+// The group in which a rank began a call last, the number of that call, whether it is over, and the
+// bytes of all its calls.
+nb::tuple now_of(World& world, int rank) {
+    const RankInfo& info = world.rank(rank);
+    const std::uint64_t at = info.group_now.load();
+    std::uint64_t number = 0, finished = 0;
+    if (at != 0 && world.holds(at, sizeof(RankArea) * std::size_t(world.size()))) {
+        const RankArea* areas = world.at<RankArea>(at);
+        const bool whole = at == world.header().group_at;
+        const auto size = whole ? std::uint32_t(world.size())
+                                : std::min(areas->size.load(), std::uint32_t(world.size()));
+        for (std::uint32_t member = 0; member < size; ++member) {
+            const RankArea& area = areas[member];
+            if (int(whole ? member : area.world_rank.load()) != rank) continue;
+            finished = area.finished.load();
+            number = area.latest().call;
+        }
+    }
+    return nb::make_tuple(at, number, finished >= number, info.moved.load());
 }
 
 // Python gives no way to change the exit code at its end; this does, unless it tells of a failure already.
@@ -98,6 +123,7 @@ void register_world(nb::module_& module) {
     });
     nb::exception<Broken>(module, "Broken");
     nb::exception<OutOfMemory>(module, "OutOfMemory", PyExc_MemoryError);
+    nb::exception<OtherVersion>(module, "OtherVersion", PyExc_RuntimeError);
     register_lock(module);
     module.def("on_nested", &Inside::set_refusal);
     // What the kernel refuses, a descriptor or a thread, is an OSError with its number.
@@ -135,6 +161,7 @@ void register_world(nb::module_& module) {
                         const auto* start = reinterpret_cast<const std::uint8_t*>(token.c_str());
                         return World::attach(fd, {start, token.size()});
                     })
+        .def_static("look_on", &World::look_on)
         .def_prop_ro("size", &World::size)
         .def_prop_ro("fd", &World::fd)
         .def_prop_ro("used", &World::used)
@@ -170,6 +197,7 @@ void register_world(nb::module_& module) {
         .def_prop_ro("group_at", [](World& world) { return world.header().group_at; })
         .def("calls", &calls_of, nb::arg("at"), nb::arg("call") = 0)
         .def("waits", &waits_of)
+        .def("now", &now_of)
         .def("next_serial", [](World& world) { return ++world.header().serial; })
         .def_prop_ro("troubled", &World::troubled)
         .def("allocate", &World::allocate, nb::call_guard<Unlocked>())

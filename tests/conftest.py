@@ -32,7 +32,7 @@ TORCH = (
     "tests/test_examples.py", "tests/test_house_rules.py", "tests/fronts/horovod/test_torch",
 )  # fmt: skip
 ON_TORCH = ("gloo", "hierarchical", "nccl")
-BROWSER = ("view/test_browser.py", "view/test_placing.py")
+BROWSER = ("view/test_browser.py", "view/test_placing.py", "view/test_run_page.py")
 BOTH = ("test_every_engine.py", "test_one_truth.py", "test_runner.py", "conftest.py")
 #: What takes longest begins first, so that no worker is left alone with it at the end.
 LONGEST = (

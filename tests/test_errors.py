@@ -45,6 +45,7 @@ MADE = {
     errors.NotFiniteError: (["w"], [1]),
     errors.ProofError: ("ring", []),
     errors.RankFailed: (1, "ValueError", "bad row"),
+    errors.RecordError: ("rank-0.rdtrace", "it was cut off"),
     errors.ScheduleError: ("a.json: x", "is 3"),
     errors.UnknownNameError: ("engines", "thread", ["threads"]),
     errors.UnsupportedSizeError: ("ring", 3, "powers of two"),

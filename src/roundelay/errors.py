@@ -29,9 +29,11 @@ __all__ = [
     "NoEngineError",
     "NoRoomError",
     "NotFiniteError",
+    "OtherVersionError",
     "PeerLost",
     "ProofError",
     "RankFailed",
+    "RecordError",
     "RendezvousError",
     "RoundelayError",
     "ScheduleError",
@@ -136,6 +138,13 @@ class NetworkError(FormatError):
     """A network that is not well formed: nodes that are not linked, no bandwidth, over a limit."""
 
 
+class RecordError(FormatError):
+    """A record of a run that is not well formed: cut off, of another version, over a limit."""
+
+    def __init__(self, place: str, problem: str, *, cure: str = "") -> None:
+        super().__init__(place, f"{problem}.{f' {cure}' if cure else ''}")
+
+
 class ProofError(RoundelayError):
     """A well-formed schedule or program that does not keep its contract; `failures` says where."""
 
@@ -215,6 +224,10 @@ class LimitError(RoundelayError, OSError):
     def __init__(self, message: str, number: int | None = None) -> None:
         super().__init__(message)
         self.errno = number
+
+
+class OtherVersionError(RoundelayError):
+    """A running job of another version of the library, which this one can't look at."""
 
 
 class RendezvousError(RoundelayError):

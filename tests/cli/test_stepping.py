@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from roundelay.cli._stage import KEYS, split_keys
+from roundelay.cli._screen import split_keys
+from roundelay.cli._stage import KEYS
 
 RIGHT, LEFT, HOME, END = "\x1b[C", "\x1b[D", "\x1b[H", "\x1b[F"
 ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"

@@ -18,6 +18,7 @@ import pytest
 import roundelay as rd
 from roundelay.engines.gloo.groups import load_torch
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RankFailed
+from roundelay.records import read_run
 
 torch = pytest.importorskip("torch")
 
@@ -286,3 +287,37 @@ def test_closing_ends_its_threads(work: Callable[[rd.Communicator], None], size:
         return [name for name in names if "gloo" in name]
 
     assert rd.run(body, size, engine="gloo", timeout=2) == [[]] * size
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_calls_are_traced_where_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setenv("RD_TRACE", str(tmp_path))
+
+    def work(comm: rd.Communicator) -> None:
+        comm.all_reduce(np.ones(100))
+        handles = [comm.start.all_reduce(np.ones(10)) for _ in range(2)]
+        for handle in handles:
+            handle.wait()
+        pair = comm.group([0, size - 1])  # of which others know nothing
+        half = comm.split(comm.rank % 2)
+        for group in (pair, half):
+            if group is not None:
+                group.barrier()
+
+    rd.run(work, size, "gloo")
+    run = read_run(tmp_path)
+    assert [record.rank for record in run.ranks] == [*range(size)]
+    together: dict[tuple[int, int], set[int]] = {}
+    for rank, event in run.calls():
+        assert event.ended is not None
+        assert event.site.rpartition("/")[2].startswith("test_gloo.py:")
+        together.setdefault((event.group, event.call), set()).add(rank)
+        if event.collective == "all_reduce":
+            assert event.nbytes in (800, 80)
+    for (group, _), ranks in together.items():
+        assert sorted(ranks) == sorted(run.members(group))
+    found = {tuple(sorted(run.members(group))) for group, _ in together}
+    halves = [tuple(rank for rank in range(size) if rank % 2 == odd) for odd in (0, 1)]
+    assert found == {tuple(range(size)), (0, size - 1), *halves}

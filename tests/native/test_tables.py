@@ -12,8 +12,8 @@ if not hasattr(_core, "World"):
 
 from roundelay.engines._native.encode import SPACES  # noqa: E402 - only where it can be imported
 from roundelay.engines._native.tables import TABLES, check_tables  # noqa: E402 - likewise
-from roundelay.engines._native.world_report import ENDED  # noqa: E402 - likewise
 from roundelay.errors import NoEngineError  # noqa: E402 - likewise
+from roundelay.live.world_report import ENDED  # noqa: E402 - likewise
 from roundelay.reductions import DTYPES, REDUCTIONS  # noqa: E402 - likewise
 
 

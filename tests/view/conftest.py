@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from roundelay.algorithms import algorithms
+from roundelay.records import Event, RankRecord, RunRecord
 from roundelay.schedule import Schedule, price
 from roundelay.view import Picture, picture
 
@@ -26,6 +27,8 @@ HOSTILE = (
     "a" * 5000,
     "\u202eright to left",
 )
+
+MS = 1_000_000  # nanoseconds
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
@@ -48,6 +51,65 @@ def broken() -> Picture:
     ring = algorithms.load("all_reduce_ring").schedule(4)
     kept = [transfer for index, transfer in enumerate(ring.transfers) if index != 9]
     return picture(Schedule(ring.collective, 4, kept, parts=4, name="a ring with a hole"))
+
+
+class Runs:
+    """Makes up records of runs."""
+
+    @staticmethod
+    def event(number: int, kind: str, began: float, ended: float | None, **more: object) -> Event:
+        """Make an event; times are milliseconds."""
+        plain = {
+            "name": "", "site": "", "waited": 0, "waits_for": -1, "call": 0, "group": 0,
+            "nbytes": 0, "elements": 0, "collective": "", "algorithm": "", "dtype": "", "op": "",
+            "thread": 100,
+            "failed": False, "asked": int(began * MS),
+        }  # fmt: skip
+        end = None if ended is None else int(ended * MS)
+        fields = {**plain, **more}
+        return Event(number=number, kind=kind, began=int(began * MS), ended=end, **fields)  # type: ignore[arg-type]
+
+    @staticmethod
+    def call(number: int, began: float, ended: float | None, **more: object) -> Event:
+        """Make a call of an all_reduce."""
+        plain = {"collective": "all_reduce", "algorithm": "ring", "dtype": "float32", "op": "sum",
+                 "nbytes": 4096, "elements": 1024, "site": "/home/me/train.py:12"}  # fmt: skip
+        return Runs.event(number, "call", began, ended, **{**plain, **more})
+
+    @staticmethod
+    def made(size: int, *, name: str = "bucket a", site: str = "/home/me/train.py:12") -> RunRecord:
+        """Make a run of two steps, in which the last rank comes late to every bucket."""
+        ranks = []
+        for rank in range(size):
+            late = 3.0 * (rank == size - 1)
+            events = []
+            for step in range(2):
+                at, number = 20.0 * step, 10 * step + 10 * 2 * rank
+                ends = at + 12
+                waited = 0 if late else 3 * MS
+                whom = -1 if late else size - 1
+                events += [
+                    Runs.event(number + 1, "forward", at, at + 4 + late, call=step),
+                    Runs.event(number + 2, "backward", at + 4 + late, at + 8 + late, call=step),
+                    Runs.call(number + 3, at + 7 + late, ends, call=step + 1, thread=101, name=name,
+                         asked=int((at + 6 + late) * MS), waited=waited, waits_for=whom, site=site),
+                    Runs.event(number + 4, "exchange", at + 8 + late, at + 13, call=step),
+                    Runs.call(number + 5, at + 12, at + 12.5, call=step + 1, group=1),
+                    Runs.event(number + 6, "step", at + 13, at + 15, call=step),
+                ]  # fmt: skip
+            groups = {0: (rank, size), 1: (rank, size)}
+            ranks.append(
+                RankRecord(
+                    rank, size, 100, f"h{rank}", f"/x/{name}", b"", "boot", 0, 0, 20, groups, events
+                )
+            )
+        return RunRecord(ranks, size, 10**18, 35 * MS)
+
+
+@pytest.fixture(scope="session")
+def runs() -> type[Runs]:
+    """Make up records of runs."""
+    return Runs
 
 
 @pytest.fixture(params=HOSTILE, ids=range(len(HOSTILE)))

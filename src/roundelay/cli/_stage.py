@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import select
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -16,13 +13,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from roundelay.cli._screen import place_lines, resizes, screen, split_keys
 from roundelay.cli._types import console_for, terminal_size
-from roundelay.signals import before_ending, signals_to_wait_on
 from roundelay.view import Picture
 from roundelay.view.terminal import FORMS, Drawing
 
 GAP = 4
-TAKE_SCREEN, GIVE_SCREEN_BACK = b"\x1b[?1049h\x1b[H\x1b[?25l", b"\x1b[?25h\x1b[?1049l"
 
 NEXT, BACK, FIRST, LAST, UP, DOWN, QUIT = "next", "back", "first", "last", "up", "down", "quit"
 KEYS = {
@@ -129,7 +125,7 @@ def _print_ending(stage: Stage, console: Console) -> None:
 def _step_through(stage: Stage, console: Console) -> None:
     """Redraw in place as keys arrive; the screen is given back as it was."""
     number, scroll = stage.first_to_show(), 0
-    with _resizes() as resized, _screen(console):
+    with resizes() as resized, screen(console):
         scroll = _draw(stage, console, number, scroll)
         for key in _keys(resized):
             action = KEYS.get(key)
@@ -174,59 +170,8 @@ def _draw(stage: Stage, console: Console, number: int, scroll: int) -> int:
     with console.capture() as captured:
         console.print(Text(help_line[: width - 1], style="reverse"), end="")
     shown.append(captured.get())
-    # Every line is placed by itself: a new line does not return the carriage in all modes.
-    console.file.write("".join(f"\x1b[{row};1H{line}\x1b[K" for row, line in enumerate(shown, 1)))
-    console.file.flush()
+    place_lines(console, shown)
     return scroll
-
-
-@contextmanager
-def _screen(console: Console) -> Iterator[None]:
-    """Take the whole terminal, which neither echoes nor waits for Return; give it back always."""
-    key_by_key, line_by_line = _key_modes()
-    where = console.file.fileno()
-
-    def enter() -> None:
-        key_by_key()
-        os.write(where, TAKE_SCREEN)
-
-    def leave() -> None:
-        os.write(where, GIVE_SCREEN_BACK)
-        line_by_line()
-
-    console.file.flush()
-    with before_ending(leave, enter):
-        enter()
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # the terminal may have gone
-                leave()
-
-
-def _key_modes() -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return what lets keys come one by one without an echo, and what undoes that."""
-    try:
-        import termios  # noqa: PLC0415 - Unix only
-        import tty  # noqa: PLC0415
-    except ImportError:
-        return lambda: None, lambda: None
-    source = sys.stdin.fileno()
-    before = termios.tcgetattr(source)
-
-    def undo() -> None:
-        with suppress(termios.error):  # the terminal may have gone
-            termios.tcsetattr(source, termios.TCSANOW, before)
-
-    # click.getchar drops what is typed between two calls; holding an arrow key would stutter.
-    return lambda: tty.setcbreak(source, termios.TCSANOW), undo
-
-
-def _resizes() -> AbstractContextManager[int | None]:
-    """Give what can be read whenever the window gets another size; None where nobody tells."""
-    if not hasattr(signal, "SIGWINCH"):
-        return nullcontext()
-    return signals_to_wait_on([signal.SIGWINCH])
 
 
 def _keys(resized: int | None) -> Iterator[str]:
@@ -248,12 +193,3 @@ def _keys(resized: int | None) -> Iterator[str]:
             if not typed:
                 return
             yield from split_keys(typed.decode("utf-8", "replace"))
-
-
-def split_keys(typed: str) -> list[str]:
-    r"""Cut what arrived at once into keys; an arrow is several characters.
-
-    >>> split_keys("\x1b[C\x1b[Dq")
-    ['\x1b[C', '\x1b[D', 'q']
-    """
-    return re.findall(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", typed, flags=re.DOTALL)

@@ -84,6 +84,12 @@ def _for_torchrun(name: str, metavar: str, text: str) -> Callable[[Command], Com
     type=float,
     help="Seconds that ranks have to end when the job is asked to, by SIGTERM say.  [default: 10]",
 )
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write down what every rank does, and when, into DIR: see `roundelay view DIR`.",
+)
 @_for_torchrun("--nnodes", "N", "Hosts: a number, or min:max. By torchrun.")
 @_for_torchrun("--node-rank", "N", "Which host this is, from 0.")
 @_for_torchrun("--master-addr", "HOST", "The host of rank 0.")
@@ -111,6 +117,7 @@ def command(
     as_module: bool,
     timeout: float | None,
     shutdown_timeout: float | None,
+    trace: Path | None,
     by_mpi: bool,
     hostfile: str | None,
     host: str | None,
@@ -144,6 +151,8 @@ def command(
     if shutdown_timeout is not None and by_mpi:
         raise click.UsageError("mpirun ends its ranks as it is used to: no --shutdown-timeout.")
     environ = with_timeout(os.environ, timeout)
+    if trace is not None:
+        environ["RD_TRACE"] = str(trace.absolute())
     if by_mpi:
         # mpirun may start even from within an MPI job.
         environ = clean_environment(environ, elsewhere=True)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 import numpy as np
 
 from roundelay.arguments import seconds as read_seconds
+from roundelay.communicator.call_trace import CallTrace
 from roundelay.communicator.custom_ops import CustomOps
 from roundelay.communicator.groups import GroupCalls, not_over
 from roundelay.communicator.memory import require_host
@@ -19,6 +20,7 @@ from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.start import Handle, Start
 from roundelay.engines import CollectiveCall, Engine, no_fast_path
 from roundelay.errors import InvalidArgumentError
+from roundelay.records import Trace
 from roundelay.reductions import Array, Op
 
 
@@ -48,6 +50,7 @@ class Communicator(GroupCalls, ObjectCalls):
         self._quick = engine.fast_path is not no_fast_path
         self._goodbyes: list[Callable[[], None]] = []
         self._objects_sent = count()
+        self._call_trace: CallTrace | None = None  # where the engine does not take down its calls
 
     @cached_property
     def start(self) -> Start:
@@ -65,6 +68,17 @@ class Communicator(GroupCalls, ObjectCalls):
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._engine.timeout = read_seconds("timeout", seconds)
+
+    @property
+    def trace(self) -> Trace | None:
+        """What takes down what this rank does, where RD_TRACE asks for it; else None."""
+        return self._engine.tracer
+
+    def start_trace(self, trace: Trace) -> None:
+        """Take down from now on what this rank does, here and in groups made from this one."""
+        self._engine.start_trace(trace)
+        if not self._engine.traces_calls:
+            self._call_trace = CallTrace(trace, 0, self.rank, self.size)
 
     def traffic(self) -> list[Traffic] | None:
         """Return what every rank has sent and received so far, as counted, not as predicted.
@@ -148,7 +162,10 @@ class Communicator(GroupCalls, ObjectCalls):
             require_host(call.collective, (call.input, call.output))
         call.label = call.label or self._label
         began = perf_counter()
-        self._engine.run(call, algorithm)
+        if self._call_trace is None:
+            self._engine.run(call, algorithm)
+        else:
+            self._call_trace.run(self._engine, call, algorithm)
         self.seconds += perf_counter() - began
         return call.finish()
 
@@ -163,4 +180,7 @@ class Communicator(GroupCalls, ObjectCalls):
         if not self._engine.devices:
             require_host(call.collective, (call.input, call.output))
         call.label = call.label or self._label
-        return Handle(self, self._engine.begin(call, algorithm), call.finish)
+        if self._call_trace is None:
+            return Handle(self, self._engine.begin(call, algorithm), call.finish)
+        request = self._call_trace.begin(self._engine, call, algorithm)
+        return Handle(self, request, call.finish)

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from roundelay.arguments import index_of, indices_of, shown, whole
+from roundelay.communicator.call_trace import CallTrace
 from roundelay.communicator.calls import ArrayCalls
 from roundelay.communicator.losses import Losses
 from roundelay.communicator.registered import RegisterCalls
@@ -26,6 +27,7 @@ class GroupCalls(ArrayCalls, Losses, RegisterCalls):
     """The part of a communicator that makes others, and arrays in the arena."""
 
     _parent: Self | None = None  # the one it was made from
+    _call_trace: CallTrace | None
 
     @abstractmethod
     def __init__(self, engine: Engine) -> None:
@@ -75,11 +77,14 @@ class GroupCalls(ArrayCalls, Losses, RegisterCalls):
 
     def _make(self, ranks: list[int]) -> Self | None:
         engine = self._engine.group(ranks)
-        return None if engine is None else self._made(engine)
+        return None if engine is None else self._made(engine, ranks)
 
-    def _made(self, engine: Engine) -> Self:
+    def _made(self, engine: Engine, ranks: Sequence[int]) -> Self:
         group = type(self)(engine)
         group._parent = self
+        if self._call_trace is not None:
+            engine.start_trace(self._call_trace.trace)
+            group._call_trace = self._call_trace.of_group(ranks, engine.rank)
         return group
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float64) -> np.ndarray[Any, Any]:

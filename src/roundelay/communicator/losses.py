@@ -23,7 +23,7 @@ class Losses(ABC):
     _engine: Engine
 
     @abstractmethod
-    def _made(self, engine: Engine) -> Self:
+    def _made(self, engine: Engine, ranks: Sequence[int]) -> Self:
         """See the communicator."""
 
     def spare(self, loss: str) -> None:
@@ -61,4 +61,4 @@ class Losses(ABC):
     def regroup(self, ranks: Sequence[int]) -> Self | None:
         """Make a group of these ranks, which alone call it; None where the engine can't."""
         engine = self._engine.regroup(ranks)
-        return None if engine is None else self._made(engine)
+        return None if engine is None else self._made(engine, ranks)

@@ -24,6 +24,7 @@ from roundelay.engines._call import (
 )
 from roundelay.engines._selector import Select
 from roundelay.errors import CommunicationError, InvalidArgumentError, NoRoomError
+from roundelay.records.phases import Trace
 from roundelay.reductions import Array
 from roundelay.rendezvous.store import OpenStore, no_store
 
@@ -49,6 +50,10 @@ class Engine(ABC):
     fast_path: FastPath = staticmethod(no_fast_path)
     #: Ends the job of a rank that has failed, where its launcher lets nobody go alone.
     abort: Callable[[], None] = staticmethod(_no_job_to_end)
+
+    #: What takes down what this rank does, where somebody asked for it.
+    tracer: Trace | None = None
+    traces_calls = False  # whether it takes down its calls itself; else its communicator does
 
     # ---- how ranks begin; an engine has what it can
 
@@ -97,6 +102,10 @@ class Engine(ABC):
 
     def _limit_waiting(self, limit: float) -> None:  # noqa: B027 - for whom else waits
         """Tell what lies beneath how long to wait from now on."""
+
+    def start_trace(self, trace: Trace) -> None:
+        """Take down from now on what this rank does."""
+        self.tracer = trace
 
     @abstractmethod
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:

@@ -22,6 +22,7 @@ NAMES_HOSTS = ("H", "f", "host", "hosts", "hostfile", "machinefile", "machine", 
 HANDED = (
     *("ROUNDELAY_TIMEOUT", "ROUNDELAY_SECRET", "ROUNDELAY_SECRET_FILE", "ROUNDELAY_MAX_ISA"),
     "ROUNDELAY_PEER_MEMORY",
+    "RD_TRACE",
 )
 
 SHUTDOWN_SINCE = (2, 15)  # of torch: since then torchrun can be told how long ranks have to end

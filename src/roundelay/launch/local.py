@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from roundelay.communicator.selection import Selection
 from roundelay.engines import Engine, engines
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
+from roundelay.launch.trace import start_trace
 from roundelay.processes.death import ServerFinished
 from roundelay.processes.reports import as_raised
 from roundelay.processes.wire import decode, encode
@@ -52,8 +54,13 @@ def run(
     arguments = tuple(args)
     limit = check_timeout("timeout", timeout)
 
+    from roundelay.launch.environment import found_trace  # noqa: PLC0415 - which needs this file
+
+    traces = found_trace(os.environ)
+
     def body(engine: Engine) -> Any:
         comm = Communicator(engine)
+        start_trace(comm, traces)
         try:
             result = fn(comm, *arguments)
         except ServerFinished:

@@ -17,10 +17,11 @@ from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
 from roundelay.engines import Engine
 from roundelay.errors import InvalidArgumentError, RoundelayError
-from roundelay.launch.environment import found_place, found_timeout
+from roundelay.launch.environment import found_place, found_timeout, found_trace
 from roundelay.launch.local import check_timeout, end_rank, engine_called
 from roundelay.launch.spared import tell_launcher
 from roundelay.launch.store import job_store
+from roundelay.launch.trace import start_trace
 from roundelay.processes.death import ServerFinished
 
 __all__ = ["be_rank", "init"]
@@ -103,6 +104,7 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
     joined.on_spare = partial(tell_launcher, joined.rank)
     _started = _Started(joined)
     _started.stay()
+    start_trace(_started.comm, found_trace(os.environ))
     return _started.comm
 
 
@@ -126,6 +128,7 @@ def be_rank(
     engine = join()
     started = _started = _Started(engine)
     try:
+        start_trace(started.comm, found_trace(os.environ))
         with contextlib.suppress(ServerFinished):
             yield started.comm
         end_rank(started.comm, fn)

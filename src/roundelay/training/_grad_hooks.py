@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from roundelay.errors import InvalidArgumentError, NotFiniteError, RoundelayError
 from roundelay.training._autograd import BackwardPass, weakly
 from roundelay.training._parameter_edits import ParameterEdits
+from roundelay.training._phases import TracedPasses
 from roundelay.training._sparse import sparse_parameters
 from roundelay.training.shards.shard import Shard
 from roundelay.training.strategy import StrategyState
@@ -55,6 +56,9 @@ class GradHooks:
     def __init__(self, state: StrategyState) -> None:
         self._state = state
         self._step = state.setup.step
+        self.passes = TracedPasses(state.setup.everyone.trace, self._step)
+        if self.passes.trace is not None:
+            self._step.on_backward = weakly(self.passes.enter_backward)
         self._running: Callable[[], BackwardPass | None] = _nothing  # weak: autograd lets it go
         self._tensors = [parameter.tensor for parameter in state.setup.parameters]
         self._dense = set(sparse_parameters(state.setup)) - set(state.sparse)  # as they are sent
@@ -127,6 +131,7 @@ class GradHooks:
 
     def _begin(self, index: int) -> None:
         step, state = self._step, self._state
+        self.passes.enter_backward()
         if (step.passes or step.shared or step.torn) and not self._left(index):
             if step.adds_up:
                 raise InvalidArgumentError(LOST)
@@ -158,10 +163,12 @@ class GradHooks:
     def _over(self, over: _Pass, *, whole: bool) -> None:
         """Hear that a backward pass is over, or that it ended by an error."""
         self._running = _nothing
+        self.passes.leave_backward(whole=whole)
         if not whole:
             self._broke(over)
             return
-        self._end(over)
+        with self.passes.exchanging():
+            self._end(over)
         grad = self._tensors[over.first].grad
         self._first = over.first, _nothing if grad is None else weakref.ref(grad)
 

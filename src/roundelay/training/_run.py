@@ -16,6 +16,7 @@ from roundelay import _core
 from roundelay.communicator import Communicator, Traffic
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.staging import staging_of
+from roundelay.records import Trace
 from roundelay.training._autograd import weighed
 from roundelay.training._exchange import compare_steps
 from roundelay.training._grad_hooks import GradHooks
@@ -61,6 +62,7 @@ class Run:
         if strategy.synchronous and setup.comm.size > 1:
             hook = ModuleHook(partial(_saw_forward, weakref.ref(self.step)))
             self.hooks.append(setup.model.register_forward_hook(hook, always_call=True))
+        self.hooks += self.grad_hooks.passes.watch(setup.model)
         setup.comm.at_step(0)
         self.saves = Saves(lambda: setup.everyone)
         vars(setup.model)[_KEPT] = _Kept(self)
@@ -338,6 +340,12 @@ def run_of(call: str, model: object) -> Run:
             f"{call} needs a model that rd.prepare has returned, not {type(model).__name__}."
         )
     return found
+
+
+def trace_of(model: object) -> Trace | None:
+    """Return what takes down what the run of a model does, if anything does."""
+    found = found_run(model)
+    return None if found is None else found.everyone.trace
 
 
 def run_with(call: str, module: object) -> Run:

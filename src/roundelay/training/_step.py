@@ -90,6 +90,8 @@ class StepState:
     inside: int = 0  # how many `rd.accumulate` we are in
     opened: int = 0  # how many `rd.whole` we are in
     optimizers: list[Callable[[], Any]] = field(default_factory=list)  # weak: they have the model
+    #: Told that a backward pass begins, where somebody takes it down; weak, too.
+    on_backward: Callable[[], None] | None = None
     #: Options of all optimizers: as they were last seen, and as all ranks had them last.
     rates: Rates = ()
     rated: int = 0  # a number for those

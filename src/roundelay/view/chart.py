@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Axis", "chart", "framed"]
+__all__ = ["Axis", "chart", "framed", "round_step"]
 
 WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 80, WIDTH - 150, 48, HEIGHT - 56
@@ -120,16 +120,16 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Sc
         last = max(math.ceil(max(logs)), first + 1)
         return _Scale(first, last, start, end, axis.base, axis.every)
     least, most = min(values, default=0.0), max(values, default=1.0)
-    step = _round_step((most - least or 1.0) / TICKS)
+    step = round_step((most - least or 1.0) / TICKS)
     low = math.floor(least / step) * step
     high = max(math.ceil(most / step) * step, low + step)
     return _Scale(low, high, start, end, 0, step)
 
 
-def _round_step(step: float) -> float:
+def round_step(step: float) -> float:
     """Return the next of 1, 2 and 5 times a power of ten.
 
-    >>> [_round_step(step) for step in (0.7, 1.2, 3.0, 70.0)]
+    >>> [round_step(step) for step in (0.7, 1.2, 3.0, 70.0)]
     [1.0, 2.0, 5.0, 100.0]
     """
     power = 10.0 ** math.floor(math.log10(step))

@@ -38,7 +38,6 @@ from roundelay.engines._native.trouble import (
     told_lost,
     warn_slow,
 )
-from roundelay.engines._native.world_report import left_over
 from roundelay.engines._selector import Selector
 from roundelay.errors import (
     CommunicationError,
@@ -47,6 +46,7 @@ from roundelay.errors import (
     PeerLost,
     rank_count,
 )
+from roundelay.live.world_report import left_over
 from roundelay.processes.death import DEAD, LOSSES
 from roundelay.processes.limits import limit_hit
 from roundelay.reductions import CODES, Array
@@ -69,6 +69,7 @@ class NativeEngine(Engine):
     """
 
     told: CommunicationError | None = None  # of the root: what went wrong, once asked
+    traces_calls = True
     heard = False  # of the root: whether any group of this rank has told it
     _closed = False
     _ending = False
@@ -109,7 +110,13 @@ class NativeEngine(Engine):
         self._above = None if _parent is None else _parent._root
         self.selector = selector
         self.timeout = timeout
+        self.tracer = None if _parent is None else _parent.tracer
         self.fast_path = self.native.fast_path  # no Python between the caller and the native core
+
+    def start_trace(self, trace: _core.Trace) -> None:  # type: ignore[override] # the very class
+        """Have the native core take down its calls; also those of groups made from now on."""
+        self.tracer = trace
+        self._open().set_trace(trace)
 
     def _limit_waiting(self, limit: float) -> None:
         self._open().set_timeout(limit)

@@ -16,9 +16,9 @@ from typing import Any
 
 from roundelay import _core
 from roundelay.engines._call import COLLECTIVES, CollectiveCall
-from roundelay.engines._native.call_words import word_of
 from roundelay.engines._native.encode import encoded, idle, view
 from roundelay.engines._selector import Selector
+from roundelay.live.call_words import word_of
 from roundelay.reductions import CODES, OPS
 from roundelay.schedule import Reach, Schedule, compile_schedule
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.engines._native.world_report import WorldReport
 from roundelay.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -18,6 +17,7 @@ from roundelay.errors import (
     PeerLost,
     ranks_text,
 )
+from roundelay.live.world_report import WorldReport
 from roundelay.processes.death import step_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from roundelay.arguments import path_of, truth
 from roundelay.communicator import Communicator
 from roundelay.errors import CheckpointMismatch
 from roundelay.training._mesh_state import whole_tensors
-from roundelay.training._run import Run
+from roundelay.training._phases import checkpointing
+from roundelay.training._run import Run, trace_of
 from roundelay.training.checkpoint._compare import Differences, Rename, compare, renamed
 from roundelay.training.checkpoint._files import check_file
 from roundelay.training.checkpoint._manifest import MANIFEST, Manifest, decode
@@ -46,6 +47,7 @@ class Loaded:
     differences: tuple[str, ...] = field(default=(), repr=False)
 
 
+@checkpointing(trace_of)
 def load(
     path: str | os.PathLike[str],
     model: torch.nn.Module,

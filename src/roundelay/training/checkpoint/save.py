@@ -16,7 +16,8 @@ import torch
 from roundelay.arguments import path_of, shown, truth
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.training._run import Run, run_of
+from roundelay.training._phases import checkpointing
+from roundelay.training._run import Run, run_of, trace_of
 from roundelay.training.checkpoint._files import Disk, make_folder, put_in_place
 from roundelay.training.checkpoint._manifest import MANIFEST, Manifest, encode
 from roundelay.training.checkpoint._write import (
@@ -37,6 +38,7 @@ __all__ = ["Saving", "check_scheduler", "checked_run", "save"]
 DISK = Disk()
 
 
+@checkpointing(trace_of)
 def save(
     path: str | os.PathLike[str],
     model: torch.nn.Module,

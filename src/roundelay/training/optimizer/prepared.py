@@ -18,6 +18,7 @@ from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError, RoundelayError
 from roundelay.training._mesh_state import grad_norm
 from roundelay.training._parameter_edits import StateEdits
+from roundelay.training._phases import stepping
 from roundelay.training._run import Run
 from roundelay.training.optimizer.own_calls import (
     StepArguments,
@@ -92,7 +93,10 @@ class PreparedOptimizer:
             self._ready()
             return loss
 
-        with around_step(self, given, apart=not state.sees_whole):
+        with (
+            stepping(run.comm.trace, now.number),
+            around_step(self, given, apart=not state.sees_whole),
+        ):
             if closure is None:
                 run.grad_hooks.flush()
                 self._ready()

@@ -22,6 +22,7 @@ from roundelay.reductions import Array
 from roundelay.training._buckets import Bucket, bucket_limit, make_buckets
 from roundelay.training._exchange import refuse_broken, tell_all, told_bytes
 from roundelay.training._intake import Intake
+from roundelay.training._phases import of_bucket
 from roundelay.training._setup import Setup, share_buffers, storage_bytes
 from roundelay.training._sparse import add_up_rows, sparse_parameters
 from roundelay.training._volume import (
@@ -197,7 +198,8 @@ class _Averaging(WholeGradients):
             return
         op = "sum" if self.setup.step.weighed else "avg"
         flat = torch.view_as_real(bucket.flat) if bucket.flat.is_complex() else bucket.flat
-        handle = comm.start.all_reduce(flat, op)
+        with of_bucket(comm.trace, self.setup.parameters, bucket.places):
+            handle = comm.start.all_reduce(flat, op)
         self._handles.append(handle)
         self._waits.append(handle.wait)
 

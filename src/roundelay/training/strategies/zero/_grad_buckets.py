@@ -19,6 +19,7 @@ import torch
 from roundelay.communicator.start import Handle
 from roundelay.training._buckets import shared_tensor
 from roundelay.training._intake import Intake
+from roundelay.training._phases import of_bucket
 from roundelay.training._setup import Setup
 from roundelay.training.shards.shard import Shard
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
@@ -298,7 +299,8 @@ class GradBuckets:
             self._wait()
         direct = not self._keep and not bucket.filled and self._host is None
         result = bucket.part if direct else self._result(bucket)
-        handle = self.comm.start.reduce_scatter(buffer, self._op(), out=result, axis=0)
+        with of_bucket(self.comm.trace, self._setup.parameters, bucket.flat.layout.places):
+            handle = self.comm.start.reduce_scatter(buffer, self._op(), out=result, axis=0)
         memory = next((turn for turn in self._turns if _same(turn, buffer)), None)
         self._sending.append(_Sending(bucket, memory, result, handle))
 

@@ -61,7 +61,9 @@ class Partition:
     ) -> None:
         """Have units come and go, or stay between forward and backward."""
         self.units = [unit for unit in units if unit.flats]
-        self.scheduler = UnitScheduler(comm, self.setup.model, self.units, keeps=keeps)
+        self.scheduler = UnitScheduler(
+            comm, self.setup.model, self.units, keeps=keeps, step=self.setup.step
+        )
         # What is computed from divided parameters comes in one order with the units.
         for home in (home for flat in self.flats for home in flat.homes.values()):
             home.move(comm, self.scheduler.labels)

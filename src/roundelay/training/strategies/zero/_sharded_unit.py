@@ -11,6 +11,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.communicator.start import Handle
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.records import named, phase
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 from roundelay.training.strategies.zero._row_pool import RowPool
 from roundelay.training.strategies.zero._saved_tensors import SavedTensors
@@ -138,14 +139,16 @@ class UnitGathering:
         label = 1 + self._units.index(unit)  # two units may look alike
         label += purpose * len(self._units)
         for flat in unit.flats:
-            unit.handles.append(flat.gather(self.comm, label, self.row_pool))
+            with named(self.comm.trace, _told, "gather", unit):
+                unit.handles.append(flat.gather(self.comm, label, self.row_pool))
 
     def _unshard(self, unit: ShardedUnit) -> None:
         if unit.here:
             return
         self._prefetch(unit)
         try:
-            self._wait(unit)
+            with phase(self.comm.trace, "gather", _told("wait for", unit)):
+                self._wait(unit)
         except BaseException:
             self._let_go(unit)
             raise
@@ -278,3 +281,8 @@ class UnitGathering:
         """Return what a first backward pass gathers, if it goes the way of forward."""
         order = [] if self.keeps else list(dict.fromkeys(reversed(self.order)))
         return sorted(order, key=lambda one: one.unit.name != "")  # the model's own unit first
+
+
+def _told(what: str, unit: ShardedUnit) -> str:
+    """Say in a trace what is done with a unit."""
+    return f"{what} {unit.unit.name or 'the rest'}"

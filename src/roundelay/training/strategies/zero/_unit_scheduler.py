@@ -20,6 +20,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._autograd import BackwardPass, weakly
 from roundelay.training._module_hooks import ModuleHook
+from roundelay.training._step import StepState
 from roundelay.training.shards.sharded_parameter import TRANSFORMED, is_divided, transformed
 from roundelay.training.strategies.zero._saved_tensors import SavedTensors
 from roundelay.training.strategies.zero._sharded_unit import ShardedUnit, UnitGathering
@@ -44,8 +45,10 @@ class UnitScheduler(UnitGathering):
         units: Sequence[ShardedUnit],
         *,
         keeps: bool = False,
+        step: StepState,
     ) -> None:
         super().__init__(comm, units, keeps=keeps)
+        self._step = step
         self._last: list[ShardedUnit] = []  # of the one before, which tells what comes next
         self._untold: list[ShardedUnit] = []  # in backward, and nothing tells when not; latest last
         self._saved = SavedTensors(self._units, self._ask)
@@ -230,6 +233,8 @@ class UnitScheduler(UnitGathering):
         if not self._inside_backward:
             self._inside_backward, self._prefetched = True, []
             BackwardPass(self.end)
+            if self._step.on_backward is not None:
+                self._step.on_backward()
 
     def _unshard_for_backward(self, unit: ShardedUnit) -> None:
         if not unit.in_backward:

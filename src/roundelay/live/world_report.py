@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from roundelay import _core
 from roundelay.collectives import collectives
-from roundelay.engines._call import ENDINGS, INNER_TAGS
-from roundelay.engines._native.call_words import read_word
+from roundelay.engines import ENDINGS, INNER_TAGS
 from roundelay.errors import ranks_text
+from roundelay.live.call_words import read_word
 from roundelay.reductions import DTYPES, OPS
 
 CallRecord = tuple[int, int, int, int, int, int, int, str]
@@ -31,10 +31,14 @@ class WorldReport:
 
     def call(self, record: CallRecord) -> str:
         """Describe a call: what, with what, how and where."""
-        number, collective, algorithm, dtype, op, count, root, site = record
-        where = f" at {site}" if site else ""
+        where = f" at {record[7]}" if record[7] else ""
+        return f"{self.called(record, number=f' #{record[0]}')}{where}"
+
+    def called(self, record: CallRecord, *, number: str = "") -> str:
+        """Describe a call: what, with what and how; `number` is put where its number stands."""
+        _, collective, algorithm, dtype, op, count, root, _ = record
         if collective == _core.ENDING:
-            return f"{ENDED[ENDINGS[root]]}{where}"
+            return ENDED[ENDINGS[root]]
         contract = collectives.load(collectives.names()[collective])
         word = read_word(root, rooted=contract.rooted)
         details = f" {DTYPES[dtype]}[{count}]" if contract.name != "barrier" else ""
@@ -49,8 +53,8 @@ class WorldReport:
             details += f" op=rd.Op {word.rest:x}" if own else f" label={word.rest}"
         short = self._algorithms[algorithm]
         if word.call not in ("", contract.name):
-            return f"{word.call} #{number}, by {contract.name}{details} ({short}){where}"
-        return f"{contract.name} #{number}{details} ({short}){where}"
+            return f"{word.call}{number}, by {contract.name}{details} ({short})"
+        return f"{contract.name}{number}{details} ({short})"
 
     def last(self, record: CallRecord) -> str:
         """Tell of the last call of a rank."""
@@ -97,15 +101,20 @@ class WorldReport:
             return [f"{self.call(latest)}{self.group(at)}"]
         return [f"not waiting; {self.last(latest)}"]
 
-    def _wait(self, rank: int, wait: tuple[int, int, int, int, int, str]) -> str:
-        kind, at, number, other, tag, site = wait
+    def _wait(self, rank: int, wait: tuple[int, int, int, int, int, str, int]) -> str:
+        kind, at, number, other, _, site, _ = wait
         who = "any rank" if other < 0 else "itself" if other == rank else f"rank {other}"
         if kind == CALL:
             records = {member: record for member, record, _ in self._world.calls(at, number)[2]}
             return f"{self.call(records[rank])}{self.group(at)}, waiting for {who}"
-        said, where = _tag(tag), f" at {site}" if site else ""
-        way = "recv from" if kind == RECV else "send to"
-        return f"{way} {who}, {said},{where}{self.group(at)}".rstrip(",")
+        where = f" at {site}" if site else ""
+        return f"{self.message(rank, wait)},{where}{self.group(at)}".rstrip(",")
+
+    def message(self, rank: int, wait: tuple[int, int, int, int, int, str, int]) -> str:
+        """Say for which message a rank waits."""
+        kind, _, _, other, tag, _, _ = wait
+        who = "any rank" if other < 0 else "itself" if other == rank else f"rank {other}"
+        return f"{'recv from' if kind == RECV else 'send to'} {who}, {_tag(tag)}"
 
     def circle(self) -> str:
         """Name ranks that wait for one another in a circle, in a line of its own, if any do.

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from roundelay.collectives import collectives
-from roundelay.engines._call import AXIS, WIRED, WIRES, CollectiveCall, wire_name
+from roundelay.engines import AXIS, WIRED, WIRES, CollectiveCall, wire_name
 
 #: Calls that are made of others; a list that all ranks have in the same order.
 CALLS = (

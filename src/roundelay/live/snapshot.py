@@ -1,0 +1,179 @@
+"""What every rank of a job does at this moment, whom it waits for, and who keeps all waiting."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from roundelay import _core
+from roundelay.errors import ranks_text
+from roundelay.live.world_report import WorldReport
+
+__all__ = ["JobNow", "RankNow", "look"]
+
+STOPPED_NS = 500_000_000  # without a heartbeat, of which there are ten a second
+HANGS_S = 2.0  # a wait of so long is worth a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class RankNow:
+    """One rank at one moment."""
+
+    rank: int
+    pid: int
+    #: absent, computes, calls, waits, stopped, ended, left or dead
+    state: str
+    step: int | None  # of training
+    call: str  # 'all_reduce float32[1024] op=sum (ring)': the one it is in, or made last
+    number: int  # of that call in its group
+    group: str  # ' in group 3 (ranks 0, 2)'; nothing for the group of all ranks
+    site: str
+    waits_for: int | None  # the rank that it waits for; -1: any
+    waited: float  # seconds
+    moved: int  # bytes of all its calls so far
+
+
+@dataclass(frozen=True, slots=True)
+class JobNow:
+    """All ranks at one moment."""
+
+    at: float  # by the monotonic clock
+    ranks: Sequence[RankNow]
+    straggler: int | None  # for whom the most ranks wait, at the end of all waiting
+    hangs: str  # what the job hangs on, in a sentence; empty while it does not
+    trouble: str  # what has gone wrong, if anything has
+
+    @property
+    def over(self) -> bool:
+        """Whether no rank is at work any more."""
+        return all(rank.state in ("left", "dead", "ended") for rank in self.ranks)
+
+
+def look(world: _core.World, algorithms: Sequence[str]) -> JobNow:
+    """Look at all ranks once; `algorithms` has the names of algorithms by number."""
+    report, now = WorldReport(world, algorithms), time.monotonic_ns()
+    ranks = [_rank(world, report, rank, now) for rank in range(world.size)]
+    straggler = _blamed({one.rank: one.waits_for for one in ranks if one.waits_for is not None})
+    if straggler is None:
+        straggler = next((one.rank for one in ranks if one.state in ("stopped", "dead")), None)
+    return JobNow(
+        now / 1e9, ranks, straggler, _hangs(ranks, straggler, report), _trouble(world, ranks)
+    )
+
+
+def _rank(world: _core.World, report: WorldReport, rank: int, now: int) -> RankNow:
+    life, beat = _core.LIVES[world.life(rank)], world.heartbeat(rank)
+    at, number, over, moved = world.now(rank)
+    waits = world.waits(rank)
+    state = {"alive": "computes" if over else "calls", "ended": "ended", "left": "left",
+             "dead": "dead", "absent": "absent"}[life]  # fmt: skip
+    what, site, group, other, since = "", "", "", None, now
+    if waits and life == "alive":
+        state = "waits"
+        kind, at, wanted, other, _, site, since = waits[0]
+        if kind != _core.WAITS.index("call"):
+            what = report.message(rank, waits[0])
+            group, number = _group(report, at), 0
+        else:
+            number = wanted
+    if not what and at:
+        number, what, site, group = _call(world, report, rank, at, number)
+    if life == "alive" and beat and now - beat > STOPPED_NS:
+        state = "stopped"
+    step = world.step(rank)
+    waited = (now - since) / 1e9 if other is not None else 0.0
+    return RankNow(rank, world.pid(rank), state, step - 1 if step else None, what, number, group,
+                   site, other, waited, moved)  # fmt: skip
+
+
+def _group(report: WorldReport, at: int) -> str:
+    """Name the group that lies there; nothing where none does, or none any more."""
+    try:
+        return report.group(at)
+    except IndexError:
+        return ""
+
+
+def _call(
+    world: _core.World, report: WorldReport, rank: int, at: int, number: int
+) -> tuple[int, str, str, str]:
+    """Return a call of a rank: its number, what it is, the line, and the group that lies there."""
+    try:
+        records = {member: pair for member, *pair in world.calls(at, number)[2]}
+        if rank not in records:
+            return 0, "", "", ""
+        asked, latest = records[rank]
+        record = asked if asked[0] == number else latest
+        what = report.called(record) if record[0] else ""
+        return record[0], what, record[7], report.group(at)
+    except (IndexError, KeyError):  # the group was let go of, and its memory is another's
+        return 0, "", "", ""
+
+
+def _blamed(waits_for: Mapping[int, int]) -> int | None:
+    """Return the rank at the end of most waiting; None where nobody waits, or in a circle.
+
+    >>> _blamed({0: 1, 1: 2, 3: 2}), _blamed({}), _blamed({0: 1, 1: 0})
+    (2, None, None)
+    """
+    ends: Counter[int] = Counter()
+    for start in waits_for:
+        seen, at = {start}, waits_for[start]
+        while at in waits_for and at not in seen:
+            seen.add(at)
+            at = waits_for[at]
+        if at >= 0 and at not in seen:
+            ends[at] += 1
+    return max(ends, key=lambda rank: (ends[rank], -rank)) if ends else None
+
+
+def _hangs(ranks: Sequence[RankNow], straggler: int | None, report: WorldReport) -> str:
+    waiting = [one for one in ranks if one.waits_for is not None]
+    if straggler is None:
+        longest = max((one.waited for one in waiting), default=0.0)
+        circle = report.circle().strip()
+        return circle if circle and longest > HANGS_S else ""
+    their = [one for one in waiting if one.rank != straggler and one.waited > HANGS_S]
+    culprit = ranks[straggler]
+    if not their:
+        return f"{_condition(culprit)}." if culprit.state in ("stopped", "dead") else ""
+    longest = max(one.waited for one in their)
+    what = {f"{one.call.split(' ')[0]} #{one.number}" for one in their if one.number}
+    calls = f" in {', '.join(sorted(what))}" if what else ""
+    return (
+        f"{ranks_text([one.rank for one in their]).capitalize()} "
+        f"{'wait' if len(their) > 1 else 'waits'} for rank {straggler}{calls}, for "
+        f"{longest:.1f} s. {_condition(culprit)}."
+    )
+
+
+def _condition(rank: RankNow) -> str:
+    """Say what is known of a rank that keeps others waiting."""
+    who = f"Rank {rank.rank} (process {rank.pid})"
+    last = f"{rank.call.split(' ')[0]} #{rank.number}" if rank.number else "none"
+    where = f" at {rank.site}" if rank.site else ""
+    if rank.state == "stopped":
+        return f"{who} is stopped; its last call is {last}{where}"
+    if rank.state == "calls":
+        return f"{who} is at work in {last}{where}"
+    if rank.state in ("dead", "left", "ended"):
+        word = {"dead": "has died", "left": "has left", "ended": "has ended"}[rank.state]
+        return f"{who} {word}; its last call was {last}{where}"
+    return f"{who} runs its own code; its last call was {last}{where}"
+
+
+def _trouble(world: _core.World, ranks: Sequence[RankNow]) -> str:
+    if world.trouble is None:
+        return ""
+    kind, culprit, finder, _, _, text = world.trouble
+    site = ranks[culprit].site if culprit < len(ranks) else ""
+    where = f", last seen at {site}" if site else ""
+    told = {
+        "mismatch": f"ranks {finder} and {culprit} made different calls",
+        "lost": f"rank {culprit} is lost{where}",
+        "timeout": f"rank {finder} gave up on rank {culprit}{where}",
+        "failed": f"rank {culprit} failed: {text}",
+    }
+    return told.get(kind, f"rank {culprit} was interrupted")

@@ -1,0 +1,106 @@
+"""The timeline of a recorded run: what it says, and that strangers' names are text only."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from roundelay.records import RankRecord, RunRecord
+from roundelay.view.run_lanes import windows
+from roundelay.view.run_page import run_page
+from roundelay.view.run_summary import summary
+from roundelay.view.run_svg import run_style, run_svg
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+MS = 1_000_000  # nanoseconds
+NS = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_the_late_rank_is_named(runs: Any, size: int) -> None:
+    run = runs.made(size)
+    told = summary(run)
+    assert told.straggler == (size - 1, 2 * 3 * MS * (size - 1))
+    assert told.steps == 2
+    text = run_svg(run, windows(run)[-1], style=run_style())
+    assert f"Rank {size - 1} came last" in text
+    root = ET.fromstring(text)
+    arrows = [path for path in root.iter(f"{NS}path") if path.get("class") == "arrow"]
+    assert len(arrows) == size - 1 + 1  # and one in the legend
+
+
+def test_what_computing_hides(runs: Any) -> None:
+    # Each bucket takes 5 ms, of which backward goes on for 1; the late one's takes 2.
+    told = summary(runs.made(2))
+    assert [one.overlap for one in told.ranks] == [pytest.approx(1 / 5), pytest.approx(1 / 2)]
+    assert [one.background for one in told.ranks] == [2 * 5 * MS, 2 * 2 * MS]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_every_part_lies_inside_the_drawing(runs: Any, size: int) -> None:
+    run = runs.made(size)
+    for window in windows(run):
+        root = ET.fromstring(run_svg(run, window))
+        width, height = (float(root.get(name, "0")) for name in ("width", "height"))
+        for part in root.iter(f"{NS}rect"):
+            x, y = float(part.get("x", "0")), float(part.get("y", "0"))
+            assert 0 <= x <= x + float(part.get("width", "0")) <= width + 1
+            assert 0 <= y <= y + float(part.get("height", "0")) <= height
+
+
+def test_steps_are_windows(runs: Any) -> None:
+    run = runs.made(3)
+    assert [(one.key, one.start, one.end) for one in windows(run)] == [
+        ("step-1", 0, 15 * MS),
+        ("step-2", 20 * MS, 35 * MS),
+    ]
+
+
+def test_without_steps_there_is_one_window(runs: Any) -> None:
+    events = [runs.call(number, number, number + 0.5) for number in range(1, 1001)]
+    record = RankRecord(0, 1, 100, "", "x.py", b"", "", 0, 0, 1000, {0: (0, 1)}, events)
+    run = RunRecord([record], 1, 0, 1001 * MS)
+    [window] = windows(run)
+    assert window.name == "the last 400 events"
+    assert run_svg(run, window).count("<rect") > 400
+
+
+def test_strangers_names_are_text(runs: Any, hostile: str) -> None:
+    page = run_page(runs.made(2, name=hostile, site=hostile))
+    assert len(re.findall(r"<script", page)) == 1
+    assert "<img" not in page
+    assert "onerror=alert(1)>" not in page.replace("&gt;", "")
+    for window in windows(runs.made(2)):
+        ET.fromstring(run_svg(runs.made(2, name=hostile, site=hostile), window, style=run_style()))
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_the_page_steps_in_a_browser(runs: Any, visit: Callable[..., Page], width: int) -> None:
+    page = visit(run_page(runs.made(4)), width=width)
+    shown = page.locator("section:not([hidden])")
+    assert shown.get_attribute("id") == "step-2"
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("location.hash === '#step-1'")
+    assert shown.get_attribute("id") == "step-1"
+    page.get_by_label("Next step").click()
+    page.wait_for_function("location.hash === '#step-2'")
+    assert page.locator("nav a[aria-current]").inner_text() == "step 2"
+    # The page itself never scrolls sideways; the drawing does.
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_waits_are_drawn_in_a_browser(runs: Any, visit: Callable[..., Page], scheme: str) -> None:
+    page = visit(run_page(runs.made(3)), color_scheme=scheme)
+    waits = page.locator("section:not([hidden]) rect.wait")
+    assert waits.count() > 2
+    fill = waits.first.evaluate("one => getComputedStyle(one).fill")
+    assert "wait" in fill
+    # Patterns of what is not displayed are not drawn.
+    assert page.evaluate("document.getElementById('wait').closest('section') === null")
