@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,15 @@ from roundelay.algorithms import Algorithm, algorithms
 from roundelay.cli._types import MOST_RANKS
 from roundelay.collectives import Collective, collectives
 from roundelay.errors import InvalidArgumentError, UnknownNameError
-from roundelay.networks import load_network, networks
+from roundelay.networks import (
+    Cluster,
+    cluster_called,
+    cluster_names,
+    load_network,
+    networks,
+)
 from roundelay.schedule import Network, Order, Price, Schedule, price
+from roundelay.tuning import tuning_path
 
 #: What `explain` draws when no algorithm is named: the one that introductions show.
 DEFAULTS = {
@@ -172,12 +180,24 @@ def _number(text: str) -> int | float | str:
     return text
 
 
+def own_networks() -> Path:
+    """Return the folder of this user's clusters, where `roundelay bench --fit` writes."""
+    return tuning_path(os.environ).parent / "networks"
+
+
+def cluster_from(text: str) -> Cluster:
+    """Return a cluster by name, this user's first, or from a file."""
+    return cluster_called(text, own_networks())
+
+
 def network_called(text: str, size: int) -> Network:
     """Return a network by name (`switch`), with options (`hosts:per_host=4`), or from a file."""
     if text.endswith(".json") or "/" in text:
         return load_network(Path(text))
     _check_size(size)
     name, _, rest = text.partition(":")
+    if name in cluster_names(own_networks()) and not rest:
+        return cluster_called(name, own_networks()).network(size)
     make = networks.load(name.replace("-", "_"))
     pairs = [pair for pair in rest.split(",") if pair]
     options = options_from(pairs, where=f"--network {name}")
