@@ -21,7 +21,7 @@ FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("
 
 #: Imports go down only. The package's own `__init__` stands at the top, and so does any name of it.
 LAYERS = {
-    "arguments": 0, "errors": 0, "registry": 0, "signals": 0,
+    "arguments": 0, "errors": 0, "html_table": 0, "registry": 0, "signals": 0,
     "collectives": 1,
     "schedule": 2, "contraction": 2,
     "networks": 3,

@@ -37,7 +37,7 @@ def planned(wanted: PlanChoices | None = None, **options: int) -> TrainingPlan:
         "sequence": 4096,
         **options,
     }
-    return plan(Task(SEVEN, H100, **{**usual, **options}), wanted)
+    return plan(Task(SEVEN, H100, **given), wanted)
 
 
 MESHES = [MeshShape(dp=64), MeshShape(16, 4), MeshShape(16, 2, 2), MeshShape(4, 2, 2, 4)]

@@ -24,9 +24,7 @@ from roundelay.planning import (
     STRATEGIES,
     ModelShape,
     PlanChoices,
-    Planned,
     Task,
-    TrainingPlan,
     advice,
     as_document,
     large,
@@ -131,7 +129,7 @@ def command(
     file = _file(drawing)
     task, wanted = _task(given)
     found = plan(task, wanted)
-    shown = [list(section) for section in _sections(found, wanted, most) if section]
+    shown = [list(section) for section in found.shown(most) if section]
     if as_json:
         rows = [one for section in shown for one in section]
         click.echo(json.dumps(as_document(found, rows, reasons=asked_why), indent=1))
@@ -234,24 +232,6 @@ def _model(given: dict[str, Any]) -> ModelShape:  # Any: likewise
     if given["vocab"] is not None:
         words["vocabulary"] = given["vocab"]
     return replace(counted, **{name: value for name, value in words.items() if value is not None})
-
-
-def _sections(
-    found: TrainingPlan, wanted: PlanChoices, most: int
-) -> tuple[list[Planned], list[Planned]]:
-    """Return each strategy along dp alone, and then the quickest meshes with other axes."""
-    alone = [found.best_of(strategy, precision, alone=True)
-             for precision in wanted.precisions for strategy in wanted.strategies]  # fmt: skip
-    rows = [one for one in alone if one is not None]
-    others = [one for one in found.options if one.candidate.mesh.dp < one.candidate.mesh.size]
-    fitting = [one for one in others if one.fits]
-    ordered = sorted(fitting, key=lambda one: one.time.total) if fitting else sorted(
-        others, key=lambda one: one.bytes.total)  # fmt: skip
-    best_first = sorted(ordered, key=lambda one: one is not found.best)
-    kept: dict[str, Planned] = {}
-    for one in best_first:
-        kept.setdefault(str(one.candidate.mesh), one)
-    return rows, sorted(list(kept.values())[:most], key=lambda one: one.time.total)
 
 
 def _draw(

@@ -4,7 +4,13 @@ The numbers that networks have by default are round and illustrative: measure yo
 """
 
 from roundelay.networks._base import Graph, Maker
-from roundelay.networks._clusters import Cluster, cluster_called, cluster_names, load_cluster
+from roundelay.networks._clusters import (
+    Cluster,
+    cluster_called,
+    cluster_names,
+    load_cluster,
+    save_cluster,
+)
 from roundelay.networks._file import load_network
 from roundelay.registry import Family
 
@@ -17,6 +23,7 @@ __all__ = [
     "load_cluster",
     "load_network",
     "networks",
+    "save_cluster",
 ]
 
 networks: Family[Maker] = Family(__name__)

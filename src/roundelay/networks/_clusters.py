@@ -5,6 +5,8 @@ A cluster is a network of hosts of any size, and what one rank computes and hold
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -80,6 +82,18 @@ Known: a100-ib, gb200-nvl72, h100-ib, h200-ib, v100-ib.
         return load_cluster(folder / f"{name}.json")
     with resources.as_file(FOLDER / f"{name}.json") as file:
         return load_cluster(file)
+
+
+def save_cluster(cluster: Cluster, path: Path) -> None:
+    """Write a cluster where `cluster_called` finds it, all of it or nothing."""
+    document = {"roundelay_cluster": VERSION,
+                **{name: getattr(cluster, name) for name in FIELDS[1:]}}  # fmt: skip
+    if cluster.memory is None:
+        del document["memory"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.part")
+    fresh.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    fresh.replace(path)
 
 
 def load_cluster(path: Path) -> Cluster:

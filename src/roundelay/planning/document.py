@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from roundelay.planning.reason import reason
+from roundelay.html_table import html_table
+from roundelay.planning.reason import gigabytes, large, reason
 from roundelay.planning.search import Planned, TrainingPlan
 from roundelay.planning.why import why
 
-__all__ = ["as_document", "option_document"]
+__all__ = ["as_document", "option_document", "plan_html"]
 
 Json = dict[str, Any]  # JSON of any shape
 
@@ -74,3 +75,29 @@ def as_document(found: TrainingPlan, shown: list[Planned], *, reasons: bool = Fa
     if reasons:
         document["why"] = [asdict(term) for term in why(task, best or found.nearest)]
     return document
+
+
+def plan_html(found: TrainingPlan) -> str:
+    """Return the table as HTML: each strategy along dp, then the quickest meshes; the best bold."""
+    rows = [one for section in found.shown() for one in section]
+    head = ["strategy", "mesh", "rows", "parameters", "gradients", "optimizer",
+            "activations", "transient", "total", "spare", "step (s)", "waits"]  # fmt: skip
+    several = len({one.candidate.precision for one in rows}) > 1
+    words = [_words(one, several) for one in rows]
+    task = found.task
+    title = f"{large(task.model.params)} parameters on {task.gpus} GPUs, {task.cluster.name}"
+    at = next((at for at, one in enumerate(rows) if one is found.best), None)
+    notes = [f"Best: {reason(found)}"] if found.best is not None else ["Nothing fits."]
+    return html_table(head, words, title=title, notes=notes, marked=at)
+
+
+def _words(one: Planned, several: bool) -> list[str]:  # noqa: FBT001 - precisions
+    candidate, held = one.candidate, one.bytes.held
+    parts = (held.parameters, held.gradients, held.optimizer, one.bytes.activations,
+             one.bytes.transient, one.bytes.total)  # fmt: skip
+    again = "*" if candidate.recompute == "full" else ""
+    sign = "+" if one.fits else "-"
+    return [candidate.strategy + several * f", {candidate.precision}", str(candidate.mesh),
+            f"{candidate.micro_batch}{again}", *map(gigabytes, parts),
+            f"{sign}{gigabytes(abs(one.spare))}", f"{one.time.total:.3g}",
+            f"{100 * one.time.share:.1f} %"]  # fmt: skip

@@ -75,6 +75,26 @@ class TrainingPlan:
         """Where nothing fits, what misses least."""
         return min(self.options, key=lambda one: one.bytes.total)
 
+    def shown(self, most: int = 8) -> tuple[list[Planned], list[Planned]]:
+        """Return each strategy along dp alone, and then the quickest meshes with other axes."""
+        kinds = dict.fromkeys((one.candidate.precision, one.candidate.strategy)
+                              for one in self.options)  # fmt: skip
+        alone = [self.best_of(strategy, precision, alone=True) for precision, strategy in kinds]
+        others = [one for one in self.options if one.candidate.mesh.dp < one.candidate.mesh.size]
+        fitting = [one for one in others if one.fits]
+        ordered = sorted(fitting, key=_speed) or sorted(others, key=lambda one: one.bytes.total)
+        kept: dict[str, Planned] = {}
+        for one in ordered:
+            kept.setdefault(str(one.candidate.mesh), one)
+        rows = [one for one in alone if one is not None]
+        return rows, sorted(list(kept.values())[:most], key=_speed)
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook, the best in bold."""
+        from roundelay.planning.document import plan_html  # noqa: PLC0415 - it reads this file
+
+        return plan_html(self)
+
     def best_of(self, strategy: str, precision: str, *, alone: bool) -> Planned | None:
         """Return the quickest of a strategy that fits, else the smallest; `alone`: dp only."""
         found = [one for one in self.options
@@ -89,7 +109,7 @@ class TrainingPlan:
 def _speed(one: Planned) -> tuple[float, int, int, int]:
     """Order by time; of what is as quick to four digits, by fewer axes, then bytes."""
     mesh = one.candidate.mesh
-    axes = sum(count > 1 for count in (mesh.dp, mesh.tp, mesh.cp, mesh.pp))
+    axes = sum(count > 1 for count in (mesh.tp, mesh.cp, mesh.pp))
     return float(f"{one.time.total:.4g}"), axes, one.bytes.total, one.candidate.micro_batch
 
 
