@@ -15,7 +15,7 @@ from roundelay.cli._types import MOST_WIDTH, console_for
 from roundelay.planning import Planned, Term, TrainingPlan, gigabytes, large, reason, why
 from roundelay.view.terminal_text import Glyphs, safe, seconds_text
 
-BYTES = ("parameters", "gradients", "optimizer", "activations", "transient")
+BYTES = ("params", "grads", "optim", "activ", "transient")
 
 
 def print_plan(found: TrainingPlan, shown: Sequence[Sequence[Planned]], glyphs: Glyphs) -> None:

@@ -12,7 +12,7 @@ from roundelay.planning.held import ByteWidths, Held, bucket_rows, served, whole
 from roundelay.planning.model import ModelShape
 from roundelay.planning.rows import GATHERED_AHEAD
 
-__all__ = ["RankBytes", "bytes_on", "fullest_rank"]
+__all__ = ["RankBytes", "bytes_on", "fullest_rank", "rows_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,14 @@ def bytes_on(task: Task, candidate: Candidate, stage: int) -> RankBytes:
         largest = heapq.nlargest(GATHERED_AHEAD, layers)
         gathered = (around + sum(largest)) * candidate.widths(task).parameter
     return RankBytes(held, gathered, _activations(task, candidate, stage), stage)
+
+
+def rows_of(task: Task, candidate: Candidate, stage: int) -> list[int]:
+    """Return the elements of the rows that ZeRO divides on one stage: units, or buckets."""
+    mesh = candidate.mesh
+    if candidate.strategy == "zero3" and mesh.data > 1:
+        return [row for row in _units(task.model, mesh.tp, mesh.pp, stage) if row]
+    return _rows(task.model, mesh.tp, mesh.pp, stage, task.bucket)
 
 
 @lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ from roundelay.planning.collective_time import (
     one_message,
     reduce_scatter,
 )
+from roundelay.planning.memory import rows_of
 
 __all__ = ["StepTime", "Volumes", "groups_of", "messages_in_a_row", "step_time", "volumes_of"]
 
@@ -73,7 +74,7 @@ class Volumes:
     activation: int  # bytes between two layers
     message: int  # of these, what a rank sends to the next stage
     keys_values: int  # bytes that travel around the ring of cp in one layer
-    buckets: int  # messages of a pass of gradients
+    buckets: int  # messages of a pass of gradients: buckets, or units of ZeRO-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,6 @@ def volumes_of(task: Task, candidate: Candidate) -> Volumes:
     forward = (2 * model.params * tokens + model.layers * between) / parts
     numel = model.params // (mesh.tp * mesh.pp)
     local = tokens // mesh.cp
-    if candidate.strategy == "zero3":
-        buckets = model.layers // mesh.pp + 1
-    else:
-        buckets = max(1, -(-numel * 4 // task.bucket))
     return Volumes(
         tokens=tokens,
         layers=model.layers // mesh.pp,
@@ -120,7 +117,7 @@ def volumes_of(task: Task, candidate: Candidate) -> Volumes:
         activation=local * model.hidden * item,
         message=local * model.hidden * item // (mesh.tp if task.sequence_parallel else 1),
         keys_values=2 * local * model.hidden * item // mesh.tp,
-        buckets=buckets,
+        buckets=len(rows_of(task, candidate, 0)),
     )
 
 

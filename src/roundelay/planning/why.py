@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,8 @@ from roundelay.planning.collective_time import (
     reduce_scatter,
     rounds_between,
 )
+from roundelay.planning.memory import rows_of
+from roundelay.planning.rows import PARTS_AFTER_STEP, TURNS, waiting
 from roundelay.planning.search import Planned
 from roundelay.planning.step_time import FOLD_TRAFFIC, groups_of, messages_in_a_row, volumes_of
 
@@ -61,9 +64,8 @@ def _bytes(task: Task, one: Planned) -> Iterator[Term]:
             numbers = f"{each}·({numel} + {padding}){over}"
         yield Term(word, formula, numbers, nbytes)
     yield from _activations(task, one)
+    yield _buffers(task, one)
     buffers = held.transient
-    yield Term("buffers", "rows that are filled and sent by turns, and results on their way",
-               f"{buffers}", buffers)  # fmt: skip
     around, *layers = units
     if one.bytes.gathered:
         two = sorted(layers)[-2:]
@@ -73,6 +75,33 @@ def _bytes(task: Task, one: Planned) -> Iterator[Term]:
     total = [held.parameters, held.gradients, held.optimizer, one.bytes.activations, buffers,
              one.bytes.gathered]  # fmt: skip
     yield Term("total", "all of it", " + ".join(map(str, total)), one.bytes.total)
+
+
+def _buffers(task: Task, one: Planned) -> Term:
+    candidate, nbytes = one.candidate, one.bytes.held.transient
+    mesh, width, strategy = candidate.mesh, candidate.widths(task), candidate.strategy
+    if strategy.startswith("ps"):
+        inboxes = mesh.data + 1 if strategy == "ps" else 1
+        each = task.model.params * width.gradient
+        return Term("buffers", "bytes of a message·(messages out and in, and a server's inboxes)",
+                    f"{each}·{nbytes // each}" if inboxes else f"{nbytes}", nbytes)  # fmt: skip
+    if not nbytes:
+        return Term("buffers", "none", "0", 0)
+    rows = rows_of(task, candidate, one.bytes.stage)
+    parts = [-(-row // mesh.data) for row in rows]
+    stage = int(strategy[-1])
+    several = stage == 1 or candidate.micro_batches(task) > 1
+    turns = heapq.nlargest(TURNS, (part * mesh.data for part in parts)) if stage > 1 else []
+    results = waiting([part * width.gradient for part in parts]) if several else 0
+    after = max(parts) if stage < 3 else 0  # noqa: PLR2004 - a stage
+    return Term(
+        "buffers",
+        f"{width.gradient} B·(rows filled by turns) + results on their way + "
+        f"{PARTS_AFTER_STEP} parts after the step",
+        f"{width.gradient}·({' + '.join(map(str, turns)) or 0}) + {results} + "
+        f"{PARTS_AFTER_STEP}·{after}·{width.parameter}",
+        nbytes,
+    )
 
 
 def _activations(task: Task, one: Planned) -> Iterator[Term]:
@@ -90,7 +119,12 @@ def _activations(task: Task, one: Planned) -> Iterator[Term]:
         formula = "t·(the input of the layer/sp)"
     numbers = f"{tokens}·({between}/{spread} + {inputs} + {inner}/{mesh.tp})"
     yield Term("a layer keeps", formula, numbers, each)
-    yield Term("around layers", "tokens, the last norm, 4 B for each logit", f"{around}", around)
+    formula, numbers = "t·8 B", f"{tokens}·8"
+    if last:
+        formula = "t·(8 B for a token and for its target + the last norm + 4 B for each logit/tp)"
+        norm = 2 * model.hidden * kept.itemsize + 8
+        numbers = f"{tokens}·(8 + 8 + {norm} + 4·{model.vocabulary}/{mesh.tp})"
+    yield Term("around layers", formula, numbers, around)
     again = one.bytes.activations - flying * (layers * each + around)
     more = f" + {again}" if again else ""
     yield Term("activations", "micro-batches in flight·(layers·a layer + around)"
