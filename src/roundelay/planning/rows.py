@@ -59,7 +59,7 @@ def waiting(shares: Sequence[int]) -> int:
     """Return the memory of results, of which several are on their way, over a few passes.
 
     >>> waiting([10, 10, 20, 5, 10])
-    45
+    65
     """
     free: list[int] = []
     made = 0
