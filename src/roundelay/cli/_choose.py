@@ -16,6 +16,7 @@ from roundelay.algorithms import (
     collective_or_algorithm,
     default_algorithm,
 )
+from roundelay.arguments import config_folder
 from roundelay.cli._types import MOST_RANKS
 from roundelay.collectives import Collective
 from roundelay.errors import InvalidArgumentError, UnknownNameError
@@ -27,7 +28,6 @@ from roundelay.networks import (
     networks,
 )
 from roundelay.schedule import Network, Order, Price, Schedule, price
-from roundelay.tuning import tuning_path
 
 __all__ = [
     "MOST_OPTION",
@@ -146,12 +146,19 @@ def _number(text: str) -> int | float | str:
 
 def own_networks() -> Path:
     """Return the folder of this user's clusters, where `roundelay bench --fit` writes."""
-    return tuning_path(os.environ).parent / "networks"
+    return config_folder(os.environ) / "networks"
 
 
 def cluster_from(text: str) -> Cluster:
     """Return a cluster by name, this user's first, or from a file."""
-    return cluster_called(text, own_networks())
+    return cluster_called(text, _own_networks())
+
+
+def _own_networks() -> Path | None:
+    try:
+        return own_networks()
+    except RuntimeError:  # nobody's home is known
+        return None
 
 
 def network_called(text: str, size: int) -> Network:
@@ -160,8 +167,8 @@ def network_called(text: str, size: int) -> Network:
         return load_network(Path(text))
     _check_size(size)
     name, _, rest = text.partition(":")
-    if name in cluster_names(own_networks()) and not rest:
-        return cluster_called(name, own_networks()).network(size)
+    if name in cluster_names(_own_networks()) and not rest:
+        return cluster_from(name).network(size)
     make = networks.load(name.replace("-", "_"))
     pairs = [pair for pair in rest.split(",") if pair]
     options = options_from(pairs, where=f"--network {name}")
