@@ -24,8 +24,8 @@ enum class Outcome { done, broken, closed, nested, interrupted };
 // run long after the group was closed.
 struct BoundCall {
     Call call;
-    Program* program;
-    nb::object kept;        // that program, as Python holds it
+    Ways ways;
+    nb::object kept;        // their programs, as Python holds them
     std::size_t count;
     std::size_t untouched;  // bytes of a result that this rank gets nothing for: they become zeros
     bool shared;            // other ranks are threads of this process, and need its runtime's threads

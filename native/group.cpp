@@ -6,6 +6,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "peer_memory.hpp"
+
 namespace roundelay {
 
 namespace {
@@ -19,6 +21,12 @@ constexpr int few_yields = 4;
 // Of slots that one slice uses, for each rank: with two sets, and what is read and written beside
 // them, they then stay in a core's own cache.
 constexpr std::size_t slice_bytes = 32 * 1024;
+// Of what is read from other processes at a time, of one of them at least, and of all to be folded.
+constexpr std::size_t piece_bytes = 32 * 1024;
+constexpr std::size_t scratch_bytes = 512 * 1024;
+// Results from here on are written past the caches, in which they would not stay; four times that where
+// others fold meanwhile. Both were measured.
+constexpr std::size_t stream_bytes = 8 * 1024 * 1024;
 
 bool reached(std::uint32_t flag, std::uint32_t target) {
     return std::int32_t(flag - target) >= 0;  // flags wrap around
@@ -114,24 +122,24 @@ CallRecord RankArea::latest() const {
     return found;
 }
 
-void Group::run(Call& call, Program& program, Program* in_arena, std::span<const std::size_t> counts,
-                std::size_t count, Waiter& waiter) {
+void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> counts, std::size_t count,
+                Waiter& waiter) {
     begin(call);
     if (size_ > 1) {
-        // Nobody gets more than two slices ahead: two sets of slots and hashes are enough.
-        if (slices_ > 0)
+        // Nobody gets more than two slices ahead: two sets of slots and hashes are enough. Where the last
+        // call had everybody hear of everybody, all have begun it, and each was compared by another.
+        if (slices_ > 0 && !met_)
             for (int other = 0; other < size_; ++other)
                 if (other != rank_) compare_previous(other, call, waiter);
         mine_->line.hash[call.record.call % 2].store(call.record.hash, std::memory_order_relaxed);
         last_hash_ = call.record.hash;
     }
-    Reached where;
-    Program* chosen = &program;
-    if (in_arena != nullptr && agree(call, *in_arena, where, waiter)) chosen = in_arena;
+    Program& program = choose(call, ways, waiter);
+    met_ = program.meets;
     if (counts.empty()) {
-        slices(call, *chosen, chosen->even(count), where, waiter);
+        slices(call, program, program.even(count), waiter);
     } else {
-        slices(call, *chosen, chosen->uneven(counts), where, waiter);
+        slices(call, program, program.uneven(counts), waiter);
     }
 }
 
@@ -150,13 +158,23 @@ void Group::begin(Call& call) {
     call.record.call = ++calls_;
     call.record.in_at = call.in == nullptr ? World::absent : world_->offset_of(call.in);
     call.record.out_at = call.out == nullptr ? World::absent : world_->offset_of(call.out);
+    call.record.in_address = std::uint64_t(reinterpret_cast<std::uintptr_t>(call.in));
     mine_->records[calls_ % record_count].put(call.record);
     if (troubled) throw Broken{};
 }
 
+Program& Group::choose(const Call& call, const Ways& ways, Waiter& waiter) {
+    const bool reads = ways.by_reading != nullptr && all_read(call, waiter);
+    if (ways.in_arena != nullptr || reads) buffers_.assign(std::size_t(size_), {});
+    // Whose inputs can be read wherever they lie need not agree on where that is.
+    if (reads && ways.in_arena == ways.by_reading) return *ways.by_reading;
+    if (ways.in_arena != nullptr && agree(call, *ways.in_arena, waiter)) return *ways.in_arena;
+    return reads ? *ways.by_reading : *ways.by_slots;
+}
+
 // Large messages first show where their buffers lie, so that all ranks take the same path. Who has a
 // buffer that others can't reach knows the answer and need not wait for it.
-bool Group::agree(const Call& call, const Program& program, Reached& where, Waiter& waiter) {
+bool Group::agree(const Call& call, const Program& program, Waiter& waiter) {
     kill_point();
     post(base_ + 1);
     const auto fits = [&](const CallRecord& record) {
@@ -167,18 +185,60 @@ bool Group::agree(const Call& call, const Program& program, Reached& where, Wait
     bool all = fits(call.record);
     for (int other = 0; all && other < size_; ++other) {
         if (other != rank_) wait(other, base_ + 1, call, waiter);
-        const CallRecord record = areas_[other].record(calls_);
-        all = fits(record);
-        where.in.push_back(world_->at<std::byte>(record.in_at));
-        where.out.push_back(world_->at<std::byte>(record.out_at));
+        all = fits(areas_[other].record(calls_));
     }
     base_ += 1;  // no slice: it touches no slots
     return all;
 }
 
+void Group::meet(const Call& call, Waiter& waiter) {
+    kill_point();
+    post(base_ + 1);
+    for (int other = 0; other < size_; ++other)
+        if (other != rank_) wait(other, base_ + 1, call, waiter);
+    base_ += 1;
+}
+
+// Whether every rank can read every other's memory. All find out together, in the first call that asks:
+// each tries when all are in, and what one can't, none does.
+bool Group::all_read(const Call& call, Waiter& waiter) {
+    if (reads_ != Reads::unknown) return reads_ == Reads::yes;
+    meet(call, waiter);
+    bool able = true;
+    for (const int other : world_ranks_) {
+        if (world_->here(other)) continue;
+        Proof seen;
+        RankInfo& info = world_->rank(other);
+        able = able && why_no_peer_memory() == nullptr &&
+               read_peer(info, &seen, info.proof_at.load(), sizeof seen, true);
+    }
+    mine_->reads.store(able ? Reads::yes : Reads::no);
+    meet(call, waiter);
+    for (int other = 0; other < size_; ++other) able = able && areas_[other].reads.load() == Reads::yes;
+    reads_ = able ? Reads::yes : Reads::no;
+    return able;
+}
+
+// Asked once the rank is known to have begun this call.
+const Group::Buffers& Group::buffers(int rank) {
+    Buffers& found = buffers_[std::size_t(rank)];
+    if (found.in != nullptr || found.out != nullptr || found.far_in != 0) return found;
+    const CallRecord record = areas_[rank].record(calls_);
+    if (record.in_at < World::absent)
+        found.in = world_->at<std::byte>(record.in_at);
+    else if (record.in_at == World::nowhere && world_->here(world_rank(rank)))
+        found.in = reinterpret_cast<std::byte*>(std::uintptr_t(record.in_address));
+    else if (record.in_at == World::nowhere)
+        found.far_in = record.in_address;
+    if (record.out_at < World::absent) found.out = world_->at<std::byte>(record.out_at);
+    return found;
+}
+
 void Group::slices(const Call& call, const Program& program, const Geometry& geometry,
-                   const Reached& where, Waiter& waiter) {
+                   Waiter& waiter) {
     std::size_t width = std::max<std::size_t>(geometry.longest, 1);
+    const std::size_t out_blocks = program.out_here * program.parts;
+    streams_ = out_blocks * geometry.longest * call.item >= (program.folds ? 4 : 1) * stream_bytes;
     inline_ = program.slots == 1 && geometry.longest * call.item <= inline_bytes;
     if (program.slots > 0 && !inline_) {
         const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
@@ -208,7 +268,7 @@ void Group::slices(const Call& call, const Program& program, const Geometry& geo
                     post(base_ + instruction.post);
                     break;
                 case Kind::apply:
-                    apply(call, program, geometry, number, from, width, where);
+                    apply(call, program, geometry, number, from, width);
                     break;
             }
         }
@@ -220,24 +280,53 @@ void Group::slices(const Call& call, const Program& program, const Geometry& geo
     }
 }
 
+// What an instruction does with one slice: destinations, then sources. A source in another process's
+// memory has no place here yet, but a rank and an address there.
+struct Group::Fold {
+    Op op;
+    DType dtype;
+    std::size_t item, count;
+    std::byte** places;
+    const std::uint64_t* far;  // by source; 0 where it has a place
+    const Operand* operands;
+    std::size_t dsts, srcs;
+    int divisor;
+    const std::byte* ahead;
+    bool streams;
+
+    void run() const {
+        if (srcs == 1)
+            move(reinterpret_cast<void* const*>(places), int(dsts), places[dsts], count, streams);
+        else
+            fold(op, dtype, reinterpret_cast<void* const*>(places), dsts,
+                 reinterpret_cast<const void* const*>(places + dsts), srcs, count, divisor, ahead);
+    }
+};
+
 void Group::apply(const Call& call, const Program& program, const Geometry& geometry,
-                  std::size_t number, std::size_t from, std::size_t width,
-                  const Reached& where) {
+                  std::size_t number, std::size_t from, std::size_t width) {
     const Instruction& instruction = program.instructions[number];
     const std::size_t length = geometry.lengths[number];
     if (from >= length) return;
     const std::size_t count = std::min(width, length - from);
     constexpr std::size_t few = 32;
     std::array<std::byte*, few> small;
+    std::array<std::uint64_t, few> small_far;
     std::vector<std::byte*> large;
+    std::vector<std::uint64_t> large_far;
     std::byte** places = small.data();
+    std::uint64_t* far = small_far.data();
     const std::size_t total = std::size_t(instruction.dsts) + instruction.srcs;
     if (total > few) {
         large.resize(total);
         places = large.data();
+        large_far.resize(total);
+        far = large_far.data();
     }
+    bool pulls = false;
     for (std::size_t index = 0; index < total; ++index) {
         const Operand& operand = program.operands[instruction.first + index];
+        far[index] = 0;
         if (operand.rank != rank_) {
             auto& moved = (index < instruction.dsts ? pushed_ : pulled_)[operand.rank];
             moved.store(moved.load(std::memory_order_relaxed) + count * call.item,
@@ -248,12 +337,20 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
                                     : slot(operand.rank, operand.at, width * call.item);
             continue;
         }
+        const std::size_t offset = (geometry.operands[instruction.first + index] + from) * call.item;
         std::byte* buffer = nullptr;
-        if (operand.space == Space::in)
-            buffer = operand.rank == rank_ ? const_cast<std::byte*>(call.in) : where.in[operand.rank];
-        else
-            buffer = operand.rank == rank_ ? call.out : where.out[operand.rank];
-        places[index] = buffer + (geometry.operands[instruction.first + index] + from) * call.item;
+        if (operand.rank == rank_) {
+            buffer = operand.space == Space::in ? const_cast<std::byte*>(call.in) : call.out;
+        } else {
+            const Buffers& theirs = buffers(operand.rank);
+            buffer = operand.space == Space::in ? theirs.in : theirs.out;
+            if (buffer == nullptr) {
+                far[index] = theirs.far_in + offset;
+                pulls = true;
+                continue;
+            }
+        }
+        places[index] = buffer + offset;
     }
     const Geometry::Ahead& next = geometry.ahead[number];
     const std::byte* ahead = nullptr;
@@ -262,10 +359,62 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
     const bool divides = instruction.complete && call.op == Op::avg;
     // A lone contribution is only moved: as bytes, whatever they mean.
     const bool moves = instruction.srcs == 1;
-    fold(moves ? Op::bor : call.op, moves ? DType::uint8 : call.dtype,
-         reinterpret_cast<void* const*>(places), instruction.dsts,
-         reinterpret_cast<const void* const*>(places + instruction.dsts), instruction.srcs,
-         moves ? count * call.item : count, divides && !moves ? size_ : 0, ahead);
+    const Fold fold{.op = moves ? Op::bor : call.op,
+                    .dtype = moves ? DType::uint8 : call.dtype,
+                    .item = moves ? 1 : call.item,
+                    .count = moves ? count * call.item : count,
+                    .places = places,
+                    .far = far + instruction.dsts,
+                    .operands = program.operands.data() + instruction.first + instruction.dsts,
+                    .dsts = instruction.dsts,
+                    .srcs = instruction.srcs,
+                    .divisor = divides && !moves ? size_ : 0,
+                    .ahead = ahead,
+                    .streams = streams_ && program.operands[instruction.first].space == Space::out};
+    if (pulls)
+        pull(fold);
+    else
+        fold.run();
+}
+
+// Piece by piece: what is read from other processes is folded while it lies in the cache. What is only
+// moved is read to where it goes.
+void Group::pull(Fold fold) {
+    const bool moves = fold.srcs == 1;
+    std::size_t piece = fold.count;
+    if (!moves || fold.dsts > 1) {
+        const std::size_t bytes = std::clamp(scratch_bytes / fold.srcs, piece_bytes, 4 * piece_bytes);
+        piece = bytes / fold.item / 64 * 64;
+        if (!moves && scratch_.size() < fold.srcs * bytes) scratch_.resize(fold.srcs * bytes);
+    }
+    const std::size_t count = fold.count;
+    for (std::size_t done = 0; done < count; done += piece) {
+        kill_point();
+        fold.count = std::min(piece, count - done);
+        const std::size_t bytes = fold.count * fold.item;
+        // Each rank begins with another: the kernel locks a process's memory while it is read.
+        for (std::size_t turn = 0; turn < fold.srcs; ++turn) {
+            const std::size_t source = (turn + std::size_t(rank_)) % fold.srcs;
+            if (fold.far[source] == 0) continue;
+            std::byte* to = moves ? fold.places[0] : scratch_.data() + source * piece * fold.item;
+            read(fold.operands[source].rank, to, fold.far[source] + done * fold.item, bytes,
+                 done + piece >= count);
+            fold.places[fold.dsts + source] = to;
+        }
+        if (!moves || fold.dsts > 1) fold.run();
+        for (std::size_t index = 0; index < fold.dsts + fold.srcs; ++index)
+            fold.places[index] += bytes;
+    }
+}
+
+void Group::read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last) {
+    if (read_peer(world_->rank(world_rank(rank)), to, from, bytes, last)) return;
+    // Its process is gone, or going: who watches it says so within a moment.
+    const std::int64_t limit = now_ns() + 20 * nap_ns;
+    while (!world_->troubled() && !world_->dead(world_rank(rank)) && now_ns() < limit) sched_yield();
+    world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_,
+                 world_->dead(world_rank(rank)) ? "" : "unreadable");
+    throw Broken{};
 }
 
 void Group::arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {

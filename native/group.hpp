@@ -42,6 +42,7 @@ struct alignas(64) CallRecord {
     std::uint8_t algorithm;
     std::uint64_t in_at;  // in the shared memory, or nowhere
     std::uint64_t out_at;
+    std::uint64_t in_address;  // in the rank's own memory
 };
 static_assert(sizeof(CallRecord) == 64);
 
@@ -50,11 +51,15 @@ constexpr std::size_t record_count = 4;  // nobody is ever more than two calls a
 // How far a rank is on its way out of a group: all that it will ever send has been sent; it is gone.
 enum class Stage : std::uint32_t { in, quiet, left };
 
+// Whether ranks can read one another's private memory.
+enum class Reads : std::uint32_t { unknown, no, yes };
+
 struct alignas(64) RankArea {
     FlagLine line;
     std::array<Shown<CallRecord>, record_count> records;
     std::atomic<std::int32_t> core;  // that the rank was last seen on
     std::atomic<Stage> stage;
+    std::atomic<Reads> reads;        // all others of the group
     Signal ended;                    // 1 once the rank makes no more calls
     std::atomic<std::uint32_t> ends;  // in the first area: how many ranks have ended
     // For those who are not in the group and tell of it: its size, who this is in the world, the number
@@ -80,6 +85,14 @@ struct Call {
     DType dtype = DType::uint8;
     Op op = Op::sum;
     std::size_t item = 1;  // bytes of one element
+};
+
+// The ways to run a call: by slots alone; where the buffers of all ranks lie in shared memory; where all
+// can read one another's private memory. The last two may be none.
+struct Ways {
+    Program* by_slots = nullptr;
+    Program* in_arena = nullptr;
+    Program* by_reading = nullptr;
 };
 
 // How the caller wants to wait: told when it blocks, asked from time to time whether to go on.
@@ -108,6 +121,7 @@ class Group {
     int world_rank(int rank) const { return world_ranks_[std::size_t(rank)]; }
     std::uint64_t at() const { return at_; }
     std::uint64_t calls() const { return calls_; }
+    Reads reads() const { return reads_; }
     // Bytes read from, and written to, the memory of a rank so far.
     std::uint64_t pulled(int rank) const { return pulled_[std::size_t(rank)].load(); }
     std::uint64_t pushed(int rank) const { return pushed_[std::size_t(rank)].load(); }
@@ -124,10 +138,10 @@ class Group {
     // Whether a rank of the world has come as far, or was never in.
     bool told(int world_rank, Stage stage) const;
 
-    // Run a program; with `in_arena`, that one if the buffers of all ranks lie in shared memory. One
-    // call at a time, whichever thread of this rank makes it: callers take turns.
-    void run(Call& call, Program& program, Program* in_arena, std::span<const std::size_t> counts,
-             std::size_t count, Waiter& waiter);
+    // Run a call in one of the ways, the same on all ranks. One call at a time, whichever thread of this
+    // rank makes it: callers take turns.
+    void run(Call& call, const Ways& ways, std::span<const std::size_t> counts, std::size_t count,
+             Waiter& waiter);
     // Make no more calls. The last rank to end compares what all of them called last.
     void end(Ending how, std::uint32_t site);
     // The same for the group of all ranks: wait for the others, each of which compares. Who does not
@@ -135,8 +149,11 @@ class Group {
     void end_together(Ending how, std::uint32_t site, Waiter& waiter);
 
    private:
-    struct Reached {
-        std::vector<std::byte*> in, out;
+    // Where another rank's buffers lie: here, or, of an input, in that rank's own memory. What is not
+    // known yet is looked up when it is needed.
+    struct Buffers {
+        std::byte *in = nullptr, *out = nullptr;
+        std::uint64_t far_in = 0;
     };
     void begin(Call& call);
     void show_end(Ending how, std::uint32_t site);
@@ -144,11 +161,17 @@ class Group {
     [[noreturn]] void differ(int rank, std::uint64_t number);
     void compare_previous(int rank, const Call& call, Waiter& waiter);
     void show_core();
-    bool agree(const Call& call, const Program& program, Reached& reached, Waiter& waiter);
-    void slices(const Call& call, const Program& program, const Geometry& geometry,
-                const Reached& reached, Waiter& waiter);
+    Program& choose(const Call& call, const Ways& ways, Waiter& waiter);
+    bool agree(const Call& call, const Program& program, Waiter& waiter);
+    void meet(const Call& call, Waiter& waiter);
+    bool all_read(const Call& call, Waiter& waiter);
+    const Buffers& buffers(int rank);
+    void slices(const Call& call, const Program& program, const Geometry& geometry, Waiter& waiter);
     void apply(const Call& call, const Program& program, const Geometry& geometry, std::size_t number,
-               std::size_t from, std::size_t width, const Reached& reached);
+               std::size_t from, std::size_t width);
+    struct Fold;
+    void pull(Fold fold);
+    void read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last);
     void arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
     void wait(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
     void wait_long(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
@@ -181,6 +204,11 @@ class Group {
     bool ended_ = false;
     std::size_t parity_ = 0;
     bool inline_ = false;
+    bool streams_ = false;  // the result of this call is written past the caches
+    bool met_ = false;      // in the call before, by its program
+    Reads reads_ = Reads::unknown;  // agreed by all
+    std::vector<Buffers> buffers_;  // of this call, by rank
+    std::vector<std::byte> scratch_;
     std::vector<std::uint32_t> known_;   // flags as last seen
     std::vector<std::uint64_t> compared_;  // call in which a rank's hash was last compared
     std::vector<std::atomic<std::uint64_t>> pulled_, pushed_;  // by rank

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -34,25 +35,32 @@ struct Closed : std::exception {
 
 struct PreparedCall {
     Call call;
-    Program* program;
-    Program* in_arena;
+    Ways ways;
     std::vector<std::size_t> counts;
     std::size_t count;
 };
 
+// Every bit of the value counts in every bit of the result.
 std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte, value >>= 8) hash = (hash ^ std::uint8_t(value)) * 16777619u;
-    return hash;
+    std::uint64_t mixed = (value ^ hash) * 0x9e3779b97f4a7c15u;
+    mixed = (mixed ^ (mixed >> 32)) * 0xd6e8feb86659fd93u;
+    return std::uint32_t(mixed ^ (mixed >> 32));
 }
 
-// The program for messages of up to so many bytes: for private buffers, or none while nobody has
-// asked for it; for those in the arena; the number of its algorithm; and whether it rounds halves
-// once, else it is not for them.
-using SizeClass = std::tuple<std::size_t, Program*, Program*, int, bool>;
+// The programs for messages of up to so many bytes: by slots, or none while nobody has asked for it; in
+// the arena; by reading others' memory; the number of the algorithm; and whether it rounds halves once,
+// else it is not for them.
+using SizeClass = std::tuple<std::size_t, Program*, Program*, Program*, int, bool>;
+
+// How the shapes of input and output go together: alike; or the output, the input, or both have blocks of
+// all ranks.
+enum class Shapes { alike, gathered, scattered, both };
 
 // What plain calls of one collective look like on this rank.
 struct PlainCalls {
     bool reduces;
+    Shapes shapes;
+    bool along_axis;  // blocks are some rows of one array each, else one
     std::size_t in_blocks, out_blocks, most_blocks;  // here, here, and on any rank
     std::vector<SizeClass> size_classes;
 };
@@ -129,18 +137,19 @@ class PyGroup {
     std::uint32_t site_here() { return shared_->sites.here(); }
     bool failed() const { return queue_->failed(); }
 
-    void call(Program& program, Program* in_arena, View* in, View* out, int collective, int algorithm,
+    void call(Program& program, Program* in_arena, Program* by_reading, View* in, View* out, int collective, int algorithm,
               int root, int dtype, int op, std::size_t item, std::size_t count,
               const std::vector<std::size_t>& counts) {
-        PreparedCall prepared = prepare(program, in_arena, in, out, collective, algorithm, root, dtype, op,
-                                  item, count, counts);
+        PreparedCall prepared = prepare({&program, in_arena, by_reading}, in, out, collective, algorithm,
+                                        root, dtype, op, item, count, counts);
         run(prepared);
     }
 
-    std::shared_ptr<PyCallRequest> start(Program& program, Program* in_arena, View* in, View* out, int collective,
-                                  int algorithm, int root, int dtype, int op, std::size_t item,
+    std::shared_ptr<PyCallRequest> start(Program& program, Program* in_arena, Program* by_reading,
+                                         View* in, View* out, int collective, int algorithm,
+                                         int root, int dtype, int op, std::size_t item,
                                   std::size_t count, const std::vector<std::size_t>& counts) {
-        auto prepared = std::make_shared<PreparedCall>(prepare(program, in_arena, in, out, collective,
+        auto prepared = std::make_shared<PreparedCall>(prepare({&program, in_arena, by_reading}, in, out, collective,
                                                          algorithm, root, dtype, op, item, count,
                                                          counts));
         auto task = std::make_shared<PyCallRequest>();
@@ -150,25 +159,24 @@ class PyGroup {
         task->kept = kept_;
         task->work = [prepared, group = group_, queue = queue_.get()] {
             BackgroundWaiter waiter(*queue);
-            group->run(prepared->call, *prepared->program, prepared->in_arena, prepared->counts,
-                       prepared->count, waiter);
+            group->run(prepared->call, prepared->ways, prepared->counts, prepared->count, waiter);
         };
         queue_->submit(task);
         // The buffers stay while the call is under way, even if nobody keeps its handle.
         kept_->keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(program),
-                                         nb::find(in_arena)));
+                                         nb::find(in_arena), nb::find(by_reading)));
         return task;
     }
 
     // A call whose buffers come later, from a compiled program: its number. See BoundCall.
-    std::int64_t bind(Program& program, int collective, int algorithm, int root, int dtype, int op,
+    std::int64_t bind(Program& program, Program* by_reading, int collective, int algorithm, int root, int dtype, int op,
                       std::size_t item, std::size_t count, bool shared) {
-        const PreparedCall prepared = prepare(program, nullptr, nullptr, nullptr, collective, algorithm,
-                                              root, dtype, op, item, count, {});
+        const PreparedCall prepared = prepare({&program, nullptr, by_reading}, nullptr, nullptr, collective,
+                                              algorithm, root, dtype, op, item, count, {});
         auto bound = std::make_unique<BoundCall>();
         bound->call = prepared.call;
-        bound->program = &program;
-        bound->kept = nb::find(program);
+        bound->ways = prepared.ways;
+        bound->kept = nb::make_tuple(nb::find(program), nb::find(by_reading));
         bound->count = count;
         bound->untouched = program.out_here == 0 ? program.most * count * item : 0;
         bound->shared = shared;
@@ -225,9 +233,9 @@ class PyGroup {
     }
 
     // Programs of one collective by size, so that plain calls of it need no Python.
-    void register_plain(int collective, int root, bool reduces, std::size_t in_blocks,
+    void register_plain(int collective, int root, int shapes, bool along_axis, bool reduces, std::size_t in_blocks,
                std::size_t out_blocks, std::size_t most_blocks, std::vector<SizeClass> size_classes) {
-        registered_[{collective, root}] = {reduces, in_blocks, out_blocks, most_blocks, std::move(size_classes)};
+        registered_[{collective, root}] = {reduces, Shapes(shapes), along_axis, in_blocks, out_blocks, most_blocks, std::move(size_classes)};
     }
 
     // True when done; false when the caller must go the long way, which knows more kinds of
@@ -249,7 +257,8 @@ class PyGroup {
         if (to != nullptr &&
             (!to->writable || to->dtype != some.dtype || to->count != count * known.out_blocks))
             return false;
-        if (in && to != nullptr && to != &*in && overlap(*in, *to) && !own_block(known, *in, *to))
+        if (in && to != nullptr && to != &*in &&
+            (!fits(known, *in, *to) || (overlap(*in, *to) && !own_block(known, *in, *to))))
             return false;
         const auto kind = Op(op);
         if (known.reduces &&
@@ -257,12 +266,12 @@ class PyGroup {
             return false;
         const std::size_t item = itemsize(some.dtype);
         const bool half = some.dtype == DType::float16 || some.dtype == DType::bfloat16;
-        for (const auto& [most, program, in_arena, algorithm, once] : known.size_classes) {
+        for (const auto& [most, program, in_arena, by_reading, algorithm, once] : known.size_classes) {
             if (count * item * known.most_blocks > most) continue;
             if (program == nullptr || (known.reduces && !once && (half || kind == Op::avg)))
                 return false;
             try {
-                PreparedCall prepared = prepare(*program, in_arena, in ? &*in : nullptr, to, collective,
+                PreparedCall prepared = prepare({program, in_arena, by_reading}, in ? &*in : nullptr, to, collective,
                                           algorithm, root, int(some.dtype), op, item, count, {});
                 run(prepared);
             } catch (const Broken&) {
@@ -302,6 +311,23 @@ class PyGroup {
         return one.data < other.data + other.bytes() && other.data < one.data + one.bytes();
     }
 
+    bool fits(const PlainCalls& known, const View& in, const View& out) const {
+        const auto ranks = Py_ssize_t(group_->size());
+        if (known.shapes == Shapes::alike) return std::ranges::equal(in.shape, out.shape);
+        if (in.shape.empty() && out.shape.empty()) return false;
+        if (known.shapes == Shapes::both) {
+            const Py_ssize_t rows = in.shape.empty() ? 0 : in.shape[0];
+            return std::ranges::equal(in.shape, out.shape) &&
+                   (known.along_axis ? rows % ranks == 0 : rows == ranks);
+        }
+        const bool gathers = known.shapes == Shapes::gathered;
+        const auto one = gathers ? in.shape : out.shape, all = gathers ? out.shape : in.shape;
+        if (all.empty() || (known.along_axis && one.empty())) return false;
+        if (!known.along_axis)
+            return all[0] == ranks && std::ranges::equal(all.subspan(1), one);
+        return all[0] == ranks * one[0] && std::ranges::equal(all.subspan(1), one.subspan(1));
+    }
+
     // Whether one is this rank's own block of the other: nobody else's is written over it.
     bool own_block(const PlainCalls& known, const View& in, const View& out) const {
         const auto rank = std::size_t(group_->rank());
@@ -312,12 +338,12 @@ class PyGroup {
         return false;
     }
 
-    PreparedCall prepare(Program& program, Program* in_arena, const View* in, const View* out, int collective,
+    PreparedCall prepare(const Ways& ways, const View* in, const View* out, int collective,
                     int algorithm, int root, int dtype, int op, std::size_t item,
                     std::size_t count, const std::vector<std::size_t>& counts) {
         if (world().foreign()) throw Broken{};
         if (*closed_) throw Closed{};
-        PreparedCall prepared{{}, &program, in_arena, counts, count};
+        PreparedCall prepared{{}, ways, counts, count};
         Call& call = prepared.call;
         call.in = in == nullptr ? nullptr : in->data;
         call.out = out == nullptr ? nullptr : out->data;
@@ -326,7 +352,7 @@ class PyGroup {
         call.item = item;
         const std::uint64_t kind =
             std::uint64_t(std::uint32_t(root)) << 16 | std::uint64_t(dtype) << 8 | unsigned(op);
-        std::uint32_t hash = mix(mix(2166136261u, program.name), kind);
+        std::uint32_t hash = mix(mix(2166136261u, ways.by_slots->name), kind);
         hash = mix(hash, count);
         for (std::size_t length : counts) hash = mix(hash, length);
         call.record.hash = hash;
@@ -353,8 +379,7 @@ class PyGroup {
                 waiter.blocks();
             if (!queue_->enter([&] { return waiter.goes_on(*queue_, world()); })) throw Broken{};
             const Turn turn{*this};
-            group_->run(prepared.call, *prepared.program, prepared.in_arena, prepared.counts,
-                        prepared.count, waiter);
+            group_->run(prepared.call, prepared.ways, prepared.counts, prepared.count, waiter);
         });
     }
 
@@ -407,6 +432,13 @@ void register_group(nb::module_& module) {
                     nb::arg("slot_bytes") = default_slot_bytes)
         .def_prop_ro("at", [](PyGroup& self) { return self.group().at(); })
         .def_prop_ro("calls", [](PyGroup& self) { return self.group().calls(); })
+        // Whether all read one another's private memory; none while nobody has asked.
+        .def_prop_ro("reads_peers",
+                     [](PyGroup& self) -> nb::object {
+                         const Reads reads = self.group().reads();
+                         return reads == Reads::unknown ? nb::object(nb::none())
+                                                       : nb::object(nb::bool_(reads == Reads::yes));
+                     })
         .def("moved",
              [](PyGroup& self, int rank) {
                  return nb::make_tuple(self.group().pulled(rank), self.group().pushed(rank));
@@ -420,14 +452,14 @@ void register_group(nb::module_& module) {
                  self.group().set_spin(std::int64_t(seconds * 1e9));
              })
         .def("call", &PyGroup::call, nb::arg("program"), nb::arg("in_arena").none(),
-             nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
+             nb::arg("by_reading").none(), nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
         .def("start", &PyGroup::start, nb::arg("program"), nb::arg("in_arena").none(),
-             nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
+             nb::arg("by_reading").none(), nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
-        .def("bind", &PyGroup::bind, nb::arg("program"), nb::arg("collective"), nb::arg("algorithm"),
+        .def("bind", &PyGroup::bind, nb::arg("program"), nb::arg("by_reading").none(), nb::arg("collective"), nb::arg("algorithm"),
              nb::arg("root"), nb::arg("dtype"), nb::arg("op"), nb::arg("item"), nb::arg("count"),
              nb::arg("shared"))
         .def("close", &PyGroup::close)

@@ -61,6 +61,7 @@ std::unique_ptr<Program> Program::decode(std::span<const std::uint32_t> words) {
     program->reaches_in = reader.flag();
     program->reaches_out = reader.flag();
     program->in_place = reader.flag();
+    program->meets = reader.flag();
     program->name = reader.next();
     program->in_here = reader.next();
     program->out_here = reader.next();
@@ -75,6 +76,7 @@ std::unique_ptr<Program> Program::decode(std::span<const std::uint32_t> words) {
         instruction.complete = reader.flag();
         instruction.dsts = std::uint16_t(reader.next());
         instruction.srcs = std::uint16_t(reader.next());
+        program->folds = program->folds || instruction.srcs > 1;
         instruction.rank = std::uint16_t(reader.next());
         instruction.post = reader.next();
         instruction.first = reader.next();

@@ -38,7 +38,18 @@ std::atomic<const KernelTable*> active{find_table("")};
 // A block stays in the first-level cache while it goes to several destinations.
 constexpr std::size_t copy_block = 16384;
 
-void copy(void* const* dsts, int dst_count, const void* src, std::size_t bytes) {
+Kernel kernel_of(const KernelTable& table, Op op, DType dtype) {
+    return table.kernels[static_cast<std::size_t>(op)][static_cast<std::size_t>(dtype)];
+}
+
+}  // namespace
+
+bool supports(Op op, DType dtype) { return kernel_of(baseline_kernels, op, dtype) != nullptr; }
+
+void move(void* const* dsts, int dst_count, const void* src, std::size_t bytes, bool streams) {
+    const Move stream = active.load(std::memory_order_relaxed)->stream;
+    if (dst_count == 1 && streams && stream != nullptr && dsts[0] != src)
+        return stream(dsts[0], src, bytes);
     const std::size_t block = dst_count > 1 ? copy_block : bytes;
     for (std::size_t begin = 0; begin < bytes; begin += block) {
         const std::size_t length = std::min(block, bytes - begin);
@@ -50,21 +61,12 @@ void copy(void* const* dsts, int dst_count, const void* src, std::size_t bytes) 
     }
 }
 
-Kernel kernel_of(const KernelTable& table, Op op, DType dtype) {
-    return table.kernels[static_cast<std::size_t>(op)][static_cast<std::size_t>(dtype)];
-}
-
-}  // namespace
-
-bool supports(Op op, DType dtype) { return kernel_of(baseline_kernels, op, dtype) != nullptr; }
-
 void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* const* srcs,
           int src_count, std::size_t count, int divide_by, const void* ahead) {
     if (op == Op::avg && divide_by <= 0) op = Op::sum;
     const KernelTable& table = *active.load(std::memory_order_relaxed);
     if (src_count == 1 && op != Op::avg) {
-        // Nothing is folded, and the library's copy knows best how to write what is not read.
-        return copy(dsts, dst_count, srcs[0], count * record_size(op, dtype));
+        return move(dsts, dst_count, srcs[0], count * record_size(op, dtype));
     }
     kernel_of(table, op, dtype)(dsts, dst_count, srcs, src_count, count, divide_by, ahead);
 }

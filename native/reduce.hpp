@@ -72,6 +72,9 @@ constexpr std::size_t record_size(Op op, DType dtype) {
 void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* const* srcs,
           int src_count, std::size_t count, int divide_by, const void* ahead = nullptr);
 
+// Copy to every destination; a lone one past the caches, if it `streams`: of what will not be read soon.
+void move(void* const* dsts, int dst_count, const void* src, std::size_t bytes, bool streams = false);
+
 // Copy `count` elements and tell whether all are finite; the two must not overlap.
 bool copy_checked(DType dtype, void* dst, const void* src, std::size_t count);
 

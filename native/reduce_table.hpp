@@ -10,6 +10,8 @@ namespace roundelay {
 using Kernel = void (*)(void* const* dsts, int dst_count, const void* const* srcs, int src_count,
                         std::size_t count, int divide_by, const void* ahead);
 
+using Move = void (*)(void* dst, const void* src, std::size_t bytes);
+
 using CheckedCopy = bool (*)(void* dst, const void* src, std::size_t count);
 
 // Kernels by reduction and dtype; null where a reduction has no meaning for a dtype.
@@ -17,6 +19,7 @@ struct KernelTable {
     const char* name;
     Kernel kernels[op_count][dtype_count];
     CheckedCopy checked_copies[dtype_count];  // null for dtypes that are always finite
+    Move stream;                              // a copy past the caches; null where there is none
 };
 
 // What every CPU of this architecture runs.

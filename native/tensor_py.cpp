@@ -201,6 +201,7 @@ std::optional<TensorMemory> read_tensor(nb::handle object) {
     const bool complex = *dtype == DType::complex64 || *dtype == DType::complex128;
     if (complex && asked(object, torch->is_conj).ptr() != Py_False) return std::nullopt;
     return TensorMemory{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, *count, *dtype,
+                        {reinterpret_cast<const Py_ssize_t*>(tensor.shape), std::size_t(tensor.ndim)},
                         std::move(storage)};
 }
 

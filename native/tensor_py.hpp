@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <span>
 
 #include "dtype.hpp"
 
@@ -16,6 +17,7 @@ struct TensorMemory {
     std::byte* data;
     std::size_t count;
     DType dtype;
+    std::span<const Py_ssize_t> shape;  // as the tensor holds it
     nb::object storage;  // keeps the memory, whatever becomes of the tensor meanwhile
 };
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "dtype.hpp"
 
@@ -31,12 +32,15 @@ class View {
     bool writable = false;
     bool contiguous = true;
     bool known = false;  // read, and of a format that is a dtype
+    std::span<const Py_ssize_t> shape;
     std::size_t bytes() const { return count * itemsize(dtype); }
     // To be called when it was written: autograd counts what is done to a tensor.
     void written() const;
 
    private:
+    View() = default;
     bool take(PyObject* object);
+    bool take_array(PyObject* object);
     void take_tensor(PyObject* object);
     Py_buffer buffer_{};
     bool exported_ = false;

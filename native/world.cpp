@@ -19,6 +19,7 @@
 
 #include "kill_point.hpp"
 #include "memory.hpp"
+#include "peer_memory.hpp"
 #include "shelf.hpp"
 
 namespace roundelay {
@@ -26,7 +27,7 @@ namespace roundelay {
 namespace {
 
 constexpr std::uint64_t magic = 0x31796c65646e756f;  // "oundely1"
-constexpr std::uint32_t version = 2;
+constexpr std::uint32_t version = 3;
 constexpr int heartbeat_ms = 100;
 constexpr std::int64_t told_within_ns = 1'000'000'000;
 constexpr std::size_t set_aside = 32 * 1024 * 1024;
@@ -186,12 +187,21 @@ bool World::foreign() const { return forks != forks_; }
 void World::enter(int rank) {
     RankInfo& info = this->rank(rank);
     info.pid.store(std::uint32_t(getpid()));
+    const Proof& proof = own_proof();
+    for (std::size_t at = 0; at < proof.words.size(); ++at) info.proof[at].store(proof.words[at]);
+    info.proof_at.store(std::uint64_t(reinterpret_cast<std::uintptr_t>(&proof)));
+    let_ranks_read();
     info.life.store(Life::alive, std::memory_order_release);
     const std::lock_guard guard(mutex_);
     local_.push_back(rank);
     speaker_ = local_.front();
     // Whoever is watched has a heart that beat at least once: one that stops at once shows too.
     if (watcher_.joinable()) info.heartbeat.store(now_ns(), std::memory_order_relaxed);
+}
+
+bool World::here(int rank) {
+    const std::lock_guard guard(mutex_);
+    return std::ranges::find(local_, rank) != local_.end();
 }
 
 void World::leave(int rank) {

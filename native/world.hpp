@@ -89,6 +89,9 @@ struct alignas(64) RankInfo {
     Signal bell;  // rung when a message comes, when one is taken, and when trouble begins
     std::atomic<Life> life;
     std::atomic<std::uint32_t> pid;
+    // By which others know its process when they read its memory; see peer_memory.hpp.
+    std::array<std::atomic<std::uint64_t>, 2> proof;
+    std::atomic<std::uint64_t> proof_at;
     std::atomic<std::int64_t> heartbeat;  // when it last beat; a stopped process's no longer does
     std::array<std::atomic<bool>, wait_count> waits_taken;
     std::array<Shown<Wait>, wait_count> waits;
@@ -177,6 +180,8 @@ class World : public std::enable_shared_from_this<World> {
     // A rank of this process begins and ends.
     void enter(int rank);
     void leave(int rank);
+    // Whether a rank is a thread of this process, whose memory is this one's.
+    bool here(int rank);
     // Watch other processes: each rank's pipe is at its end when the rank is.
     void watch(std::vector<int> pipes, int own_pipe);
     // This process is a forked child: it may look at nothing here any more.

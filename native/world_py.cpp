@@ -13,6 +13,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "peer_memory.hpp"
 #include "group.hpp"
 #include "inside_py.hpp"
 #include "lock_py.hpp"
@@ -91,6 +92,10 @@ void fail_at_exit() {
 }  // namespace
 
 void register_world(nb::module_& module) {
+    module.def("peer_proof", [] {
+        const Proof proof = kept_proof();
+        return nb::make_tuple(proof.words[0], proof.words[1]);
+    });
     nb::exception<Broken>(module, "Broken");
     nb::exception<OutOfMemory>(module, "OutOfMemory", PyExc_MemoryError);
     register_lock(module);

@@ -40,6 +40,7 @@ __all__ = [
 FORMAT = "roundelay-tuning"
 VERSION = 1
 MOST_BYTES = 1 << 20  # of a file: a real one has a few kilobytes
+FEW = 2  # ranks: nobody's memory is read by two
 SOME, MANY = 4, 6  # ranks from which on work is better divided
 #: Proved in the tests, for every size.
 ONE_FOLD = {"reduce_two_shot"}
@@ -82,6 +83,19 @@ class Tuning:
             "scatter": _always("scatter_direct"),
         }
     )
+    #: Where ranks can read one another's private memory: by which algorithm; "" is not to.
+    reading: Table = field(default_factory=dict, compare=False)
+
+    def choose_reading(self, collective: str, nbytes: int) -> str:
+        """Return the algorithm by which ranks read one another's inputs, or none.
+
+        >>> default_for(4).choose_reading("scatter", 8 << 20), DEFAULT.choose_reading("scan", 8)
+        ('scatter_direct', '')
+        """
+        for choice in self.reading.get(collective, ()):
+            if nbytes <= choice.up_to:
+                return choice.algorithm
+        return ""
 
     def choose(self, collective: str, nbytes: int) -> str:
         """Return the algorithm for a message of `nbytes`.
@@ -110,7 +124,7 @@ class Tuning:
             name: _checked(f"{place}.{name}", name, lines, size)
             for name, lines in tables[measured].items()
         }
-        return cls({**usual.table, **own})
+        return cls({**usual.table, **own}, usual.reading)
 
     def save(self, path: Path, *, size: int) -> None:
         """Write this table for `size` ranks; what the file says of other sizes stays."""
@@ -157,7 +171,39 @@ def default_for(size: int, *, cores: int | None = None) -> Tuning:
         for name, least in (("scan", SOME), ("exscan", MANY)):
             if size >= least:
                 table[name] = _up_to(16 * 1024, f"{name}_direct", f"{name}_pipeline")
-    return Tuning(table)
+    return Tuning(table, _reading(size) if size > 1 else {})
+
+
+def _reading(size: int) -> Table:
+    """Return where it pays to read others' private memory: one copy in place of two.
+
+    Each read is a call of the kernel, which locks and looks up every page. So it pays for large
+    data, and where few ranks read the same: many readers of one root's pages wait for one another.
+    """
+    kib, mib = 1024, 1024 * 1024
+    if size <= FEW:
+        return {
+            "broadcast": _between(32 * kib, math.inf, "broadcast_direct"),
+            "scatter": _between(48 * kib, math.inf, "scatter_direct"),
+            "gather": _between(48 * kib, 512 * kib, "gather_direct"),
+            "all_gather": _between(256 * kib, math.inf, "all_gather_direct"),
+            "all_to_all": _between(64 * kib, math.inf, "all_to_all_direct"),
+            "reduce_scatter": _between(4 * mib, math.inf, "reduce_scatter_direct"),
+        }
+    table = {
+        "scatter": _between(256 * kib, math.inf, "scatter_direct"),
+        "all_to_all": _between(256 * kib, math.inf, "all_to_all_direct"),
+        "reduce_scatter": _between(4 * mib, math.inf, "reduce_scatter_direct"),
+        "reduce": _between(mib, 32 * mib, "reduce_two_shot"),
+    }
+    if size >= MANY:
+        table["broadcast"] = _between(mib, 32 * mib, "broadcast_two_shot")
+    return table
+
+
+def _between(least: int, most: float, algorithm: str) -> tuple[Choice, ...]:
+    choices = (Choice(least - 1, ""), Choice(most, algorithm))
+    return choices if math.isinf(most) else (*choices, Choice(math.inf, ""))
 
 
 def _up_to(limit: int, small: str, large: str) -> tuple[Choice, ...]:

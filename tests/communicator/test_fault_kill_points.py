@@ -24,13 +24,18 @@ ONE_IN = 12  # points of a sample; without --sample it is every point
 
 
 def workload(comm: Any) -> None:
-    """Call a bit of everything: small, sliced, in the arena, in the background, mail, a group."""
+    """Call a bit of everything: small, sliced, in the arena, read, in the background, mail."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     arena = comm.empty(10_000, np.float32)
     arena[:] = 1
     for x in (np.ones(2), np.ones(1000), np.ones(70_000), arena):  # 70,000: in three slices
         assert (comm.all_reduce(x) == comm.size).all()
     assert (comm.broadcast(np.full(10, comm.rank), comm.size - 1) == comm.size - 1).all()
+    # Of these, inputs are read in the memory of other processes: moved, and folded piece by piece.
+    moved = comm.all_to_all(np.full((comm.size, 40_000), comm.rank))
+    assert (moved[:, 0] == np.arange(comm.size)).all()
+    folded = comm.reduce_scatter(np.ones((comm.size, (4 << 20) // 8 // comm.size + 1)))
+    assert (folded == comm.size).all()
     pending = comm.start.all_to_all(np.full((comm.size, 5), comm.rank))
     coming = comm.start.recv(np.empty(3), left, tag=1)
     more_than_fits = np.full(9000, comm.rank)

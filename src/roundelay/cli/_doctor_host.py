@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ def host_findings(size: int) -> Iterator[Finding]:
     yield _memfd(size)
     yield from _limits(size)
     yield _rendezvous()
-    yield _ptrace()
+    yield _peer_memory()
     yield _ranks(size)
 
 
@@ -149,12 +149,37 @@ def _rendezvous() -> Finding:
     return checked("rendezvous", f"{folder} takes sockets")
 
 
-def _ptrace() -> Finding:
+def _peer_memory() -> Finding:
+    """Tell whether ranks can read one another's private memory, as they find out themselves."""
+
+    def read(comm: Communicator) -> bool:
+        comm.scatter(np.zeros((comm.size, 1 << 18)))
+        return bool(comm._engine.native.reads_peers)  # type: ignore[attr-defined]  # noqa: SLF001
+
+    name = "peer memory"
+    try:
+        able = all(_run(read, 2))
+    except (OSError, MemoryError, RuntimeError, RoundelayError):
+        return Finding("absent", name, "not known: ranks do not run here")
+    if able:
+        return checked(name, "ranks read one another's large arrays where they lie")
+    if os.environ.get("ROUNDELAY_PEER_MEMORY") == "0":
+        return checked(name, "not read, by ROUNDELAY_PEER_MEMORY=0", "Unset it: one copy less.")
     try:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
     except OSError:
         scope = "not there"
-    return checked("ptrace scope", f"{scope}; not needed, ranks read only what they share")
+    return checked(
+        name,
+        f"the kernel lets no rank read another's (ptrace scope: {scope}); copied twice instead",
+        "For speed alone: docker --cap-add=SYS_PTRACE, or sysctl kernel.yama.ptrace_scope=1.",
+    )
+
+
+def _run(body: Callable[[Communicator], bool], size: int) -> list[bool]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a bad tuning table has a line of its own
+        return run(body, size, timeout=10.0)
 
 
 def _ranks(size: int) -> Finding:
@@ -165,9 +190,7 @@ def _ranks(size: int) -> Finding:
         return bool((total == size * (size + 1) // 2).all())
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a bad tuning table has a line of its own
-            right = run(reduce, size, timeout=10.0)
+        right = _run(reduce, size)
     except (OSError, MemoryError, RuntimeError, RoundelayError) as error:
         return Finding("failed", "ranks", f"{type(error).__name__}: {error}", "See above.")
     said = f"{sum(right)} of {size} processes all-reduced, and got it right"

@@ -11,7 +11,7 @@ becomes a call.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, overload
@@ -37,6 +37,7 @@ BROADCAST, ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL, BARRIER = (
     for name in ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier")
 )
 MOVED, MET = OPS["sum"], OPS["max"]  # what calls say that reduce nothing
+NO_AXIS = AXIS >> 1  # of a call that is refused
 NOTHING = np.empty(0, np.uint8)
 #: Reductions that give values and where they were.
 Locating: TypeAlias = Literal["maxloc", "minloc"]
@@ -73,7 +74,7 @@ class ArrayCalls(ABC):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over all ranks, in place, and return it; `out=` leaves `x` alone."""
-        result = x if out is None else _beside(x, out)
+        result = x if out is None else out
         if algorithm is None and self._fast_path(ALL_REDUCE, x, result, _code(op), 0):
             return result
         if isinstance(op, Op):
@@ -99,7 +100,7 @@ class ArrayCalls(ABC):
         algorithm: str | None = None,
     ) -> Any:
         """Reduce `x` to the root, in place there; None elsewhere, where `x` stays as it is."""
-        result = x if out is None else _beside(x, out)
+        result = x if out is None else out
         if type(root) is not int or not 0 <= root < self.size:
             root = self._build.check_root("reduce", root)
         if algorithm is None and self._fast_path(REDUCE, x, result, _code(op), root):
@@ -130,10 +131,9 @@ class ArrayCalls(ABC):
 
         Ranks that give different labels have made different calls.
         """
-        plain = counts is None and algorithm is None and not label
-        if plain and self._quick and (shape := plain_shape(x)) is not None:
-            result = _fitting(x, out, _stacked(shape, self.size, axis))
-            if self._fast_path(ALL_GATHER, x, result, MOVED, 0 if axis is None else AXIS):
+        if counts is None and algorithm is None and not label and self._quick:
+            result = _fresh(x, _stacked, self.size, axis) if out is None else out
+            if self._fast_path(ALL_GATHER, x, result, MOVED, _word(axis)):
                 return result
         call = self._build.all_gather(x, out, axis, counts)
         call.label = label
@@ -152,11 +152,11 @@ class ArrayCalls(ABC):
         """Stack everybody's `x` at the root; None elsewhere."""
         if type(root) is not int or not 0 <= root < self.size:
             root = self._build.check_root("gather", root)
-        plain = counts is None and algorithm is None and self._quick
-        if plain and (shape := plain_shape(x)) is not None:
-            stacked = _stacked(shape, self.size, axis)
-            result = _fitting(x, out, stacked) if self.rank == root else None
-            if self._fast_path(GATHER, x, result, MOVED, root if axis is None else root | AXIS):
+        if counts is None and algorithm is None and self._quick:
+            result = None
+            if self.rank == root:
+                result = _fresh(x, _stacked, self.size, axis) if out is None else out
+            if self._fast_path(GATHER, x, result, MOVED, root | _word(axis)):
                 return result
         call = self._build.all_gather(x, out, axis, counts, name="gather", root=root)
         return self._run(call, algorithm)
@@ -174,7 +174,12 @@ class ArrayCalls(ABC):
         `out=` is given on every rank or on none. Without it the root first tells the others its
         dtype and shape.
         """
-        root = self._build.check_root("scatter", root)
+        if type(root) is not int or not 0 <= root < self.size:
+            root = self._build.check_root("scatter", root)
+        given: Any = x if self.rank == root else None
+        plain = out is not None and algorithm is None
+        if plain and self._fast_path(SCATTER, given, out, MOVED, root):
+            return out  # type: ignore[return-value]  # it is not None
         mine = bind("scatter", x) if self.rank == root else None
         shape: Shape
         if out is None:
@@ -182,12 +187,11 @@ class ArrayCalls(ABC):
         else:
             sample = bind("scatter", out)
             shape = sample.array.shape
-        if algorithm is None and sample.dtype != "bfloat16" and self._quick:
-            result = _fitting(sample.array, out, shape)
+        if out is None and algorithm is None and sample.dtype != "bfloat16" and self._quick:
+            result = fresh("the result", sample.array, shape)
             given = None if mine is None else mine.array
-            fits = given is None or given.shape == (self.size, *shape)
-            if fits and self._fast_path(SCATTER, given, result, MOVED, root):
-                return result if out is not None else sample.wrap(result)
+            if self._fast_path(SCATTER, given, result, MOVED, root):
+                return sample.wrap(result)
         return self._run(self._build.scatter(x, root, shape, sample, out), algorithm)
 
     def reduce_scatter(
@@ -201,10 +205,9 @@ class ArrayCalls(ABC):
         algorithm: str | None = None,
     ) -> ArrayT:
         """Reduce `x`, which is (size, …), and keep row r; with axis=0 a share of the rows."""
-        plain = counts is None and algorithm is None and self._quick
-        if plain and (shape := plain_shape(x)) is not None:
-            result = _fitting(x, out, _share(shape, self.size, axis))
-            if self._fast_path(REDUCE_SCATTER, x, result, _code(op), 0 if axis is None else AXIS):
+        if counts is None and algorithm is None and self._quick:
+            result = _fresh(x, _share, self.size, axis) if out is None else out
+            if self._fast_path(REDUCE_SCATTER, x, result, _code(op), _word(axis)):
                 return result
         if isinstance(op, Op):
             return self._custom_ops(op).reduce_scatter(x, op, out, axis, counts)
@@ -223,11 +226,9 @@ class ArrayCalls(ABC):
 
         `counts` of all ranks, a list for each, where every rank knows them: then none is asked.
         """
-        plain = counts is None and algorithm is None and self._quick
-        if plain and (shape := plain_shape(x)) is not None:
-            fits = out is not x and _share(shape, self.size, axis) is not None
-            result = _fitting(x, out, shape if fits else None)
-            if self._fast_path(ALL_TO_ALL, x, result, MOVED, 0 if axis is None else AXIS):
+        if counts is None and algorithm is None and self._quick and out is not x:
+            result = _fresh(x, _shared, self.size, axis) if out is None else out
+            if self._fast_path(ALL_TO_ALL, x, result, MOVED, _word(axis)):
                 return result
         matrix = None
         if counts is not None:
@@ -255,7 +256,7 @@ class ArrayCalls(ABC):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over ranks 0 to this one, in place."""
-        result = x if out is None else _beside(x, out)
+        result = x if out is None else out
         if algorithm is None and self._fast_path(SCAN, x, result, _part_code(op), 0):
             return result
         if isinstance(op, Op):
@@ -273,7 +274,7 @@ class ArrayCalls(ABC):
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over the ranks below this one, in place; rank 0's stays as it is."""
-        result = x if out is None else _beside(x, out)
+        result = x if out is None else out
         if algorithm is None and self._fast_path(EXSCAN, x, result, _part_code(op), 0):
             return result
         if isinstance(op, Op):
@@ -332,12 +333,9 @@ def _part_code(op: object) -> int:
     return OPS.get(op, -1) if type(op) is str and op != "avg" else -1
 
 
-def _beside(x: Any, out: Any) -> Any:
-    """Return where a plain result goes beside a plain `x`; None where the long way must look."""
-    if type(x) is np.ndarray and type(out) is np.ndarray:
-        return out if x.shape == out.shape else None
-    shape = plain_shape(x)
-    return out if shape is not None and shape == plain_shape(out) else None
+def _word(axis: int | None) -> int:
+    """Return what tells calls along an axis from others; a wrong one is told on the long way."""
+    return 0 if axis is None else AXIS if type(axis) is int and axis == 0 else NO_AXIS
 
 
 def _stacked(shape: Shape, size: int, axis: int | None) -> Shape | None:
@@ -355,10 +353,15 @@ def _share(shape: Shape, size: int, axis: int | None) -> Shape | None:
     return (shape[0] // size, *shape[1:]) if divides else None
 
 
-def _fitting(x: Any, out: Any, shape: Shape | None) -> Any:
-    """Return where a plain result goes; None where `out` is not plain, or does not fit."""
-    if shape is None:
-        return None
-    if out is None:
-        return fresh("the result", x, shape)
-    return out if plain_shape(out) == shape else None
+def _shared(shape: Shape, size: int, axis: int | None) -> Shape | None:
+    """Return the same shape, of which every rank has a share; None where it has none."""
+    return None if _share(shape, size, axis) is None else shape
+
+
+def _fresh(
+    x: Any, shape_of: Callable[[Shape, int, int | None], Shape | None], size: int, axis: int | None
+) -> Any:
+    """Return memory for the result of a plain `x`; None where the long way must look."""
+    shape = plain_shape(x)
+    wanted = None if shape is None else shape_of(shape, size, axis)
+    return None if wanted is None else fresh("the result", x, wanted)

@@ -17,6 +17,7 @@ NUMBERS = {name: number for number, name in enumerate(algorithms.names())}
 SHORT_NAMES = tuple(algorithm.short_name for algorithm in algorithms)
 COLLECTIVE_OF = {algorithm.name: algorithm.collective.name for algorithm in algorithms}
 HALVES = ("float16", "bfloat16")
+EVER = 1 << 62  # bytes: more than any message has
 
 
 class Selection(Selector):
@@ -44,12 +45,23 @@ class Selection(Selector):
             return DEFAULT.choose(call.collective, call.nbytes)
         return name
 
+    def choose_reading(self, call: CollectiveCall, algorithm: str | None) -> str:
+        """Return the table's; an algorithm that was asked for runs by slots."""
+        if algorithm is not None:
+            return ""
+        return self.tuning.choose_reading(call.collective, call.nbytes)
+
     def size_classes(self, collective: str) -> list[SizeClass]:
-        """Return what `choose` says by bytes, and for which of it halves must ask again."""
-        return [
-            SizeClass(choice.up_to, choice.algorithm, rounds_once(choice.algorithm, self.size))
-            for choice in self.tuning.table[collective]
-        ]
+        """Return what both say by bytes, and for which of it halves must ask again."""
+        tuning = self.tuning
+        tables = (tuning.table[collective], tuning.reading.get(collective, ()))
+        found = []
+        for up_to in sorted({choice.up_to for table in tables for choice in table}):
+            nbytes = int(min(up_to, EVER))
+            name = tuning.choose(collective, nbytes)
+            reading = tuning.choose_reading(collective, nbytes)
+            found.append(SizeClass(up_to, name, rounds_once(name, self.size), reading))
+        return found
 
     def number(self, name: str) -> int:
         """Return the place of an algorithm in `algorithms`."""

@@ -26,6 +26,7 @@ class SizeClass(NamedTuple):
     up_to: float
     algorithm: str
     rounds_once: bool  # else halves and means take another
+    reading: str = ""  # the algorithm where ranks can read one another's memory, if any
 
 
 class Selector(ABC):
@@ -41,6 +42,11 @@ class Selector(ABC):
     @abstractmethod
     def choose(self, call: CollectiveCall, algorithm: str | None) -> str:
         """Return the full name of the algorithm for a call: the one asked for, or the best."""
+
+    def choose_reading(self, call: CollectiveCall, algorithm: str | None) -> str:
+        """Return the algorithm where ranks can read one another's private memory; "" for none."""
+        del call, algorithm
+        return ""
 
     @abstractmethod
     def size_classes(self, collective: str) -> Sequence[SizeClass]:

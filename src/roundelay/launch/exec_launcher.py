@@ -19,7 +19,10 @@ __all__ = ["exec_launcher", "mpirun_command", "torchrun_command", "with_timeout"
 #: By these mpirun is told of hosts, whichever it is.
 NAMES_HOSTS = ("H", "f", "host", "hosts", "hostfile", "machinefile", "machine", "default-hostfile")
 #: What ranks of mpirun on other hosts should know too.
-HANDED = ("ROUNDELAY_TIMEOUT", "ROUNDELAY_SECRET", "ROUNDELAY_SECRET_FILE", "ROUNDELAY_MAX_ISA")
+HANDED = (
+    *("ROUNDELAY_TIMEOUT", "ROUNDELAY_SECRET", "ROUNDELAY_SECRET_FILE", "ROUNDELAY_MAX_ISA"),
+    "ROUNDELAY_PEER_MEMORY",
+)
 
 SHUTDOWN_SINCE = (2, 15)  # of torch: since then torchrun can be told how long ranks have to end
 #: What torchrun calls the time for hosts to find one another: without, and with a backend.

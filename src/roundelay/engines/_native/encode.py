@@ -39,6 +39,7 @@ def encoded(programs: Programs, ranks: Sequence[int]) -> list[bytes]:
         programs.reach.input,
         programs.reach.output,
         programs.reach.in_place,
+        _meets(schedule),
         zlib.crc32(name.encode()),
     ]
     most = max(len(blocks) for lists in buffers.values() for blocks in lists)
@@ -52,9 +53,18 @@ def encoded(programs: Programs, ranks: Sequence[int]) -> list[bytes]:
     return found
 
 
+def _meets(schedule: Schedule) -> bool:
+    """Tell whether every rank's result needs every rank: then none ends before all have begun."""
+    after, everyone = schedule.collective.after, set(range(schedule.size))
+    return all(
+        everyone <= set().union(*after(schedule.size, schedule.root, rank).values())
+        for rank in everyone
+    )
+
+
 def idle(rank: int) -> bytes:
     """Return a program that does nothing."""
-    return array("I", [rank, *[0] * 14]).tobytes()
+    return array("I", [rank, *[0] * 15]).tobytes()
 
 
 def _add_code(

@@ -50,6 +50,8 @@ from roundelay.processes.death import DEAD, LOSSES
 from roundelay.processes.limits import limit_hit
 from roundelay.reductions import CODES, Array
 
+#: Whose output (1), input (2) or both (3) have blocks of all ranks; of others, shapes are alike.
+SHAPES = {"all_gather": 1, "gather": 1, "scatter": 2, "reduce_scatter": 2, "all_to_all": 3}
 CLOSED = "This communicator is closed."
 REGROUP = INNER_TAGS + (1 << 61)  # a tag that no other message has
 PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
@@ -149,7 +151,10 @@ class NativeEngine(Engine):
         blocks = program.in_here, program.out_here, program.most
         reduces = collectives.load(collective).reduces
         size_classes = self._programs.size_classes(collective, root)
-        self._open().register(COLLECTIVES[collective], word, reduces, *blocks, size_classes)
+        shapes = SHAPES.get(collective, 0)
+        self._open().register(
+            COLLECTIVES[collective], word, shapes, bool(word & AXIS), reduces, *blocks, size_classes
+        )
 
     def begin(self, call: CollectiveCall, algorithm: str | None) -> NativeCallRequest:
         """Have the native progress thread walk the program."""
@@ -166,8 +171,8 @@ class NativeEngine(Engine):
 
     def bind(self, call: CollectiveCall) -> int:
         """Give the native core all of a call but its buffers."""
-        program, _, _, _, *what, _ = self._programs.arguments(call, None)
-        return self._open().bind(program, *what, not self.in_processes)
+        by_slots, _, by_reading, _, _, *what, _ = self._programs.arguments(call, None)
+        return self._open().bind(by_slots, by_reading, *what, not self.in_processes)
 
     def trouble(self) -> CommunicationError:
         """Read it in the shared world."""

@@ -35,6 +35,9 @@ IN_ARENA = {
     "scatter": Reach(input=True),
     "all_to_all": Reach(input=True),
 }
+#: What is reached into where ranks can read one another's private memory. Callers may still pass
+#: one buffer for input and output, and programs are proved for both.
+READABLE = Reach(input=True)
 #: From here on, ranks first look whether all buffers lie in the arena.
 AGREE_FROM = 32 * 1024
 EVER = 1 << 62
@@ -47,9 +50,10 @@ ALONE_UP_TO = 4 * 1024 * 1024
 ALONE_RANKS = 8
 PATIENCE_S = 30.0  # for a rank that compiles for all; then others do it for themselves
 
-#: Bytes, the program for private buffers and for those in the arena, the number of the algorithm,
-#: and whether it rounds once.
-NativeClass = tuple[int, _core.Program | None, _core.Program | None, int, bool]
+#: Bytes; the programs by slots, in the arena and by reading others' memory; the number of the
+#: algorithm, and whether it rounds once.
+_Way = _core.Program | None
+NativeClass = tuple[int, _Way, _Way, _Way, int, bool]
 
 
 class ProgramCache:
@@ -69,9 +73,11 @@ class ProgramCache:
         """Return the arguments of the native call, in its order."""
         name = self._selector.choose(call, algorithm)
         reaches = AGREE_FROM <= call.nbytes <= self._reach_up_to(call.collective)
+        reading = self._selector.choose_reading(call, algorithm)
         return (
             self.program(name, call.root),
             self.in_arena(call.collective, name, call.root) if reaches else None,
+            self.program(reading, call.root, READABLE) if reading else None,
             None if call.input is None else view(call.input),
             None if call.output is None else view(call.output),
             COLLECTIVES[call.collective],
@@ -128,16 +134,21 @@ class ProgramCache:
         """Return the programs of plain calls by size; those that were asked for need no Python."""
         found: list[NativeClass] = []
         reach, limit = self._reach(collective), self._reach_up_to(collective)
-        for up_to, name, once in self._selector.size_classes(collective):
-            program = self._known.get((name, root, PRIVATE))
-            most, number = int(min(up_to, EVER)), self._selector.number(name)
-            found.append((min(most, AGREE_FROM - 1), program, None, number, once))
-            if most >= AGREE_FROM:
-                in_arena = self._known.get((name, root, reach)) if reach else None
-                both = program if in_arena or not reach else None
-                found.append((min(most, limit), both, in_arena, number, once))
-            if most > limit:
-                found.append((most, program, None, number, once))
+        below = 0
+        for up_to, name, once, reading in self._selector.size_classes(collective):
+            # Cut where the arena begins and ends to count, so that each class has one set of ways.
+            most = int(min(up_to, EVER))
+            cuts = [cut for cut in (AGREE_FROM - 1, limit) if below <= cut < most]
+            for end in (*cuts, most):
+                in_arena = reach if AGREE_FROM <= end <= limit else None
+                wanted = ((name, PRIVATE), (name, in_arena), (reading, reading and READABLE))
+                made = [self._known.get((each, root, way)) if way else None for each, way in wanted]
+                if any(way and not program for (_, way), program in zip(wanted, made, strict=True)):
+                    made = [None] * 3  # the long way makes what is missing
+                by_slots, arena, by_reading = made
+                number = self._selector.number(name)
+                found.append((end, by_slots, arena, by_reading, number, once))
+            below = most + 1
         return found
 
     def _reach_up_to(self, collective: str) -> int:

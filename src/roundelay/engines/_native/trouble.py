@@ -57,6 +57,13 @@ def _explain(engine: NativeEngine) -> CommunicationError:
             return CollectiveMismatch(f"The ranks made different calls{table}")
         how = GONE[text]
         return PeerLost(f"Rank {culprit} has {how}, but rank {finder} still needs it{table}")
+    if kind == "lost" and text == "unreadable":
+        return PeerLost(
+            f"Rank {finder} can't read the memory of rank {culprit} (process "
+            f"{world.pid(culprit)}): it was given back during the call, or the kernel lets nobody "
+            f"read it. Keep buffers until a call has ended, or set ROUNDELAY_PEER_MEMORY=0, and "
+            f"ranks copy by shared memory alone."
+        )
     if kind == "lost":
         report = _report(engine)
         last = report.last(report.last_of(engine.at, culprit))

@@ -1,0 +1,162 @@
+"""Inputs that are read in other ranks' private memory: the same bits, on all ranks or on none."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roundelay import _core, tuning
+from roundelay.algorithms import algorithms
+from roundelay.engines._native.programs import READABLE
+from roundelay.errors import PeerLost
+from roundelay.schedule import compile_schedule, prove_program
+from roundelay.tuning import Choice, default_for
+
+SIZES = (2, 3, 4, 7)
+SWITCH = "ROUNDELAY_PEER_MEMORY"
+DTYPES = ("float32", "float16", "int8", "complex128")
+EVER = float("inf")
+
+
+def chosen(size: int) -> set[str]:
+    """Return all algorithms by which ranks read, for any number of bytes."""
+    table = default_for(size).reading
+    return {choice.algorithm for choices in table.values() for choice in choices} - {""}
+
+
+@pytest.mark.parametrize("size", range(2, 17))
+def test_programs_are_proved_apart_and_in_place(size: int) -> None:
+    for name in chosen(size):
+        algorithm = algorithms.load(name)
+        for root in range(size) if algorithm.collective.rooted else (0,):
+            reads = compile_schedule(algorithm.schedule(size, root), READABLE)
+            prove_program(reads, also_in_place=algorithm.collective.in_place)
+
+
+@pytest.mark.parametrize("size", [*range(1, 20), 64])
+def test_the_table_has_a_choice_for_every_number_of_bytes(size: int) -> None:
+    for collective, choices in default_for(size).reading.items():
+        limits = [choice.up_to for choice in choices]
+        assert limits == sorted(set(limits))
+        assert limits[-1] == EVER
+        for choice in choices:
+            if choice.algorithm:
+                assert algorithms.load(choice.algorithm).collective.name == collective
+                assert tuning.keeps_every_bit(choice.algorithm, size)
+                assert tuning.rounds_once(choice.algorithm, size)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every collective read, from one byte on, by all algorithms that ranks read by."""
+
+    def table(size: int) -> dict[str, tuple[Choice, ...]]:
+        names = (
+            *("all_gather_direct", "gather_direct", "scatter_direct", "all_to_all_direct"),
+            *("reduce_scatter_direct", "all_reduce_two_shot", "reduce_two_shot"),
+            "broadcast_two_shot" if size % 2 else "broadcast_direct",
+        )
+        return {algorithms.load(name).collective.name: (Choice(EVER, name),) for name in names}
+
+    monkeypatch.setattr(tuning, "_reading", table)
+
+
+def results(comm: Any) -> list[bytes]:
+    """Return what every call gives, for counts that divide badly, and folds of several pieces."""
+    found: list[Any] = []
+    rng = np.random.default_rng(comm.rank)
+    last = comm.size - 1
+    for dtype in DTYPES:
+        for count in (1, 7, 40_001 if dtype == "float32" else 501):
+            x = (rng.standard_normal(count) * 9).astype(dtype)
+            rows = np.stack([x + np.asarray(row).astype(dtype) for row in range(comm.size)])
+            everything = [
+                comm.all_reduce(x.copy()),
+                comm.all_reduce(x, out=np.empty_like(x)),
+                comm.all_reduce(x.copy(), "avg") if dtype != "int8" else None,
+                comm.reduce(x.copy(), root=last),
+                comm.reduce(x, out=np.empty_like(x)),
+                comm.broadcast(x.copy(), root=last),
+                comm.all_gather(x),
+                comm.gather(x, root=last),
+                comm.scatter(rows if comm.rank == last else None, root=last),
+                comm.all_to_all(rows),
+                comm.reduce_scatter(rows),
+                comm.start.all_reduce(x.copy()).wait(),
+                comm.all_to_all(rows[:, :1], axis=0),
+                comm.all_gather(x[: comm.rank], axis=0, counts=list(range(comm.size)))
+                if count > comm.size
+                else None,
+            ]
+            found += [b"" if one is None else np.asarray(one).tobytes() for one in everything]
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.usefixtures("always")
+def test_the_bits_are_those_of_slots(
+    size: int, ranks: Any, processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ranks(size, results)
+    monkeypatch.setenv(SWITCH, "0")
+    assert read == processes(size, results)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.usefixtures("always")
+def test_what_one_rank_may_not_none_does(size: int, processes: Any) -> None:
+    def work(comm: Any, odd: int | None) -> tuple[bool, bool]:
+        if comm.rank == odd:
+            os.environ[SWITCH] = "0"  # this rank is a fork: no other sees it
+        moved = comm.all_to_all(np.full((comm.size, 1000), comm.rank))
+        return comm._engine.native.reads_peers, bool((moved[:, 0] == range(comm.size)).all())
+
+    assert processes(size, partial(work, odd=size - 1)) == [(False, True)] * size
+    assert processes(size, partial(work, odd=None)) == [(True, True)] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.usefixtures("always")
+def test_memory_that_can_t_be_read_is_told_on_all_ranks(size: int, processes: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def work(comm: Any) -> str:
+        comm.gather(np.ones(5000))  # all can read
+        memory = mmap.mmap(-1, 40_000)
+        x = np.frombuffer(memory, np.float64, 5000)
+        if comm.rank == size - 1:
+            address, length = ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(40_000)
+            assert libc.mprotect(address, length, 0) == 0
+        with pytest.raises(PeerLost) as caught:
+            comm.gather(x)
+            comm.barrier()
+        return str(caught.value)
+
+    for message in processes(size, work):
+        assert f"the memory of rank {size - 1}" in message
+        assert f"{SWITCH}=0" in message
+
+
+@pytest.mark.usefixtures("always")
+def test_a_fork_of_a_rank_is_not_taken_for_it(processes: Any) -> None:
+    """What proves a process is not inherited: a child with its memory, and perhaps one day with its
+    number, has none."""
+
+    def work(comm: Any) -> bool:
+        comm.all_to_all(np.full((comm.size, 1000), comm.rank))
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                os.write(writer, b"1" if _core.peer_proof() == (0, 0) else b"0")
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        return os.read(reader, 1) == b"1" and _core.peer_proof() != (0, 0)
+
+    assert processes(3, work) == [True] * 3
