@@ -34,7 +34,7 @@ from roundelay.cli._group import COMMANDS, roundelay
 from roundelay.cli.explain import SUBJECTS
 from roundelay.collectives import collectives
 from roundelay.fronts.kubernetes import kubernetes
-from roundelay.networks import networks
+from roundelay.networks import cluster_called, cluster_names, networks
 from roundelay.reductions import KINDS, REDUCTIONS
 from roundelay.schedule import price, prove
 
@@ -78,6 +78,7 @@ def generated() -> dict[str, Callable[[], str]]:
         arguments = [drawn.name, "-n", str(DRAWN)]
         found[f"docs/pictures/{drawn.name}.svg"] = partial(_picture, arguments)
     found["docs/pictures/zero_savings.svg"] = savings
+    found["docs/pictures/plan_scaling.svg"] = plan_scaling
     for name, arguments in EXTRA_PICTURES.items():
         found[f"docs/pictures/{name}.svg"] = partial(_picture, arguments)
     found["docs/pictures/mixed_precision.svg"] = mixed_precision
@@ -119,6 +120,17 @@ def _picture(arguments: list[str]) -> str:
         file = Path(folder) / "picture.svg"
         with contextlib.redirect_stderr(io.StringIO()):
             roundelay.main(["explain", *arguments, "--out", str(file)], standalone_mode=False)
+        return file.read_text(encoding="utf-8")
+
+
+def plan_scaling() -> str:
+    """Return how the plan of docs/plan.md scales."""
+    words = ["--params", "7.5e9", "--layers", "32", "--hidden", "4096", "--gpus", "64"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "picture.svg"
+        silent = io.StringIO()
+        with contextlib.redirect_stderr(silent), contextlib.redirect_stdout(silent):
+            roundelay.main(["plan", *words, "--plot", str(file)], standalone_mode=False)
         return file.read_text(encoding="utf-8")
 
 
@@ -203,7 +215,36 @@ def networks_page() -> str:
         lines.append(f"| [{name}](#{name}) | {seconds * 1e3:.2f} ms | {text.splitlines()[0]} |")
         prose = text.partition(">>>")[0].strip()
         sections += ["", f"## {name}", "", prose, "", f"Options: {', '.join(options)}."]
-    return "\n".join([*lines, *sections, ""])
+    return "\n".join([*lines, *sections, "", *_clusters(), ""])
+
+
+def _clusters() -> Iterator[str]:
+    yield from (
+        "## Clusters",
+        "",
+        "A cluster is a network of hosts for any number of ranks, with what one rank computes and",
+        "holds: a small [file](schedule-format.md#clusters) with its source. `roundelay plan`",
+        "[plans on one](plan.md), and `--network h100-ib` takes it everywhere else.",
+        "`roundelay bench --fit` measures this host's, and calls it `host`.",
+        "",
+        "| cluster | ranks | in a host | between hosts | folding | latencies | memory | peak |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    )
+    named = [cluster_called(name) for name in cluster_names()]
+    for one in named:
+        crossing = (one.latency + one.nic_latency) * 1e6
+        peaks = ", ".join(f"{peak / 1e12:g} in {name}" for name, peak in one.flops.items())
+        yield (
+            f"| `{one.name}` | {one.per_host} | {one.bandwidth / 1e9:g} GB/s | "
+            f"{one.nic_bandwidth / 1e9:g} GB/s a host | {one.reduce_bandwidth / 1e9:g} GB/s | "
+            f"{one.latency * 1e6:g} µs, {crossing:g} µs | {(one.memory or 0) / 1e9:g} GB | "
+            f"{peaks} TFLOPS |"
+        )
+    yield ""
+    yield "The sources, as the files name them:"
+    yield ""
+    for one in named:
+        yield f"- `{one.name}`: {one.source}."
 
 
 def _number(value: object) -> str:

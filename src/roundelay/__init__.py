@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from roundelay.training.sync_batch_norm import SyncBatchNorm
     from roundelay.training.unprepare import unprepare
     from roundelay.training.whole import whole
+    from roundelay.view.explain import Explanation, explain
 
 __all__ = [
     "ANY",
     "Communicator",
     "Ddp",
+    "Explanation",
     "Ledger",
     "Loader",
     "Located",
@@ -76,6 +78,7 @@ __all__ = [
     "context_parallel",
     "cross_entropy",
     "evaluate",
+    "explain",
     "export",
     "full_state_dict",
     "init",
@@ -107,6 +110,7 @@ _WHERE = {
     "ANY": "communicator",
     "Communicator": "communicator",
     "Ddp": "training.strategies.ddp",
+    "Explanation": "view.explain",
     "Ledger": "training.ledger",
     "Loader": "training.loader",
     "Located": "reductions",
@@ -129,6 +133,7 @@ _WHERE = {
     "context_parallel": "parallel.context.context_parallel",
     "cross_entropy": "parallel.tensor.cross_entropy",
     "evaluate": "training.evaluate",
+    "explain": "view.explain",
     "export": "training.checkpoint.export",
     "full_state_dict": "training",
     "init": "launch",

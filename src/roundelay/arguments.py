@@ -18,6 +18,7 @@ from roundelay.errors import InvalidArgumentError
 
 __all__ = [
     "FOREVER_S",
+    "config_folder",
     "index_of",
     "indices_of",
     "number",
@@ -145,6 +146,17 @@ def path_of(what: str, value: object) -> Path:
     if not isinstance(name, str) or not name or "\0" in name:
         raise InvalidArgumentError(f"{what} is the name of a folder or file, not {shown(value)}.")
     return Path(name)
+
+
+def config_folder(environment: Mapping[str, str]) -> Path:
+    """Return where this user's settings lie: tuning tables, measured networks.
+
+    >>> config_folder({"XDG_CONFIG_HOME": "/etc/own"}).as_posix()
+    '/etc/own/roundelay'
+    """
+    base = environment.get("XDG_CONFIG_HOME", "")
+    folder = Path(base) if Path(base).is_absolute() else Path("~/.config").expanduser()
+    return folder / "roundelay"
 
 
 def shown(value: object) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "CollectiveMismatch",
     "CollectiveTimeout",
     "CommunicationError",
+    "DoesNotFitError",
     "FormatError",
     "InvalidArgumentError",
     "LimitError",
@@ -199,6 +200,10 @@ class NoEngineError(RoundelayError, ImportError):
             f"Ranks run on Roundelay's native core, which {why}. {cure} Without it you can list, "
             f"prove, price and draw algorithms, and run them on the engine reference."
         )
+
+
+class DoesNotFitError(RoundelayError):
+    """No way to train this model fits the memory; the message names the nearest, and what would."""
 
 
 class NoRoomError(RoundelayError, MemoryError):

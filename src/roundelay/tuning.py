@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from roundelay.algorithms import Algorithm, algorithms
+from roundelay.arguments import config_folder
 from roundelay.collectives import collectives
 from roundelay.errors import FormatError, InvalidArgumentError, ProofError, UnsupportedSizeError
 from roundelay.schedule import prove
@@ -229,9 +230,7 @@ def tuning_path(environment: Mapping[str, str]) -> Path:
     >>> tuning_path({"XDG_CONFIG_HOME": "/etc/own"}).as_posix()
     '/etc/own/roundelay/tuning.json'
     """
-    base = environment.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if Path(base).is_absolute() else Path("~/.config").expanduser()
-    return folder / "roundelay" / "tuning.json"
+    return config_folder(environment) / "tuning.json"
 
 
 def host_tuning(

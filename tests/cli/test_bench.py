@@ -274,3 +274,26 @@ def test_no_figure_is_cut_off_in_a_terminal(terminal: Callable[..., Any], column
     assert shown.exit_code() == 0
     assert "8388608" in shown.text
     assert ("redop" in shown.text) == (columns > 100)
+
+
+def test_a_fitted_host_is_a_network_for_all(run: Run, tmp_path: Path) -> None:
+    rows = ("-b", "8", "-e", "256KiB", "-f", "32768", "--iterations", "2")
+    result = run("bench", "-n", "2", *rows, "--fit")
+    assert result.exit_code == 0, result.stderr
+    assert "Use it as --network host" in result.stderr
+    saved = json.loads((tmp_path / "config/roundelay/networks/host.json").read_text("utf-8"))
+    assert saved["per_host"] == 2
+    assert saved["bandwidth"] > 0
+    small = ("--params", "1e6", "--layers", "4", "--hidden", "128", "--sequence", "64")
+    planned = result_of(run("plan", *small, "--gpus", "2", "--network", "host", "--json"))
+    assert planned["network"] == "host"
+    assert planned["best"]["fits"]
+    listed = result_of(run("list", "barrier", "-n", "2", "--network", "host", "--json"))
+    assert {row["network"] for row in listed} == {"host"}
+
+
+@pytest.mark.parametrize("words", [("broadcast",), ("--tune",), ("--arena",)])
+def test_a_fit_is_of_all_reduce_as_it_is(run: Run, words: tuple[str, ...]) -> None:
+    result = run("bench", *words, "--fit")
+    assert result.exit_code == 2
+    assert "--fit measures all_reduce as it is" in result.stderr

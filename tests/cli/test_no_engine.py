@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Absent())
 NOT_THERE = ("roundelay._core", "fcntl", "resource", "termios", "tty", "pty", "pwd", "grp")
 NUMBERS = ("numpy", "torch", "msgspec", "mpi4py")
 MAIN = "from roundelay.cli import main; main()"
-LOOKING = ("list", "prove", "explain", "kube")
+LOOKING = ("list", "prove", "explain", "kube", "plan")
 
 
 def run(
@@ -40,7 +40,8 @@ def run(
 @pytest.mark.parametrize(
     "line",
     ["list", "prove barrier --sizes 1-5", "explain all_reduce -n 3",
-     "explain all_reduce --program 0", "explain all_reduce --diff ring,tree", "--version"],
+     "explain all_reduce --program 0", "explain all_reduce --diff ring,tree", "--version",
+     "plan --params 7e9 --gpus 8 --why --plot"],
 )  # fmt: skip
 def test_looking_at_algorithms_needs_no_core_and_no_numpy(line: str) -> None:
     done = run(*line.split(), absent=NUMBERS)

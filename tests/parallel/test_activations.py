@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import roundelay as rd
+from roundelay.planning import ModelShape
+from roundelay.planning.activations import KeptHow, kept_by_layer
 
 torch = pytest.importorskip("torch")
 
@@ -128,6 +130,20 @@ def predicted(size: int, way: str) -> float:
 def test_measured_is_predicted(way: str, size: int) -> None:
     for entry in entries(size, way):
         assert entry.activations == predicted(size, way)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("way", ["none", "tp", "sp", "cp"])
+def test_the_planner_says_the_same(way: str, size: int) -> None:
+    model = ModelShape(1, WIDTH, HEADS, 0, (), (), ())
+    cut: dict[str, Any] = {
+        "tp": size if way in ("tp", "sp") else 1,
+        "cp": size if way == "cp" else 1,
+    }
+    kept = KeptHow(itemsize=ITEM, sequence_parallel=way == "sp", **cut)
+    assert kept_by_layer(model, ROWS, LENGTH, kept) == predicted(size, way)
+    again = KeptHow(itemsize=ITEM, recompute="full")
+    assert kept_by_layer(model, ROWS, LENGTH, again) == ITEM * TOKENS * WIDTH
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -144,3 +144,22 @@ def test_it_can_be_read() -> None:
     assert text.splitlines()[0] == "ddp, 3 steps: predicted / measured, in bytes"
     assert "96.00K / 96.00K" in text
     assert text.splitlines()[-1] == "collectives per step: 2 all_reduce"
+
+
+def test_a_notebook_shows_the_same_table() -> None:
+    def body(comm: rd.Communicator) -> Any:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        model, optimizer = rd.prepare(model, optimizer, strategy="zero2", comm=comm)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        return rd.ledger(model)
+
+    book = rd.run(body, 2, "threads")[0]
+    page = book._repr_html_()
+    assert page.count("<tr>") == 1 + 2
+    for line in str(book).splitlines()[1:-1]:
+        for word in line.split("  "):
+            assert not word.strip() or f">{word.strip()}</t" in page
+    assert "predicted / measured" in page
+    assert "<script" not in page

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
-from roundelay.training.strategies.zero._grad_buckets import TURNS, GradBuckets  # noqa: E402
+from roundelay.planning.rows import TURNS  # noqa: E402
+from roundelay.training.strategies.zero._grad_buckets import GradBuckets  # noqa: E402
 
 nn = torch.nn
 

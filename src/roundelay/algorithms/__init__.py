@@ -1,8 +1,22 @@
 """Layer 4: how each collective can be done; one pure function per file, `size -> transfers`."""
 
 from roundelay.algorithms._base import Algorithm, implements
-from roundelay.registry import Family
+from roundelay.algorithms._find import (
+    algorithm_of,
+    algorithms,
+    algorithms_of,
+    collective_called,
+    collective_or_algorithm,
+    default_algorithm,
+)
 
-__all__ = ["Algorithm", "algorithms", "implements"]
-
-algorithms: Family[Algorithm] = Family(__name__)
+__all__ = [
+    "Algorithm",
+    "algorithm_of",
+    "algorithms",
+    "algorithms_of",
+    "collective_called",
+    "collective_or_algorithm",
+    "default_algorithm",
+    "implements",
+]

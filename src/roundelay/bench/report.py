@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roundelay.bench.messages import ARENA, OURS, CaseResult, Spec, Timing
+from roundelay.bench.messages import ARENA, OURS, CaseResult, PeerVersions, Spec, Timing
+from roundelay.bench.session import measure
 from roundelay.bench.workload import bus_factor
 from roundelay.collectives import collectives
+from roundelay.errors import rank_count
+from roundelay.html_table import html_table
 
-__all__ = ["Comparison", "document", "lines"]
+__all__ = ["BenchReport", "Comparison", "document", "lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,63 @@ class Comparison:
     def ratio(self, peer: str) -> float:
         """Return how many times longer the peer takes."""
         return self.peers[peer].seconds / self.timing.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """A whole run: what `BenchReport.of` measures; a table in a terminal and in a notebook."""
+
+    spec: Spec
+    rows: Sequence[CaseResult]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, spec: Spec) -> BenchReport:
+        """Measure all cases of a spec; peers take turns with us."""
+        rows: list[CaseResult] = []
+        versions: dict[str, str] = {}
+        for message in measure(spec):
+            if isinstance(message, PeerVersions):
+                versions.update(message.versions)
+            else:
+                rows.append(message)
+        return cls(spec, rows, versions)
+
+    def document(self) -> dict[str, object]:
+        """Return all of it as JSON of nccl-tests' shape."""
+        return document(self.spec, list(self.rows), dict(self.versions))
+
+    def __str__(self) -> str:
+        head, *rows = self._table()
+        table = [head, *rows]
+        widths = [max(len(row[at]) for row in table) for at in range(len(head))]
+        return "\n".join([self._title(), *("  ".join(
+            word.rjust(width) for word, width in zip(row, widths, strict=True))
+            for row in table)])  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        """Show the same table in a notebook."""
+        head, *rows = self._table()
+        return html_table(head, rows, title=self._title())
+
+    def _title(self) -> str:
+        beside = "".join(f", {name}: {version}" for name, version in self.versions.items())
+        return (f"{self.spec.cases[0].collective} on {rank_count(self.spec.size)}, "
+                f"{self.spec.engine}, {self.spec.dtype}{beside}")  # fmt: skip
+
+    def _table(self) -> list[list[str]]:
+        peers = self.spec.contenders[1:]
+        found = [["bytes", "time (µs)", "busbw (GB/s)", "wrong", "floor",
+                  *(word for peer in peers for word in (f"{peer} (µs)", "ratio"))]]  # fmt: skip
+        for line in lines(self.spec, list(self.rows)):
+            share = "-" if line.floor_percent is None else f"{line.floor_percent:.0f} %"
+            beside = [word for peer in peers for word in (
+                (f"{line.peers[peer].seconds * 1e6:.4g}", f"{line.ratio(peer):.2f}x")
+                if peer in line.peers else ("-", "-"))]  # fmt: skip
+            found.append([str(line.row.nbytes), f"{line.timing.seconds * 1e6:.4g}",
+                          f"{line.bus_bw:.2f}", str(line.timing.wrong), share,
+                          *beside])  # fmt: skip
+        return found
 
 
 def lines(spec: Spec, rows: list[CaseResult]) -> list[Comparison]:

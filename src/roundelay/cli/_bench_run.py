@@ -9,11 +9,14 @@ from collections.abc import Sequence
 import click
 
 from roundelay.bench import CaseResult, PeerVersions, Spec, measure
+from roundelay.bench.fit import fitted_host, matrix_flops
 from roundelay.bench.tune import specs, tuned
+from roundelay.cli._choose import own_networks
 from roundelay.cli._progress import progress_bar
 from roundelay.collectives import collectives
+from roundelay.networks import save_cluster
 from roundelay.tuning import Tuning, tuning_path
-from roundelay.view.terminal_text import nbytes_text
+from roundelay.view.terminal_text import nbytes_text, seconds_text
 
 
 def run_all(runs: Sequence[Spec], label: str) -> tuple[list[CaseResult], dict[str, str]]:
@@ -31,6 +34,20 @@ def run_all(runs: Sequence[Spec], label: str) -> tuple[list[CaseResult], dict[st
                     case = f"{label} {message.collective} {nbytes_text(message.nbytes)}"
                     bar.update(task, advance=1, description=case)
     return rows, versions
+
+
+def save_fit(spec: Spec, rows: Sequence[CaseResult]) -> None:
+    """Fit this host's network to measured rows, save it, and say on stderr what it is."""
+    found = fitted_host(spec, rows, flops=matrix_flops())
+    cluster, path = found.cluster, own_networks() / f"{found.cluster.name}.json"
+    save_cluster(cluster, path)
+    click.echo(
+        f"Wrote {path}: latency {seconds_text(cluster.latency)}, bandwidth "
+        f"{cluster.bandwidth / 1e9:.3g} GB/s, folding {cluster.reduce_bandwidth / 1e9:.3g} GB/s, "
+        f"{cluster.flops['fp32'] / 1e9:.3g} GFLOPS for each of {spec.size} ranks. The formula is "
+        f"{100 * found.typical:.0f} % off, typically. Use it as --network {cluster.name}.",
+        err=True,
+    )
 
 
 def tune(collective: str | None, size: int, sizes: Sequence[int], *, engine: str) -> None:

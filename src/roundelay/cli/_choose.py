@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from roundelay.algorithms import Algorithm, algorithms
+from roundelay.algorithms import (
+    Algorithm,
+    algorithm_of,
+    algorithms_of,
+    collective_called,
+    collective_or_algorithm,
+    default_algorithm,
+)
+from roundelay.arguments import config_folder
 from roundelay.cli._types import MOST_RANKS
-from roundelay.collectives import Collective, collectives
+from roundelay.collectives import Collective
 from roundelay.errors import InvalidArgumentError, UnknownNameError
-from roundelay.networks import load_network, networks
+from roundelay.networks import (
+    Cluster,
+    cluster_called,
+    cluster_names,
+    load_network,
+    networks,
+)
 from roundelay.schedule import Network, Order, Price, Schedule, price
 
-#: What `explain` draws when no algorithm is named: the one that introductions show.
-DEFAULTS = {
-    "all_gather": "ring",
-    "all_reduce": "ring",
-    "all_to_all": "pairwise",
-    "barrier": "dissemination",
-    "broadcast": "binomial",
-    "exscan": "hillis_steele",
-    "gather": "binomial",
-    "reduce": "binomial",
-    "reduce_scatter": "ring",
-    "scan": "hillis_steele",
-    "scatter": "binomial",
-}
+__all__ = [
+    "MOST_OPTION",
+    "ORDERS",
+    "adds_up",
+    "algorithm_of",
+    "algorithms_of",
+    "check_root",
+    "cluster_from",
+    "collective_called",
+    "collective_or_algorithm",
+    "default_algorithm",
+    "network_called",
+    "options_from",
+    "own_networks",
+    "priced",
+    "schedule_of",
+    "shared",
+]
 
 #: How a proof's order of addition reads in a sentence.
 ORDERS: Mapping[Order, str] = {
@@ -38,53 +57,6 @@ ORDERS: Mapping[Order, str] = {
 
 #: No option of an algorithm (segments, ranks per group) makes sense beyond this.
 MOST_OPTION = 65_536
-
-
-def _key(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
-
-
-def collective_called(name: str) -> Collective:
-    """Find a collective by any spelling: all_reduce, all-reduce, AllReduce."""
-    known = {_key(each): each for each in collectives.names()}
-    return collectives.load(known.get(_key(name), name))
-
-
-def collective_or_algorithm(name: str) -> tuple[Collective, str | None]:
-    """Find a collective by its name, or by the full name of one of its algorithms."""
-    known = {_key(each): each for each in algorithms.names()}
-    if _key(name) in known and _key(name) not in map(_key, collectives.names()):
-        algorithm = algorithms.load(known[_key(name)])
-        return algorithm.collective, algorithm.name
-    return collective_called(name), None
-
-
-def algorithms_of(collective: Collective) -> list[Algorithm]:
-    """List the algorithms that keep the contract of a collective."""
-    return [each for each in algorithms if each.collective is collective]
-
-
-def algorithm_of(collective: Collective, name: str) -> Algorithm:
-    """Find an algorithm by its short or full name, in any spelling."""
-    candidates = algorithms_of(collective)
-    known = {_key(each.short_name): each for each in candidates}
-    known |= {_key(each.name): each for each in candidates}
-    if _key(name) not in known:
-        family = f"{collective.name} (see `roundelay list {collective.name}`)"
-        raise UnknownNameError(family, name, [each.short_name for each in candidates])
-    return known[_key(name)]
-
-
-def default_algorithm(collective: Collective) -> Algorithm:
-    """Return the algorithm that explains a collective best."""
-    candidates = algorithms_of(collective)
-    if not candidates:
-        raise InvalidArgumentError(
-            f"{collective.name} has no algorithm yet. Add a file "
-            f"algorithms/{collective.name}_<name>.py, or draw your own with --schedule."
-        )
-    wanted = DEFAULTS.get(collective.name)
-    return next((each for each in candidates if each.short_name == wanted), candidates[0])
 
 
 def _check_size(size: int) -> None:
@@ -172,12 +144,31 @@ def _number(text: str) -> int | float | str:
     return text
 
 
+def own_networks() -> Path:
+    """Return the folder of this user's clusters, where `roundelay bench --fit` writes."""
+    return config_folder(os.environ) / "networks"
+
+
+def cluster_from(text: str) -> Cluster:
+    """Return a cluster by name, this user's first, or from a file."""
+    return cluster_called(text, _own_networks())
+
+
+def _own_networks() -> Path | None:
+    try:
+        return own_networks()
+    except RuntimeError:  # nobody's home is known
+        return None
+
+
 def network_called(text: str, size: int) -> Network:
     """Return a network by name (`switch`), with options (`hosts:per_host=4`), or from a file."""
     if text.endswith(".json") or "/" in text:
         return load_network(Path(text))
     _check_size(size)
     name, _, rest = text.partition(":")
+    if name in cluster_names(_own_networks()) and not rest:
+        return cluster_from(name).network(size)
     make = networks.load(name.replace("-", "_"))
     pairs = [pair for pair in rest.split(",") if pair]
     options = options_from(pairs, where=f"--network {name}")

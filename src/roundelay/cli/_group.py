@@ -29,6 +29,7 @@ Examples:
   roundelay verify train.py:job --strategy zero2     does it train as one device does?
   roundelay export runs/step-300 model.safetensors   weights in one file, for others
   roundelay bench all_reduce -n 2 --against gloo     how fast, beside others
+  roundelay plan --params 7.5e9 --gpus 64            what fits, and how fast
   roundelay doctor                                   what this host can do
 """
 
@@ -138,7 +139,7 @@ def roundelay(ctx: click.Context) -> None:
     """Look at collective algorithms, run ranks on them, and check and measure both.
 
     To look: list, explain, prove. To run: demo, run, kube, doctor. To check and measure: verify,
-    bench. To hand on: export.
+    bench. To plan: plan. To hand on: export.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -19,7 +19,7 @@ from roundelay.bench.messages import ARENA, OURS, PEERS
 from roundelay.bench.report import Comparison, document, lines
 from roundelay.bench.workload import check_reduction
 from roundelay.cli import _choose as choose
-from roundelay.cli._bench_run import run_all, tune
+from roundelay.cli._bench_run import run_all, save_fit, tune
 from roundelay.cli._tables import empty_table, print_table
 from roundelay.cli._types import MOST_WIDTH, NBYTES, console_for, glyphs_option, json_option
 from roundelay.errors import InvalidArgumentError, UnknownNameError, rank_count
@@ -52,6 +52,7 @@ PLAIN_DTYPES = [name for name in DTYPES if name != "bfloat16"]  # which numpy la
 )
 @click.option("--iterations", type=int, help="Calls per row; as time allows.")
 @click.option("--plot", "drawing", type=click.Path(path_type=Path), help="Write an SVG, too.")
+@click.option("--fit", "fitting", is_flag=True, help="Save this host's network, for `plan`.")
 @click.option("--tune", "tuning", is_flag=True, help="Choose algorithms for this host, and save.")
 @glyphs_option
 @json_option
@@ -71,6 +72,7 @@ def command(
     iterations: int | None,
     drawing: Path | None,
     tuning: bool,
+    fitting: bool,
     glyphs: Glyphs,
     as_json: bool,
 ) -> None:
@@ -81,10 +83,17 @@ def command(
     time in which our own kernel reads and writes that much memory in place on all ranks at once.
 
     With --tune the algorithms of the collective, or of all, are measured against one another, and
-    the fastest are written to the table that every later run reads.
+    the fastest are written to the table that every later run reads. With --fit latency, bandwidth
+    and speed of folding are fitted to the rows, and saved as the network `host`, which --network
+    then takes wherever it is an option.
     """
     named = None if collective is None else choose.collective_called(collective).name
     _check(size, first, last, factor, iterations, drawing)
+    if fitting and (named not in (None, "all_reduce") or tuning or algorithm or arena):
+        raise InvalidArgumentError(
+            "--fit measures all_reduce as it is: leave out --tune, --algorithm, --arena and other "
+            "collectives."
+        )
     engine_called(engine, "start")
     if tuning:
         return tune(named, size, _sizes(first, last, factor), engine=engine)
@@ -102,6 +111,8 @@ def command(
     rows, versions = run_all([spec], "Measuring")
     if drawing is not None:
         _draw(drawing, rows, f"{name} on {rank_count(size)}, {dtype}")
+    if fitting:
+        save_fit(spec, rows)
     if as_json:
         click.echo(json.dumps({**_machine(), **document(spec, rows, versions)}, indent=1))
     else:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
 
+from roundelay.cli._script import function_at
 from roundelay.cli._types import console_for
 from roundelay.errors import InvalidArgumentError
 
@@ -85,28 +82,12 @@ def _as_json(verdict: Any) -> dict[str, Any]:  # Any: a Verdict, whose module im
 
 
 def _job(place: str) -> dict[str, Any]:
-    name, colon, function = place.rpartition(":")
-    if not colon or not Path(name).is_file():
-        raise InvalidArgumentError(
-            f"verify takes a file and a function in it, as train.py:job, not {place!r}."
-        )
-    make_job = getattr(_loaded(Path(name)), function, None)
-    if not callable(make_job):
-        raise InvalidArgumentError(f"{name} has no function {function!r}.")
+    make_job = function_at(place, "verify", "job")
     job = make_job()
     if not isinstance(job, Mapping) or any(word not in job for word in NEEDED):
+        name, _, function = place.rpartition(":")
         raise InvalidArgumentError(
             f"{function}() in {name} must return a dict with {', '.join(NEEDED)}, as rd.verify "
             f"takes them, not {type(job).__name__}."
         )
     return dict(job)
-
-
-def _loaded(file: Path) -> ModuleType:
-    sys.path.insert(0, str(file.parent.resolve()))  # for what it imports from beside it
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise InvalidArgumentError(f"{file} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -4,9 +4,26 @@ The numbers that networks have by default are round and illustrative: measure yo
 """
 
 from roundelay.networks._base import Graph, Maker
+from roundelay.networks._clusters import (
+    Cluster,
+    cluster_called,
+    cluster_names,
+    load_cluster,
+    save_cluster,
+)
 from roundelay.networks._file import load_network
 from roundelay.registry import Family
 
-__all__ = ["Graph", "Maker", "load_network", "networks"]
+__all__ = [
+    "Cluster",
+    "Graph",
+    "Maker",
+    "cluster_called",
+    "cluster_names",
+    "load_cluster",
+    "load_network",
+    "networks",
+    "save_cluster",
+]
 
 networks: Family[Maker] = Family(__name__)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from roundelay.communicator import Communicator
+from roundelay.planning.rows import runs
 
 #: Bytes of a bucket: what a CPU's cache holds; on a device, what keeps it busy for a while.
 ON_CPU, ON_DEVICE = 8 << 20, 32 << 20
@@ -61,23 +62,6 @@ class Bucket:
     def expect_all(self) -> None:
         """Begin another backward pass."""
         self.missing = {place.index for place in self.places}
-
-
-def runs(keys: Sequence[object], sizes: Sequence[int], *, most: int) -> list[list[int]]:
-    """Cut 0, 1, 2, … into runs of one key and at most so many bytes; a larger one is alone.
-
-    >>> runs(["a", "a", "b", "b"], [3, 3, 3, 9], most=6)
-    [[0, 1], [2], [3]]
-    """
-    found: list[list[int]] = []
-    filled = 0
-    for index, (key, nbytes) in enumerate(zip(keys, sizes, strict=True)):
-        if not found or keys[found[-1][0]] != key or filled + nbytes > most:
-            found.append([])
-            filled = 0
-        found[-1].append(index)
-        filled += nbytes
-    return found
 
 
 def make_buckets(

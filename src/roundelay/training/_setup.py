@@ -13,7 +13,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.sharding import sharding_of
 from roundelay.parallel.staging import staging_of
-from roundelay.training._buckets import runs
+from roundelay.planning.rows import runs
 from roundelay.training._step import StepState
 from roundelay.training.optimizer.joined import JoinedOptimizers
 from roundelay.training.precision import Precision

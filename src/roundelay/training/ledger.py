@@ -14,6 +14,7 @@ import torch
 from roundelay.arguments import shown
 from roundelay.communicator import Traffic
 from roundelay.errors import InvalidArgumentError
+from roundelay.html_table import html_table
 from roundelay.parallel.staging import staging_of
 from roundelay.training._activations import kept_by
 from roundelay.training._run import Run, run_of
@@ -58,6 +59,26 @@ class Ledger:
         return msgspec.json.format(msgspec.json.encode(asdict(self)), indent=1).decode()
 
     def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
+                 for row in rows]  # fmt: skip
+        return "\n".join([self._title(), *lines, self._calls()])
+
+    def _repr_html_(self) -> str:
+        """Show the same table in a notebook."""
+        head, *rows = self._rows()
+        return html_table(head, rows, title=self._title(), notes=[self._calls()])
+
+    def _title(self) -> str:
+        return f"{self.strategy}, {self.steps} steps: predicted / measured, in bytes"
+
+    def _calls(self) -> str:
+        calls = ", ".join(f"{count} {name}" for name, count in self.entries[0].calls.items())
+        return f"collectives per step: {calls or 'none'}"
+
+    def _rows(self) -> list[list[str]]:
+        """Return the words above the columns, and a line for each rank."""
         host = any(entry.predicted.host or entry.measured.host for entry in self.entries)
         words = WORDS if host else WORDS[:-1]  # what is on the host is part of what stands before
         named = ["on the host" if word == "host" else word for word in words]
@@ -77,12 +98,7 @@ class Ledger:
                          _pair(entry.received_predicted, entry.received),
                          *(_bytes(entry.along[name]) for name in axes),
                          *[str(entry.kept)] * staged])  # fmt: skip
-        widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
-        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
-                 for row in rows]  # fmt: skip
-        calls = ", ".join(f"{count} {name}" for name, count in self.entries[0].calls.items())
-        title = f"{self.strategy}, {self.steps} steps: predicted / measured, in bytes"
-        return "\n".join([title, *lines, f"collectives per step: {calls or 'none'}"])
+        return rows
 
 
 def _pair(predicted: float, measured: float | None) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from roundelay.communicator import Traffic
 from roundelay.errors import InvalidArgumentError
+from roundelay.planning.held import Held
 from roundelay.training.checkpoint.parts import Saved, SavedPart, divided, hand_out, restore_whole
 
 if TYPE_CHECKING:
@@ -30,22 +31,6 @@ Item = TypeVar("Item")
 def chosen(items: Sequence[Item], only: Only) -> Sequence[Item]:
     """Return the items of the parameters that are meant, in their order."""
     return items if only is None else [items[index] for index in sorted(only)]
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes that one rank holds, by what they are for."""
-
-    parameters: int = 0  # of the model, and its buffers; on a server, those that it updates
-    gradients: int = 0
-    optimizer: int = 0  # its state, and master weights
-    transient: int = 0  # buffers for communication, units gathered at the moment
-    host: int = 0  # of all these, what lies on the host while the model is on another device
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.parameters + self.gradients + self.optimizer + self.transient
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Axis", "chart", "framed", "round_step"]
+__all__ = ["Axis", "ChartScale", "chart", "framed", "round_step", "scale_of"]
 
 WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 80, WIDTH - 150, 48, HEIGHT - 56
@@ -40,8 +40,8 @@ def chart(curves: Mapping[str, Line], *, title: str, across: Axis, up: Axis) -> 
     """Return the SVG of the lines, with a key beside them; lines without points are left out."""
     drawn = {name: line for name, line in curves.items() if line}
     points = [point for line in drawn.values() for point in line]
-    x = _scale(across, [x for x, _ in points], LEFT, RIGHT)
-    y = _scale(up, [y for _, y in points], BOTTOM, TOP)
+    x = scale_of(across, [x for x, _ in points], LEFT, RIGHT)
+    y = scale_of(up, [y for _, y in points], BOTTOM, TOP)
     centre = f'x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 12}"'
     turned = f'transform="translate(16 {(TOP + BOTTOM) / 2}) rotate(-90)"'
     parts = [
@@ -65,7 +65,7 @@ font-family="system-ui, sans-serif" font-size="12" fill="#222">
 """
 
 
-def _grid(across: Axis, up: Axis, x: _Scale, y: _Scale) -> Iterator[str]:
+def _grid(across: Axis, up: Axis, x: ChartScale, y: ChartScale) -> Iterator[str]:
     for value in x.ticks():
         place = x.place(value)
         yield f'<path d="M{place:.1f} {TOP}V{BOTTOM}" {GRID}/>'
@@ -78,7 +78,7 @@ def _grid(across: Axis, up: Axis, x: _Scale, y: _Scale) -> Iterator[str]:
         yield f'<text x="{LEFT - 8}" y="{place + 4:.1f}" text-anchor="end">{words}</text>'
 
 
-def _curves(curves: Mapping[str, Line], x: _Scale, y: _Scale) -> Iterator[str]:
+def _curves(curves: Mapping[str, Line], x: ChartScale, y: ChartScale) -> Iterator[str]:
     for number, (name, line) in enumerate(curves.items()):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
         style = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}" fill="none"'
@@ -93,7 +93,7 @@ def _curves(curves: Mapping[str, Line], x: _Scale, y: _Scale) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
+class ChartScale:
     """Values between `low` and `high` on a stretch of paper; with a base, their logarithms."""
 
     low: float
@@ -104,26 +104,29 @@ class _Scale:
     step: float  # from mark to mark
 
     def place(self, value: float) -> float:
+        """Return where a value lies."""
         at = math.log(value, self.base) if self.base else value
         return self.start + (at - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
+        """Return the values that have a mark."""
         count = int((self.high - self.low) / self.step + 1e-9)
         marks = [self.low + number * self.step for number in range(count + 1)]
         return [float(self.base) ** mark if self.base else round(mark, 10) for mark in marks]
 
 
-def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Scale:
+def scale_of(axis: Axis, values: Sequence[float], start: float, end: float) -> ChartScale:
+    """Return a scale on which all values have a place, with round marks."""
     if axis.base:
         logs = [math.log(value, axis.base) for value in values] or [0.0]
         first = math.floor(min(logs))
         last = max(math.ceil(max(logs)), first + 1)
-        return _Scale(first, last, start, end, axis.base, axis.every)
+        return ChartScale(first, last, start, end, axis.base, axis.every)
     least, most = min(values, default=0.0), max(values, default=1.0)
     step = round_step((most - least or 1.0) / TICKS)
     low = math.floor(least / step) * step
     high = max(math.ceil(most / step) * step, low + step)
-    return _Scale(low, high, start, end, 0, step)
+    return ChartScale(low, high, start, end, 0, step)
 
 
 def round_step(step: float) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Sequence
 
+from roundelay.planning.held import Held
+from roundelay.planning.rows import PARTS_AFTER_STEP, passed_through
 from roundelay.training._exchange import told_bytes
 from roundelay.training._setup import Setup, storage_bytes
 from roundelay.training._volume import (
@@ -18,9 +18,9 @@ from roundelay.training._volume import (
 )
 from roundelay.training.precision import master_dtype
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
-from roundelay.training.strategies.zero._grad_buckets import MOST_GOING, TURNS, GradBuckets
-from roundelay.training.strategies.zero._partition import STAGES, Partition
-from roundelay.training.strategy import Held, Volume
+from roundelay.training.strategies.zero._grad_buckets import GradBuckets
+from roundelay.training.strategies.zero._partition import Partition
+from roundelay.training.strategy import Volume
 
 
 def held_by_zero(setup: Setup, partition: Partition, buckets: GradBuckets) -> Held:
@@ -51,10 +51,11 @@ def predicted_for(setup: Setup, partition: Partition, stage: int) -> tuple[Held,
     shares = [flat.layout.part * kind.itemsize for flat, kind in zip(trained, wire, strict=True)]
     transient = 0
     if not alone:
-        transient = _passed_through(setup, rows, shares, stage)
+        several = setup.step.count > setup.step.number  # passes in a step
+        transient = passed_through(rows, shares, stage, several=several)
         if partition.scheduler is None:  # parts on their way after a step
             own = [flat.layout.part * flat.dtype.itemsize for flat in trained]
-            transient += STAGES * max(own, default=0)
+            transient += PARTS_AFTER_STEP * max(own, default=0)
     kept, weights = _state(setup, trained), _weights(setup, partition)
     grads = sum(rows if stage == 1 else shares)
     apart = setup.host is not None and setup.host.parameters
@@ -102,34 +103,6 @@ def _state(setup: Setup, trained: Sequence[FlatParameter]) -> int:
         ]
         total += state_bytes(setup, shapes, setup.stepped_on)
     return total
-
-
-def _passed_through(setup: Setup, rows: Sequence[int], shares: Sequence[int], stage: int) -> int:
-    """Return the bytes that gradients pass through: rows filled by turns, results that wait."""
-    step = setup.step
-    several = step.count > step.number  # passes in a step, whose sums are added
-    waiting = _waiting(shares) if stage == 1 or several else 0
-    return waiting + (0 if stage == 1 else sum(heapq.nlargest(TURNS, rows)))
-
-
-def _waiting(shares: Sequence[int]) -> int:
-    """Return the memory of results, of which several are on their way, over a few passes."""
-    free: list[int] = []
-    made = 0
-    for _ in range(len(shares) + 1):
-        going: deque[int] = deque()
-        for nbytes in shares:
-            if len(going) >= MOST_GOING:
-                free.append(going.popleft())
-            fitting = next((one for one in free if one >= nbytes), None)
-            if fitting is None:
-                made += nbytes
-                fitting = nbytes
-            else:
-                free.remove(fitting)
-            going.append(fitting)
-        free += going
-    return made
 
 
 def _volumes(setup: Setup, partition: Partition, rows: Sequence[int]) -> list[Volume]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from roundelay.communicator.start import Handle
+from roundelay.planning.rows import MOST_GOING, TURNS
 from roundelay.training._buckets import shared_tensor
 from roundelay.training._intake import Intake
 from roundelay.training._phases import of_bucket
@@ -24,9 +25,7 @@ from roundelay.training._setup import Setup
 from roundelay.training.shards.shard import Shard
 from roundelay.training.strategies.zero._flat_parameter import FlatParameter
 
-MOST_GOING = 4  # rows on their way at a time
 OVERTAKEN = 2  # rows whose units backward has left: no longer is the one before them waited for
-TURNS = 3  # rows with memory of their own: one that takes all of backward, one filled, one sent
 
 
 class GradBucket:

@@ -9,7 +9,8 @@ import torch
 
 from roundelay.communicator import Communicator, Traffic
 from roundelay.communicator.start import Handle
-from roundelay.training._buckets import runs, shared_tensor
+from roundelay.planning.rows import PARTS_AFTER_STEP, runs
+from roundelay.training._buckets import shared_tensor
 from roundelay.training._setup import Parameter, Setup
 from roundelay.training._volume import traffic_of
 from roundelay.training.checkpoint.parts import Saved, SavedPart, stretch
@@ -29,7 +30,6 @@ from roundelay.training.strategies.zero.units import Choice, Unit, find_units
 from roundelay.training.strategy import Only
 
 EACH = 4  # parameters for each rank, as large as the largest, in a row that cuts none
-STAGES = 2  # memory for this many parts on their way after a step
 
 
 class Partition:
@@ -97,7 +97,7 @@ class Partition:
             if not rounded:
                 flat.round_masters()
             if flat.resident and flat.comm.size > 1:
-                if len(going) == STAGES:
+                if len(going) == PARTS_AFTER_STEP:
                     self._wait(going)
                 memory = self._steps.popleft()
                 mine = memory[: flat.part.nbytes].view(flat.dtype)
@@ -116,7 +116,7 @@ class Partition:
     def make_steps(self) -> None:
         """Have memory that parts are copied through after a step."""
         most = max((flat.part.nbytes for flat in self.trained), default=0)
-        for _ in range(STAGES):
+        for _ in range(PARTS_AFTER_STEP):
             device = self.flats[0].part.device
             self._steps.append(shared_tensor(self.setup.within, most, torch.uint8, device))
 

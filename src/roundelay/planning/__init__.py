@@ -1,0 +1,54 @@
+"""Layer 4: what training takes before it runs: bytes of a rank, seconds of a step, what fits.
+
+`plan` looks at every way to train a model on some ranks; the rest says what one way takes, and why.
+Nothing here needs more than the standard library.
+"""
+
+from roundelay.planning.candidate import (
+    OPTIMIZERS,
+    PRECISIONS,
+    SERVERS,
+    STRATEGIES,
+    Candidate,
+    MeshShape,
+    Task,
+)
+from roundelay.planning.document import as_document
+from roundelay.planning.held import Held
+from roundelay.planning.memory import RankBytes, fullest_rank
+from roundelay.planning.model import ModelShape, transformer
+from roundelay.planning.reason import advice, described, gigabytes, large, reason
+from roundelay.planning.scaling import scaling
+from roundelay.planning.search import PlanChoices, Planned, TrainingPlan, plan
+from roundelay.planning.step_time import StepTime, step_time
+from roundelay.planning.why import Term, why
+
+__all__ = [
+    "OPTIMIZERS",
+    "PRECISIONS",
+    "SERVERS",
+    "STRATEGIES",
+    "Candidate",
+    "Held",
+    "MeshShape",
+    "ModelShape",
+    "PlanChoices",
+    "Planned",
+    "RankBytes",
+    "StepTime",
+    "Task",
+    "Term",
+    "TrainingPlan",
+    "advice",
+    "as_document",
+    "described",
+    "fullest_rank",
+    "gigabytes",
+    "large",
+    "plan",
+    "reason",
+    "scaling",
+    "step_time",
+    "transformer",
+    "why",
+]
