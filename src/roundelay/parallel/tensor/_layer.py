@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -35,6 +36,10 @@ class Place:
     def label(self) -> str:
         """How messages call it."""
         return self.name or "the model itself"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Place:
+        """Be the place of the copy; what lies around a layer is not copied with it."""
+        return replace(self, module=copy.deepcopy(self.module, memo), parents=())
 
 
 class LayerPlan(ABC):
@@ -173,7 +178,22 @@ def become(module: nn.Module, mixin: type, plan: LayerPlan) -> None:
 
 @cache
 def _mixed(mixin: Any, own: Any) -> Any:  # Any: a class that no checker knows
-    return type(f"{mixin.__name__}{own.__name__}", (mixin, own), {"__module__": mixin.__module__})
+    def reduced(self: Any, protocol: Any) -> Any:
+        """Say how it is made again, as its class has no name in any module.
+
+        Copies are. A pickle comes to the communicator, which says that it can't be, and what can.
+        """
+        how, args, *rest = super(made, self).__reduce_ex__(max(2, protocol))
+        return (_again, (mixin, own), *rest) if args[:1] == (type(self),) else (how, args, *rest)
+
+    names = {"__module__": mixin.__module__, "__reduce_ex__": reduced}
+    made: Any = type(f"{mixin.__name__}{own.__name__}", (mixin, own), names)
+    return made
+
+
+def _again(mixin: Any, own: Any) -> Any:
+    kind = _mixed(mixin, own)
+    return kind.__new__(kind)
 
 
 def resize(module: nn.Module, *, inputs: int | None = None, outputs: int | None = None) -> None:
