@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from roundelay.communicator import Communicator
+from roundelay.parallel.passes import going_back, number_of
 
 __all__ = [
     "all_gather",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+Back = Callable[[torch.Tensor, Communicator], torch.Tensor]
 
 
 def counts_of(length: int, ranks: int) -> list[int]:
@@ -41,7 +43,7 @@ def counts_of(length: int, ranks: int) -> list[int]:
 
 def copy(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return `x` as it is; its gradient is the sum of what every rank computes from it."""
-    return _apply(x, comm, lambda own: own.view_as(own), lambda grad: reduce(grad, comm))
+    return _apply(x, comm, lambda own: own.view_as(own), reduce)
 
 
 def reduce(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
@@ -50,7 +52,7 @@ def reduce(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
         x,
         comm,
         lambda own: comm.all_reduce(own.detach().clone(memory_format=torch.contiguous_format)),
-        lambda grad: copy(grad, comm),
+        copy,
     )
 
 
@@ -62,7 +64,7 @@ def gather(
         x,
         comm,
         lambda own: _gathered(own, comm, dim, counts),
-        lambda grad: split(grad, comm, dim, counts),
+        lambda grad, ranks: split(grad, ranks, dim, counts),
     )
 
 
@@ -76,7 +78,7 @@ def split(
         x,
         comm,
         lambda whole: whole.detach().narrow(dim, start, length).contiguous().clone(),
-        lambda grad: gather(grad, comm, dim, shares),
+        lambda grad, ranks: gather(grad, ranks, dim, shares),
     )
 
 
@@ -88,7 +90,7 @@ def all_gather(
         x,
         comm,
         lambda own: _gathered(own, comm, dim, counts),
-        lambda grad: reduce_scatter(grad, comm, dim, counts),
+        lambda grad, ranks: reduce_scatter(grad, ranks, dim, counts),
     )
 
 
@@ -101,7 +103,7 @@ def reduce_scatter(
         x,
         comm,
         lambda own: _scattered(own, comm, dim, shares),
-        lambda grad: all_gather(grad, comm, dim, shares),
+        lambda grad, ranks: all_gather(grad, ranks, dim, shares),
     )
 
 
@@ -117,14 +119,16 @@ def all_to_all(
         pieces = torch.stack(own.detach().chunk(comm.size, split_dim))
         return torch.cat(list(comm.all_to_all(pieces)), concat_dim)
 
-    return _apply(x, comm, exchanged, lambda grad: all_to_all(grad, comm, concat_dim, split_dim))
+    return _apply(
+        x, comm, exchanged, lambda grad, ranks: all_to_all(grad, ranks, concat_dim, split_dim)
+    )
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
-def _apply(x: torch.Tensor, comm: Communicator, run: Change, back: Change) -> torch.Tensor:
+def _apply(x: torch.Tensor, comm: Communicator, run: Change, back: Back) -> torch.Tensor:
     if comm.size == 1:
         return x
-    result: torch.Tensor = _Collective.apply(x, run, back)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Collective.apply(x, comm, run, back)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -133,14 +137,15 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, run: Change, back: Change
+        ctx: Any, x: torch.Tensor, comm: Communicator, run: Change, back: Back
     ) -> torch.Tensor:  # Any: torch's
-        ctx.back = back
+        ctx.comm, ctx.number, ctx.back = comm, number_of(comm), back
         return run(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return ctx.back(grads[0]), None, None
+        with going_back("a divided layer or sequence", ctx.comm, ctx.number) as ranks:
+            return ctx.back(grads[0], ranks), None, None, None
 
 
 def _gathered(

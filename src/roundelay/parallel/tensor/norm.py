@@ -11,6 +11,7 @@ from torch import nn
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
+from roundelay.parallel.passes import going_back, number_of
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
 
@@ -87,11 +88,13 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, comm: Communicator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.comm = comm
+        ctx.comm, ctx.number = comm, number_of(comm)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        total = functions.reduce(torch.cat([grad.flatten() for grad in grads]), ctx.comm)
+        flat = torch.cat([grad.flatten() for grad in grads])
+        with going_back("a norm on shards", ctx.comm, ctx.number) as ranks:
+            total = functions.reduce(flat, ranks)
         parts = torch.split(total, [grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(parts, grads, strict=True))
