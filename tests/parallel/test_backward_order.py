@@ -24,10 +24,13 @@ def of_attention(method: str) -> Callable[[rd.Communicator], Layer]:
     return lambda comm: lambda x: rd.attention(x, x, x, comm=comm, method=method)
 
 
+torch.manual_seed(2)
+EXPERTS, ROUTER = [nn.Linear(6, 6) for _ in range(6)], rd.Router(6, 6, top_k=6)
+START = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 12), nn.Linear(12, 6), nn.Identity())
+
+
 def of_experts(comm: rd.Communicator) -> Layer:
-    torch.manual_seed(2)
-    experts = [nn.Linear(6, 6) for _ in range(6)]
-    return rd.MoE(experts, rd.Router(6, 6, top_k=6), comm)
+    return rd.MoE(copy.deepcopy(EXPERTS), copy.deepcopy(ROUTER), comm)
 
 
 def of_batch_norm(comm: rd.Communicator) -> Layer:
@@ -35,8 +38,7 @@ def of_batch_norm(comm: rd.Communicator) -> Layer:
 
 
 def of_plan(comm: rd.Communicator, *, sequence_parallel: bool) -> Layer:
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 12), nn.Linear(12, 6), nn.Identity())
+    model = copy.deepcopy(START)
     plan = {"0": "norm", "1": "column", "2": "row"}
     if sequence_parallel:
         plan |= {"": "split", "3": "gather"}

@@ -29,7 +29,7 @@ class Block(nn.Module):  # type: ignore[misc, name-defined]
 
     def forward(self, x: Any) -> Any:
         q, k, v = self.up(self.norm(x)).chunk(3, -1)
-        return x + self.drop(self.down(q * k * v))
+        return self.drop(self.down(q * k * v))
 
 
 class Model(nn.Module):  # type: ignore[misc, name-defined]

@@ -43,12 +43,13 @@ def counts_of(length: int, ranks: int) -> list[int]:
 
 def copy(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return `x` as it is; its gradient is the sum of what every rank computes from it."""
-    return _apply(x, comm, lambda own: own.view_as(own), reduce)
+    return _apply("copy", x, comm, lambda own: own.view_as(own), reduce)
 
 
 def reduce(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return the sum over ranks, with which all go on alike; the gradient goes back as it is."""
     return _apply(
+        "reduce",
         x,
         comm,
         lambda own: comm.all_reduce(own.detach().clone(memory_format=torch.contiguous_format)),
@@ -61,6 +62,7 @@ def gather(
 ) -> torch.Tensor:
     """Return all ranks' `x` along a dim, with which all go on alike; each gets its own gradient."""
     return _apply(
+        "gather",
         x,
         comm,
         lambda own: _gathered(own, comm, dim, counts),
@@ -75,6 +77,7 @@ def split(
     shares = counts or counts_of(x.size(dim), comm.size)
     start, length = sum(shares[: comm.rank]), shares[comm.rank]
     return _apply(
+        "split",
         x,
         comm,
         lambda whole: whole.detach().narrow(dim, start, length).contiguous().clone(),
@@ -87,6 +90,7 @@ def all_gather(
 ) -> torch.Tensor:
     """Return all ranks' `x` along a dim; what every rank computes from it adds up."""
     return _apply(
+        "all_gather",
         x,
         comm,
         lambda own: _gathered(own, comm, dim, counts),
@@ -100,6 +104,7 @@ def reduce_scatter(
     """Return this rank's share of the sum over ranks along a dim."""
     shares = counts or counts_of(x.size(dim), comm.size)
     return _apply(
+        "reduce_scatter",
         x,
         comm,
         lambda own: _scattered(own, comm, dim, shares),
@@ -120,15 +125,20 @@ def all_to_all(
         return torch.cat(list(comm.all_to_all(pieces)), concat_dim)
 
     return _apply(
-        x, comm, exchanged, lambda grad, ranks: all_to_all(grad, ranks, concat_dim, split_dim)
+        "all_to_all",
+        x,
+        comm,
+        exchanged,
+        lambda grad, ranks: all_to_all(grad, ranks, concat_dim, split_dim),
     )
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
-def _apply(x: torch.Tensor, comm: Communicator, run: Change, back: Back) -> torch.Tensor:
+def _apply(name: str, x: torch.Tensor, comm: Communicator, run: Change, back: Back) -> torch.Tensor:
     if comm.size == 1:
         return x
-    result: torch.Tensor = _Collective.apply(x, comm, run, back)  # type: ignore[no-untyped-call]
+    kind: Any = _Collective  # Any: torch does not say what it takes
+    result: torch.Tensor = kind.apply(x, name, comm, run, back)
     return result
 
 
@@ -137,15 +147,16 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, comm: Communicator, run: Change, back: Back
+        ctx: Any, x: torch.Tensor, name: str, comm: Communicator, run: Change, back: Back
     ) -> torch.Tensor:  # Any: torch's
+        ctx.crossing = name
         ctx.comm, ctx.number, ctx.back = comm, number_of(comm), back
         return run(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         with going_back("a divided layer or sequence", ctx.comm, ctx.number) as ranks:
-            return ctx.back(grads[0], ranks), None, None, None
+            return ctx.back(grads[0], ranks), None, None, None, None
 
 
 def _gathered(

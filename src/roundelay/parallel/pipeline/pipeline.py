@@ -71,8 +71,12 @@ class Pipeline(nn.Module):
         rest = left_over(model, plan.stages)
         attach(self, model, mine.values(), [name for at in mine for name in rest.get(at, ())])
         told = "; ".join(f"{what}: {value}" for what, value in plan.told.items())
-        stage_model(self, model, comm, told, self._compare_copies)
-        self._programs = {number: stage.bind(self) for number, stage in mine.items()}
+        staging = stage_model(self, model, comm, told, self._compare_copies)
+        last = plan.schedule.stages - 1
+        self._programs = {
+            number: staging.looked_at(number, stage.bind(self), last=number == last)
+            for number, stage in mine.items()
+        }
         shared = tied(model, plan.stages, plan.schedule.placement)
         names = _names_of(model)
         self._tied = TiedParameters(self, comm, shared, lambda name: names[name])

@@ -109,6 +109,7 @@ class _CrossEntropy(torch.autograd.Function):
         total: int,
         smoothing: float,
     ) -> torch.Tensor:
+        ctx.crossing, ctx.comm = "cross_entropy", comm
         here = kept & (targets >= start) & (targets < start + logits.size(1))
         column = (targets - start).masked_fill(~here, 0)
         dtype = torch.float32 if logits.dtype in HALVES else logits.dtype

@@ -14,6 +14,7 @@ from roundelay.parallel import functions
 from roundelay.parallel.passes import going_back, number_of
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
+from roundelay.parallel.tensor.axis import by
 
 __all__ = ["Norm", "summed"]
 
@@ -53,6 +54,10 @@ class Norm(LayerPlan):
         if "sharded" not in self.place.words and isinstance(x, torch.Tensor):
             self.axis.expect_shard(x, self.place.label)
 
+    def summed(self, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return views of its parameters, whose gradients are summed over ranks."""
+        return tuple(by(self.place.label, view) for view in summed(self.axis.comm, *parameters))
+
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Return the output, whole if the plan says so."""
         return self.axis.gather(x, self.place.label) if "gather" in self.place.words else x
@@ -68,7 +73,7 @@ class NormForward(nn.Module):
         plan = self.tensor_plan
         plan.check(inputs[0] if inputs else next(iter(options.values()), None))
         own = {key: value for key, value in self._parameters.items() if value is not None}
-        views: Any = dict(zip(own, summed(plan.axis.comm, *own.values()), strict=True))
+        views: Any = dict(zip(own, plan.summed(*own.values()), strict=True))
         self._parameters.update(views)
         try:
             return plan.leave(super().forward(*inputs, **options))
@@ -88,7 +93,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, comm: Communicator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.comm, ctx.number = comm, number_of(comm)
+        ctx.crossing, ctx.comm, ctx.number = "summed", comm, number_of(comm)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod

@@ -13,6 +13,7 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import Sharding, shard_parameter, sharding_of
 from roundelay.parallel.staging import staging_of
+from roundelay.parallel.tensor._first_pass import look_at_first_pass
 from roundelay.parallel.tensor._layer import LayerPlan
 from roundelay.parallel.tensor._match import layers_of, problems_of, words_for
 from roundelay.parallel.tensor.axis import TensorAxis
@@ -62,6 +63,7 @@ def apply_plan(
                 shard_parameter(parameter, sharding)
     for layer, shardings in cuts:
         layer.apply(shardings)
+    look_at_first_pass(model, axis)
 
 
 def read_plan(plan: str | Mapping[str, str]) -> Mapping[str, str]:
