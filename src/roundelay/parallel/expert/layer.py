@@ -45,6 +45,8 @@ class MoE(nn.Module):
     ) -> None:
         super().__init__()
         self.comm, self.axis = comm, axis
+        #: How much this rank's loss weighs beside those of others; who trains it says so.
+        self.loss_weight: Callable[[], float] | None = None
         problem, mine = _checked(experts, router, comm)
         _compare(problem, _description(router, mine), comm)
         self.router = router
@@ -70,7 +72,7 @@ class MoE(nn.Module):
         taken = queues.taken()
         self._account(routing, counts, int(counts.sum() - taken.sum()))
         kept = queues.kept(routing, 0 if self.comm is None else self.comm.rank)
-        plan = planned(routing.experts, kept, taken, self.comm)
+        plan = planned(routing.experts, kept, taken, self.comm, self.loss_weight)
         said = [
             functional_call(self.experts, parameters, (rows,))
             for parameters, rows in zip(self._each(), plan.scatter(tokens), strict=True)
