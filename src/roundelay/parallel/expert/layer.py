@@ -16,7 +16,7 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.expert.dispatch import planned
 from roundelay.parallel.expert.router import Queues, Router, Routing
 from roundelay.parallel.functions import counts_of
-from roundelay.parallel.sharding import Sharding, mark_divided, sharding_of
+from roundelay.parallel.sharding import Sharding, mark_divided, sharding_of, take_whole
 
 __all__ = ["MoE", "average_gradients", "balance_loss"]
 
@@ -252,4 +252,6 @@ def _stacked(modules: list[nn.Module], sharding: Sharding | None) -> nn.Module:
                 mark_divided(parameter, sharding)
             stacked[id(value)] = parameter
         setattr(holder, name.rpartition(".")[2], stacked[id(value)])
+    for module in template.modules() if sharding is not None else ():
+        module.register_load_state_dict_pre_hook(take_whole)
     return template
