@@ -252,6 +252,7 @@ def _stacked(modules: list[nn.Module], sharding: Sharding | None) -> nn.Module:
                 mark_divided(parameter, sharding)
             stacked[id(value)] = parameter
         setattr(holder, name.rpartition(".")[2], stacked[id(value)])
-    for module in template.modules() if sharding is not None else ():
+    hooked: list[Any] = [] if sharding is None else [*template.modules()]  # Any: torch's
+    for module in hooked:
         module.register_load_state_dict_pre_hook(take_whole)
     return template

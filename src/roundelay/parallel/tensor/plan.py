@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -64,7 +65,8 @@ def apply_plan(
     for layer, shardings in cuts:
         layer.apply(shardings)
         if shardings:
-            layer.place.module.register_load_state_dict_pre_hook(take_whole)
+            hooked: Any = layer.place.module  # Any: torch's is not typed
+            hooked.register_load_state_dict_pre_hook(take_whole)
     look_at_first_pass(model, axis)
 
 
