@@ -346,3 +346,62 @@ def test_copies_are_refused_by_name(how: Any, *, inside: bool) -> None:
         return str(caught.value)
 
     assert all("make another rd.Pipeline" in told for told in rd.run(body, 2, "threads"))
+
+
+def mse() -> Any:
+    return torch.nn.functional.mse_loss
+
+
+def small(comm: Any, **options: Any) -> Any:
+    layers = [torch.nn.Linear(4, 4) for _ in range(comm.size)]
+    return rd.Pipeline(torch.nn.Sequential(*layers), comm=comm, micro_batches=2, **options)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", ["detached", "constant", "integer", "inference"])
+def test_a_loss_without_a_gradient_is_refused(name: str, size: int) -> None:
+    losses: dict[str, Any] = {
+        "detached": lambda out, target: mse()(out, target).detach(),
+        "constant": lambda _out, _target: torch.tensor(1.0),
+        "integer": lambda out, target: (out - target).long().sum(),
+        "inference": mse(),
+    }
+
+    def body(comm: Any) -> str:
+        pipe, x = small(comm, loss=losses[name]), torch.ones(4, 4)
+        with torch.inference_mode(name == "inference"):
+            with pytest.raises((InvalidArgumentError, RankFailed)) as caught:
+                pipe.step(x, x)
+            assert pipe.evaluate(x, x).numel() == 1
+        return str(caught.value)
+
+    assert all("has no gradient" in told for told in rd.run(body, size, "threads"))
+
+
+@pytest.mark.parametrize("what", ["x", "target"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_other_rows_on_one_rank_are_told(what: str, size: int) -> None:
+    """In the first pass; a rank in the middle may have none."""
+
+    def body(comm: Any) -> str:
+        pipe, odd = small(comm, loss=mse()), float(comm.rank == size - 1)
+        x, target = torch.ones(4, 4), torch.ones(4, 4)
+        middle = 0 < comm.rank < size - 1
+        with pytest.raises(CollectiveMismatch) as caught:
+            pipe.step(None if middle else x + odd * (what == "x"), target + odd * (what != "x"))
+        return str(caught.value)
+
+    for told in rd.run(body, size, "threads"):
+        assert f"{what} has other values on rank {size - 1}" in told
+
+
+def test_another_pipeline_on_one_rank_is_told() -> None:
+    def body(comm: Any) -> str:
+        pipes, x = [small(comm, loss=mse()) for _ in range(2)], torch.ones(4, 4)
+        pipes[0].step(x, x)
+        with pytest.raises(CollectiveMismatch) as caught:
+            pipes[comm.rank].step(x, x)
+        return str(caught.value)
+
+    for told in rd.run(body, 2, "threads"):
+        assert "rank 1 calls number 2 and rank 0 number 1" in told

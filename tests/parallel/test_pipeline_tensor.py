@@ -21,7 +21,11 @@ from tests.parallel.test_pipeline import (  # noqa: E402 - likewise
 )
 from tests.parallel.test_pipeline_data_parallel import adam, alone, train  # noqa: E402
 
-from roundelay.errors import CollectiveMismatch, InvalidArgumentError  # noqa: E402 - with torch
+from roundelay.errors import (  # noqa: E402 - with torch
+    CollectiveMismatch,
+    InvalidArgumentError,
+    RankFailed,
+)
 
 nn = torch.nn
 PLAN = {"tokens": "embedding", "blocks.*": "replicate", "blocks.*.norm": "norm",
@@ -101,3 +105,26 @@ def test_a_plan_that_does_not_fit_is_refused_on_all_ranks(change: Any, said: str
         return str(caught.value)
 
     assert all(said in told for told in rd.run(body, 4, "threads"))
+
+
+@pytest.mark.parametrize(("more", "sequence", "words"), [
+    ({"blocks.*": "region", "blocks.*.norm": "norm sharded"}, False, "goes around them"),
+    ({"head": "replicate", "tokens": "replicate"}, True, "needs a place"),
+    ({"head": "column gather", "norm": "replicate"}, True, "norm.weight, which"),
+])  # fmt: skip
+def test_a_plan_with_wrong_gradients_is_refused(
+    more: dict[str, str], words: str, *, sequence: bool
+) -> None:
+    """As without a pipeline: the stage where it is wrong tells, and all hear of it."""
+    model = built(Text)
+
+    def body(comm: Any) -> str:
+        with pytest.raises((InvalidArgumentError, CollectiveMismatch, RankFailed)) as caught:
+            _, pipe, _ = pipeline(
+                comm, {"pp": 2, "tp": 2}, model, PLAN | more, sequence_parallel=sequence
+            )
+            pipe.step(*batch())
+        return str(caught.value)
+
+    for told in rd.run(body, 4, "threads"):
+        assert words in told

@@ -25,9 +25,12 @@ DTYPES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 3e-2}
 class Counted:
     """A communicator that lists its calls: what, and how many bytes the whole has."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, calls: list[tuple[str, int]] | None = None) -> None:
         self._comm = comm
-        self.calls: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = [] if calls is None else calls
+
+    def labelled(self, label: int) -> Counted:
+        return Counted(self._comm.labelled(label), self.calls)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._comm, name)

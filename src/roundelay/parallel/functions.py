@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from roundelay.communicator import Communicator
+from roundelay.parallel.passes import going_back, number_of
 
 __all__ = [
     "all_gather",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+Back = Callable[[torch.Tensor, Communicator], torch.Tensor]
 
 
 def counts_of(length: int, ranks: int) -> list[int]:
@@ -41,16 +43,17 @@ def counts_of(length: int, ranks: int) -> list[int]:
 
 def copy(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return `x` as it is; its gradient is the sum of what every rank computes from it."""
-    return _apply(x, comm, lambda own: own.view_as(own), lambda grad: reduce(grad, comm))
+    return _apply("copy", x, comm, lambda own: own.view_as(own), reduce)
 
 
 def reduce(x: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return the sum over ranks, with which all go on alike; the gradient goes back as it is."""
     return _apply(
+        "reduce",
         x,
         comm,
         lambda own: comm.all_reduce(own.detach().clone(memory_format=torch.contiguous_format)),
-        lambda grad: copy(grad, comm),
+        copy,
     )
 
 
@@ -59,10 +62,11 @@ def gather(
 ) -> torch.Tensor:
     """Return all ranks' `x` along a dim, with which all go on alike; each gets its own gradient."""
     return _apply(
+        "gather",
         x,
         comm,
         lambda own: _gathered(own, comm, dim, counts),
-        lambda grad: split(grad, comm, dim, counts),
+        lambda grad, ranks: split(grad, ranks, dim, counts),
     )
 
 
@@ -73,10 +77,11 @@ def split(
     shares = counts or counts_of(x.size(dim), comm.size)
     start, length = sum(shares[: comm.rank]), shares[comm.rank]
     return _apply(
+        "split",
         x,
         comm,
         lambda whole: whole.detach().narrow(dim, start, length).contiguous().clone(),
-        lambda grad: gather(grad, comm, dim, shares),
+        lambda grad, ranks: gather(grad, ranks, dim, shares),
     )
 
 
@@ -85,10 +90,11 @@ def all_gather(
 ) -> torch.Tensor:
     """Return all ranks' `x` along a dim; what every rank computes from it adds up."""
     return _apply(
+        "all_gather",
         x,
         comm,
         lambda own: _gathered(own, comm, dim, counts),
-        lambda grad: reduce_scatter(grad, comm, dim, counts),
+        lambda grad, ranks: reduce_scatter(grad, ranks, dim, counts),
     )
 
 
@@ -98,10 +104,11 @@ def reduce_scatter(
     """Return this rank's share of the sum over ranks along a dim."""
     shares = counts or counts_of(x.size(dim), comm.size)
     return _apply(
+        "reduce_scatter",
         x,
         comm,
         lambda own: _scattered(own, comm, dim, shares),
-        lambda grad: all_gather(grad, comm, dim, shares),
+        lambda grad, ranks: all_gather(grad, ranks, dim, shares),
     )
 
 
@@ -117,14 +124,21 @@ def all_to_all(
         pieces = torch.stack(own.detach().chunk(comm.size, split_dim))
         return torch.cat(list(comm.all_to_all(pieces)), concat_dim)
 
-    return _apply(x, comm, exchanged, lambda grad: all_to_all(grad, comm, concat_dim, split_dim))
+    return _apply(
+        "all_to_all",
+        x,
+        comm,
+        exchanged,
+        lambda grad, ranks: all_to_all(grad, ranks, concat_dim, split_dim),
+    )
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
-def _apply(x: torch.Tensor, comm: Communicator, run: Change, back: Change) -> torch.Tensor:
+def _apply(name: str, x: torch.Tensor, comm: Communicator, run: Change, back: Back) -> torch.Tensor:
     if comm.size == 1:
         return x
-    result: torch.Tensor = _Collective.apply(x, run, back)  # type: ignore[no-untyped-call]
+    kind: Any = _Collective  # Any: torch does not say what it takes
+    result: torch.Tensor = kind.apply(x, name, comm, run, back)
     return result
 
 
@@ -133,14 +147,16 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, run: Change, back: Change
+        ctx: Any, x: torch.Tensor, name: str, comm: Communicator, run: Change, back: Back
     ) -> torch.Tensor:  # Any: torch's
-        ctx.back = back
+        ctx.crossing = name
+        ctx.comm, ctx.number, ctx.back = comm, number_of(comm), back
         return run(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return ctx.back(grads[0]), None, None
+        with going_back("a divided layer or sequence", ctx.comm, ctx.number) as ranks:
+            return ctx.back(grads[0], ranks), None, None, None, None
 
 
 def _gathered(

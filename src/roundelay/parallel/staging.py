@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -23,6 +24,19 @@ class Staging:
     told: str  # how it was cut and is run, in words that ranks compare
     #: Raises, on every rank, if copies of a parameter that stages share differ; all call it.
     compare_copies: Callable[[], None]
+    #: Look at what each stage gives: the stage, its output, and whether it is the last.
+    looks: list[Callable[[int, Any, bool], None]] = field(default_factory=list)
+
+    def looked_at(self, stage: int, run: Callable[..., Any], *, last: bool) -> Callable[..., Any]:
+        """Return the program of a stage, with looks at what it gives."""
+
+        def run_and_look(*values: Any) -> Any:
+            output = run(*values)
+            for look in self.looks:
+                look(stage, output, last)
+            return output
+
+        return run_and_look
 
 
 def stage_model(
@@ -31,7 +45,7 @@ def stage_model(
     comm: Communicator,
     told: str,
     compare_copies: Callable[[], None],
-) -> None:
+) -> Staging:
     """Note on what a rank has of which model it is a part."""
     first: dict[torch.Tensor, str] = {}
     names = {
@@ -40,7 +54,9 @@ def stage_model(
     }
     modules = tuple(name for name, _ in whole.named_modules())
     keys = tuple(whole.state_dict())
-    vars(part)["_staging"] = Staging(comm, names, keys, modules, told, compare_copies)
+    staging = Staging(comm, names, keys, modules, told, compare_copies)
+    vars(part)["_staging"] = staging
+    return staging
 
 
 def staging_of(model: torch.nn.Module) -> Staging | None:

@@ -12,6 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.passes import going_back, number_of
 from roundelay.training._autograd import kept
 from roundelay.training._run import Run, refuse_prepared
 
@@ -41,10 +42,12 @@ class _Sum(torch.autograd.Function):
     """The sum over ranks, whose gradient is a sum over ranks, and so on."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, link: _Link) -> torch.Tensor:  # Any: torch's
+    def forward(
+        ctx: Any, x: torch.Tensor, link: _Link, comm: Communicator
+    ) -> torch.Tensor:  # Any: torch's
         """Return the sum of what all ranks have."""
-        ctx.link = link
-        total: torch.Tensor = link.comm.all_reduce(x.detach().clone())
+        ctx.link, ctx.number = link, number_of(link.comm)
+        total: torch.Tensor = comm.all_reduce(x.detach().clone())
         return total
 
     @staticmethod
@@ -59,8 +62,10 @@ class _Sum(torch.autograd.Function):
             kept(parameter.tensor) for parameter in run.setup.parameters
         )
         factor = run.step.factor if run is not None and weighs else 1.0
-        total = _Sum.apply(_times(grads[0], factor), link)  # type: ignore[no-untyped-call]
-        return _times(total, 1 / factor if factor else 0.0), None
+        mine = _times(grads[0], factor)
+        with going_back("SyncBatchNorm", link.comm, ctx.number) as ranks:
+            total = _Sum.apply(mine, link, ranks)  # type: ignore[no-untyped-call]
+        return _times(total, 1 / factor if factor else 0.0), None, None
 
 
 def _times(grad: torch.Tensor, factor: float) -> torch.Tensor:
@@ -166,7 +171,7 @@ class SyncBatchNorm(_BatchNorm):
         link = self._link
         if link is None or link.comm.size == 1:
             return x
-        total: torch.Tensor = _Sum.apply(x, link)  # type: ignore[no-untyped-call]
+        total: torch.Tensor = _Sum.apply(x, link, link.comm)  # type: ignore[no-untyped-call]
         return total
 
     @torch.no_grad()

@@ -11,13 +11,9 @@ import numpy as np
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.parallel.passes import label_of
 
-__all__ = ["agree", "label_of"]
-
-
-def label_of(call: str, number: int = 0) -> int:
-    """Return a label for a call of ranks, so that another one in its place is told."""
-    return 1 + (crc32(call.encode()) + number) % ((1 << 25) - 1)
+__all__ = ["agree"]
 
 
 def agree(

@@ -12,6 +12,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.context.agreement import agree
 from roundelay.parallel.context.plan import Span, check_layout, spans_of, spans_so_long
+from roundelay.parallel.passes import going_back, number_of
 
 __all__ = ["in_order", "sequence_positions", "shard_sequence", "shares", "unshard_sequence"]
 
@@ -115,12 +116,14 @@ class _Shard(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, comm: Communicator, dim: int, spans: list[tuple[Span, ...]]
     ) -> torch.Tensor:
-        ctx.how = comm, dim, spans
+        ctx.how, ctx.number = (comm, dim, spans), number_of(comm)
         return shares(x, dim, spans[comm.rank : comm.rank + 1])[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _apply(_Unshard, grads[0], *ctx.how), None, None, None
+        comm, *how = ctx.how
+        with going_back("rd.shard_sequence", comm, ctx.number) as ranks:
+            return _apply(_Unshard, grads[0], ranks, *how), None, None, None
 
 
 class _Unshard(torch.autograd.Function):

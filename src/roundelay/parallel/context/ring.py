@@ -6,7 +6,6 @@ along and go home: N times. Rows of several blocks are put together by their log
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +13,9 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
-from roundelay.parallel.context.agreement import label_of
 from roundelay.parallel.context.kernels import Rows, Tile, block_backward, block_forward
 from roundelay.parallel.context.plan import Block, RingPlan
+from roundelay.parallel.passes import going_back, number_of
 
 __all__ = ["Ring", "ring_attention"]
 
@@ -41,8 +40,7 @@ def ring_attention(
     scale: float,
 ) -> torch.Tensor:
     """Return the attention of this rank's queries to all ranks' keys."""
-    calls = vars(comm).setdefault("attention_calls", count())
-    ring = Ring(comm, plan, scale, next(calls), comm.rank if plan.size > 1 else 0)
+    ring = Ring(comm, plan, scale, number_of(comm), comm.rank if plan.size > 1 else 0)
     kind: Any = _RingAttention  # Any: torch does not say what it takes
     out: torch.Tensor = kind.apply(q, k, v, ring)
     return out
@@ -119,7 +117,8 @@ def _backward(
     """Go around once more; return the gradients of queries, keys and values."""
     plan, rank = ring.plan, ring.rank
     if plan.size > 1:  # a rank that is not here, or at another call, is told
-        ring.comm.all_gather(np.empty(0, np.uint8), label=label_of("backward", ring.number))
+        with going_back("rd.attention", ring.comm, ring.number) as ranks:
+            ranks.all_gather(np.empty(0, np.uint8))
     dq = q.new_zeros(q.shape, dtype=rows.lse.dtype)
     travelling = _Travelling(k, v, ring)
     gradients = _Gradients(k, v, ring, rows.lse.dtype)

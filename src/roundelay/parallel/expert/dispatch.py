@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,18 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.parallel.functions import counts_of
+from roundelay.parallel.passes import going_back, number_of
 from roundelay.parallel.scratch import Scratch, large, scratch_of
 
 __all__ = ["Dispatch", "planned"]
 
 Matrix = list[list[int]]
+CALL = "rd.MoE"
 CACHED = 1 << 19  # bytes of rows that are added at a time
+
+
+def _alike() -> float:
+    return 1.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,9 @@ class Dispatch:
     rows: torch.Tensor  # [tokens, top_k]: the row of each choice that is
     counts: Matrix  # rows that come, from each rank to each expert that is here
     there: Matrix  # rows from each rank to each
+    number: int = 0  # of the forward pass that it is for
+    #: How much this rank's loss weighs, while it goes backward, beside those of others.
+    weight: Callable[[], float] = _alike
 
     @cached_property
     def tokens(self) -> torch.Tensor:
@@ -49,7 +58,7 @@ class Dispatch:
         """Return the tokens of all ranks that this rank's experts get, a tensor for each expert."""
         if self.comm is None or self.comm.size == 1:
             return list(torch.split(x.index_select(0, self.tokens), self.each))
-        return list(_There.apply(x, self, self.tokens))  # type: ignore[no-untyped-call]
+        return list(_There.apply(x, self, self.tokens, self.comm))  # type: ignore[no-untyped-call]
 
     def gather(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
         """Return for every token what its experts said, weighted; nothing for what was dropped."""
@@ -57,20 +66,21 @@ class Dispatch:
         if self.comm is None or self.comm.size == 1:
             return _weighed(torch.cat(list(outputs)), weights, self)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (*outputs, weights)):
-            rows = _Back.apply(self, *outputs)  # type: ignore[no-untyped-call]
+            rows = _Back.apply(self, self.comm, *outputs)  # type: ignore[no-untyped-call]
             return _weighed(rows, weights, self)
         with scratch_of(self.comm) as scratch:  # nobody keeps the rows
             came = scratch.rows("came", self.most, len(self.choices), outputs[0])
-            return _weighed(self.take_back(outputs, came, scratch), weights, self)
+            return _weighed(self.take_back(self.comm, outputs, came, scratch), weights, self)
 
     @cached_property
     def most(self) -> int:
         """The rows that any rank sends or gets."""
         return max(map(sum, (*self.there, *self.back)))
 
-    def bring(self, sent: torch.Tensor, scratch: Scratch) -> tuple[torch.Tensor, ...]:
+    def bring(
+        self, comm: Communicator, sent: torch.Tensor, scratch: Scratch
+    ) -> tuple[torch.Tensor, ...]:
         """Send rows that are sorted by expert; return those that come, for each expert here."""
-        comm: Any = self.comm
         came = scratch.rows("came", self.most, sum(self.each), sent)
         came = comm.all_to_all(sent, out=came, axis=0, counts=self.there)
         # They come rank by rank, and of each rank expert by expert.
@@ -81,10 +91,13 @@ class Dispatch:
         return tuple(found)
 
     def take_back(
-        self, outputs: Sequence[torch.Tensor], came: torch.Tensor, scratch: Scratch
+        self,
+        comm: Communicator,
+        outputs: Sequence[torch.Tensor],
+        came: torch.Tensor,
+        scratch: Scratch,
     ) -> torch.Tensor:
         """Send what each expert said to where its rows came from; return `came`, filled."""
-        comm: Any = self.comm
         by_expert = [
             torch.split(said, [theirs[expert] for theirs in self.counts])
             for expert, said in enumerate(outputs)
@@ -100,40 +113,49 @@ class _There(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, plan: Dispatch, tokens: torch.Tensor | None
+        ctx: Any, x: torch.Tensor, plan: Dispatch, tokens: torch.Tensor | None, comm: Communicator
     ) -> tuple[torch.Tensor, ...]:  # Any: torch's
         ctx.plan, ctx.tokens = plan, tokens
-        comm: Any = plan.comm
         with scratch_of(comm) as scratch:
             sent = scratch.rows("sent", plan.most, len(plan.choices), x)
             if tokens is None:
                 sent.copy_(x)
             else:
                 torch.index_select(x.detach(), 0, tokens, out=sent)
-            return plan.bring(sent, scratch)
+            return plan.bring(comm, sent, scratch)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        rows = _Back.apply(ctx.plan, *grads)  # type: ignore[no-untyped-call]
-        return rows if ctx.tokens is None else _weighed(rows, None, ctx.plan), None, None
+        with going_back(CALL, ctx.plan.comm, ctx.plan.number) as ranks:
+            rows = _Back.apply(ctx.plan, ranks, *grads)  # type: ignore[no-untyped-call]
+        weight = ctx.plan.weight()  # which whoever has parameters on this rank will see to
+        rows = rows if weight in (0, 1) else rows / weight
+        return rows if ctx.tokens is None else _weighed(rows, None, ctx.plan), None, None, None
 
 
 class _Back(torch.autograd.Function):
     """What experts said, or gradients, to where the rows came from."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Dispatch, *outputs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, plan: Dispatch, comm: Communicator, *outputs: torch.Tensor
+    ) -> torch.Tensor:
         ctx.plan = plan
-        comm: Any = plan.comm
         said = [each.detach() for each in outputs]
         came = large(said[0], (len(plan.choices), *said[0].shape[1:]))
         with scratch_of(comm) as scratch:
-            return plan.take_back(said, came, scratch)
+            return plan.take_back(comm, said, came, scratch)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         there: Any = _There
-        return None, *there.apply(grads[0], ctx.plan, None)
+        weight = (
+            ctx.plan.weight()
+        )  # where experts add them up, gradients of ranks are as they count
+        grad = grads[0] * weight if weight not in (0, 1) else grads[0]
+        grad = grad if weight else torch.zeros_like(grad)  # a mean over no rows is NaN
+        with going_back(CALL, ctx.plan.comm, ctx.plan.number) as ranks:
+            return None, None, *there.apply(grad, ctx.plan, None, ranks)
 
 
 def _weighed(rows: torch.Tensor, weights: torch.Tensor | None, plan: Dispatch) -> torch.Tensor:
@@ -221,6 +243,7 @@ def planned(
     kept: torch.Tensor | None,
     counts: torch.Tensor,
     comm: Communicator | None,
+    weight: Callable[[], float] | None = None,
 ) -> Dispatch:
     """Return where this rank's tokens go; `counts[rank][expert]` is what each rank sends."""
     size = counts.shape[0]
@@ -246,4 +269,6 @@ def planned(
             [sum(mine[at : at + count]) for at, count in zip(first, owned, strict=True)]
             for mine in every
         ],
+        number=0 if comm is None else number_of(comm),
+        weight=weight or _alike,
     )

@@ -176,6 +176,12 @@ class Walk:
                 f"loss of Pipeline returns a tensor of one number, not {type(loss).__name__} of "
                 f"shape {tuple(getattr(loss, 'shape', ()))}."
             )
+        if self._batch.learns and not loss.requires_grad:
+            raise InvalidArgumentError(
+                "The loss of this pipeline has no gradient, so that step would train nothing: it "
+                "was detached, counts something, is computed inside of torch.inference_mode(), or "
+                "no parameter of any stage requires one. pipe.evaluate is for a loss alone."
+            )
         self.losses.append(loss.detach().reshape(()))
         share = loss / self._batch.micro_batches
         return [share if self._batch.scale is None else self._batch.scale(share)]

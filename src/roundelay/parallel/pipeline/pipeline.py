@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,7 +20,13 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RankFaile
 from roundelay.parallel.pipeline._messages import Form
 from roundelay.parallel.pipeline._parts import attach, left_over, tied
 from roundelay.parallel.pipeline._plan import Wanted, agreed_plan, device_of
-from roundelay.parallel.pipeline._split_batch import form_number, joined, rows_of, split_batch
+from roundelay.parallel.pipeline._split_batch import (
+    form_number,
+    joined,
+    rows_number,
+    rows_of,
+    split_batch,
+)
 from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
 from roundelay.parallel.staging import stage_model
@@ -71,14 +78,21 @@ class Pipeline(nn.Module):
         rest = left_over(model, plan.stages)
         attach(self, model, mine.values(), [name for at in mine for name in rest.get(at, ())])
         told = "; ".join(f"{what}: {value}" for what, value in plan.told.items())
-        stage_model(self, model, comm, told, self._compare_copies)
-        self._programs = {number: stage.bind(self) for number, stage in mine.items()}
+        staging = stage_model(self, model, comm, told, self._compare_copies)
+        last = plan.schedule.stages - 1
+        self._programs = {
+            number: staging.looked_at(number, stage.bind(self), last=number == last)
+            for number, stage in mine.items()
+        }
         shared = tied(model, plan.stages, plan.schedule.placement)
         names = _names_of(model)
         self._tied = TiedParameters(self, comm, shared, lambda name: names[name])
         self._forms: dict[tuple[int, ...], dict[int, Form | None]] = {}
         self._record = StepRecord()
         self._walk: Walk | None = None
+        made: count[int] = vars(comm).setdefault("pipelines", count(1))
+        self._number = next(made)  # of those that were made with these ranks
+        self._met = False  # whether ranks have compared the rows of a batch
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse copies and pickles: their stages would run the modules of this one."""
@@ -176,26 +190,32 @@ class Pipeline(nn.Module):
 
     def _batch(self, x: Any, errand: _Errand) -> tuple[Batch, tuple[int, ...]]:
         """Return this rank's micro-batches, and a key for their form, which all ranks share."""
-        count = self._schedule.micro_batches
+        pieces = self._schedule.micro_batches
         problem = ""
         try:
-            count = self._count(x, errand)
+            pieces = self._count(x, errand)
         except InvalidArgumentError as error:
             problem = str(error)
-        numbers = [form_number(x), form_number(errand.target), count, errand.key,
+        numbers = [form_number(x), form_number(errand.target), pieces, errand.key,
                    self._trained(), bool(problem)]  # fmt: skip
-        told = np.array([*numbers, *self._tied.marks()], np.int64)
-        every, marks = np.split(self._comm.all_gather(told).reshape(-1, len(told)),
-                                [len(numbers)], axis=1)  # fmt: skip
+        rows = [0, 0] if self._met else [rows_number(x), rows_number(errand.target)]
+        told = np.array([*numbers, self._number, *rows, *self._tied.marks()], np.int64)
+        every, which, given, marks = np.split(
+            self._comm.all_gather(told).reshape(-1, len(told)),
+            [len(numbers), len(numbers) + 1, len(numbers) + 3], axis=1,
+        )  # fmt: skip
         if every[:, -1].any():
             self._refuse(problem)
+        self._compare_pipelines(which[:, 0])
         self._compare_copies(marks)
         self._compare(every)
-        count = int(every[every[:, 0] > 0, 2][0])
-        inputs = [()] * count if x is None else split_batch(tuple(x), count)
-        targets = [None] * count if errand.target is None else split_batch(errand.target, count)
+        self._compare_rows(given)
+        self._met = True
+        pieces = int(every[every[:, 0] > 0, 2][0])
+        inputs = [()] * pieces if x is None else split_batch(tuple(x), pieces)
+        targets = [None] * pieces if errand.target is None else split_batch(errand.target, pieces)
         adding = partial(accumulate, self) if is_prepared(self) else nullcontext
-        batch = Batch(inputs, targets, errand.loss, errand.learns, count, adding, bool(self._tied))
+        batch = Batch(inputs, targets, errand.loss, errand.learns, pieces, adding, bool(self._tied))
         scaler = loss_scaler(self)
         batch.scale = scaler.apply if scaler is not None and errand.learns else None
         return batch, tuple(every[:, :-1].flatten().tolist())
@@ -206,7 +226,7 @@ class Pipeline(nn.Module):
 
     def _count(self, x: Any, errand: _Errand) -> int:
         """Return how many micro-batches this batch is cut into."""
-        count, here = self._schedule.micro_batches, self._schedule.stages_of(self._comm.rank)
+        pieces, here = self._schedule.micro_batches, self._schedule.stages_of(self._comm.rank)
         last = self._schedule.stages - 1
         if x is None and 0 in here:
             raise InvalidArgumentError("The rank of a pipeline's first stage needs a batch.")
@@ -220,13 +240,13 @@ class Pipeline(nn.Module):
                 f"x and target of a pipeline are cut into micro-batches alike, and have {told} "
                 f"rows. Give step as many of each."
             )
-        uneven = [each for each in rows if each % count]
+        uneven = [each for each in rows if each % pieces]
         if uneven and errand.learns:
             raise InvalidArgumentError(
-                f"A batch of {uneven[0]} rows does not divide into {count} micro-batches. Give "
-                f"step a multiple of {count} rows, or the pipeline another micro_batches=."
+                f"A batch of {uneven[0]} rows does not divide into {pieces} micro-batches. Give "
+                f"step a multiple of {pieces} rows, or the pipeline another micro_batches=."
             )
-        return 1 if uneven else count
+        return 1 if uneven else pieces
 
     def _refuse(self, problem: str) -> None:
         every = self._comm.all_gather_object(problem)
@@ -249,6 +269,25 @@ class Pipeline(nn.Module):
                 f"All ranks call the same of a pipeline, but rank {self._differs(every[:, 3])} "
                 f"does not do what rank 0 does: step, evaluate, or a plain call."
             )
+
+    def _compare_pipelines(self, which: np.ndarray[Any, Any]) -> None:
+        if len({*which.tolist()}) > 1:
+            raise CollectiveMismatch(
+                f"All ranks call the same pipeline, but of those that were made with this "
+                f"communicator rank {self._differs(which)} calls number "
+                f"{which[self._differs(which)]} and rank 0 number {which[0]}."
+            )
+
+    def _compare_rows(self, given: np.ndarray[Any, Any]) -> None:
+        for column, what in enumerate(("x", "target")):
+            marks = given[:, column]
+            if len({*marks[marks > 0].tolist()}) > 1:
+                raise CollectiveMismatch(
+                    f"All ranks pass the same batch to a pipeline, but {what} has other values on "
+                    f"rank {self._differs(marks)} than on the first rank that has it. Ranks along "
+                    f"pp get the same rows, as rd.loader(…, mesh=mesh) gives them; those that have "
+                    f"neither the first stage nor the last may pass None."
+                )
 
     def _compare_copies(self, marks: np.ndarray[Any, Any] | None = None) -> None:
         """Refuse copies of a parameter that are no longer equal; every rank calls it."""

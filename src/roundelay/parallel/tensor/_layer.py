@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -35,6 +36,10 @@ class Place:
     def label(self) -> str:
         """How messages call it."""
         return self.name or "the model itself"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Place:
+        """Be the place of the copy; what lies around a layer is not copied with it."""
+        return replace(self, module=copy.deepcopy(self.module, memo), parents=())
 
 
 class LayerPlan(ABC):
@@ -95,7 +100,8 @@ class LayerPlan(ABC):
             raise InvalidArgumentError(
                 f"{self.place.label} expects {what}, {features} features, and gets {x.size(-1)}. "
                 f"'column' leaves features cut and 'row' makes them whole: take them in turns, say "
-                f"'column gather', or 'replicate' for all of them."
+                f"'column gather', or 'replicate' for all of them. Where 'column:head_dim' or "
+                f"'qkv:head_dim' keeps heads together, 'row:head_dim' cuts alike."
             )
 
     def ranks_per_unit(self, units: int) -> int:
@@ -173,7 +179,22 @@ def become(module: nn.Module, mixin: type, plan: LayerPlan) -> None:
 
 @cache
 def _mixed(mixin: Any, own: Any) -> Any:  # Any: a class that no checker knows
-    return type(f"{mixin.__name__}{own.__name__}", (mixin, own), {"__module__": mixin.__module__})
+    def reduced(self: Any, protocol: Any) -> Any:
+        """Say how it is made again, as its class has no name in any module.
+
+        Copies are. A pickle comes to the communicator, which says that it can't be, and what can.
+        """
+        how, args, *rest = super(made, self).__reduce_ex__(max(2, protocol))
+        return (_again, (mixin, own), *rest) if args[:1] == (type(self),) else (how, args, *rest)
+
+    names = {"__module__": mixin.__module__, "__reduce_ex__": reduced}
+    made: Any = type(f"{mixin.__name__}{own.__name__}", (mixin, own), names)
+    return made
+
+
+def _again(mixin: Any, own: Any) -> Any:
+    kind = _mixed(mixin, own)
+    return kind.__new__(kind)
 
 
 def resize(module: nn.Module, *, inputs: int | None = None, outputs: int | None = None) -> None:

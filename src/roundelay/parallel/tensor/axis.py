@@ -10,7 +10,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
 
-__all__ = ["TensorAxis"]
+__all__ = ["TensorAxis", "by"]
 
 
 class TensorAxis:
@@ -25,7 +25,9 @@ class TensorAxis:
         #: Counted from the end, as positions come without a batch; None: the sequence stays whole.
         self.dim = None if sequence_dim is None else sequence_dim - 3
         self._lengths: set[int] = set()  # of whole sequences that were divided
+        self._now: set[int] = set()  # those of the pass at hand
         self.begun_elsewhere = False  # whether an earlier stage of a pipeline divides them
+        self.fits = False  # whether a whole pass was seen, and found to be right
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Stay the same: a copy of a model is on the same ranks."""
@@ -34,36 +36,38 @@ class TensorAxis:
     def enter(self, x: torch.Tensor, layer: str, *, whole: bool = False) -> torch.Tensor:
         """Return what a cut layer computes on: all of the sequence, with gradients summed."""
         if self.dim is None or whole:
-            return functions.copy(x, self.comm)
+            return by(layer, functions.copy(x, self.comm))
         self.expect_shard(x, layer)
-        return functions.all_gather(x, self.comm, self.dim)
+        return by(layer, functions.all_gather(x, self.comm, self.dim))
 
     def leave(self, x: torch.Tensor, layer: str, *, whole: bool = False) -> torch.Tensor:
         """Return the sum of what all ranks computed, or this rank's shard of it."""
         if self.dim is None or whole:
-            return functions.reduce(x, self.comm)
+            return by(layer, functions.reduce(x, self.comm))
         self._divisible(x, layer)
-        return functions.reduce_scatter(x, self.comm, self.dim)
+        return by(layer, functions.reduce_scatter(x, self.comm, self.dim))
 
     def split(self, x: torch.Tensor, layer: str) -> torch.Tensor:
         """Return this rank's shard of a sequence that all ranks have."""
         if self.dim is None:
             return x
+        self._expect_undivided(x, layer)
         self.began(x, layer)
-        return functions.split(x, self.comm, self.dim)
+        return by(layer, functions.split(x, self.comm, self.dim))
 
     def gather(self, x: torch.Tensor, layer: str) -> torch.Tensor:
         """Return the whole sequence, with which all ranks go on alike."""
         if self.dim is None:
             return x
         self.expect_shard(x, layer)
-        return functions.gather(x, self.comm, self.dim)
+        return by(layer, functions.gather(x, self.comm, self.dim))
 
     def began(self, x: torch.Tensor, layer: str) -> None:
         """Note that sequences of this length are divided from here on."""
         if self.dim is not None:
             self._divisible(x, layer)
             self._lengths.add(x.size(self.dim))
+            self._now.add(x.size(self.dim))
 
     def expect_shard(self, x: torch.Tensor, layer: str) -> None:
         """Refuse what can't be a shard of a sequence, as none of such a length was divided."""
@@ -79,12 +83,29 @@ class TensorAxis:
 
     def expect_whole(self, x: torch.Tensor, layer: str) -> None:
         """Refuse what is a shard of a sequence."""
-        length = self._length(x, layer)
-        if length not in self._lengths and length * self.comm.size in self._lengths:
+        if self._looks_divided(x, layer):
             raise InvalidArgumentError(
                 f"{layer} is 'replicate' in the plan, and gets this rank's shard of the sequence: "
                 f"its gradient would be that of the shard alone. Say 'norm'."
             )
+
+    def _expect_undivided(self, x: torch.Tensor, layer: str) -> None:
+        """Refuse to divide a shard again, by which tokens would be lost."""
+        if self._looks_divided(x, layer):
+            raise InvalidArgumentError(
+                f"{layer} divides the sequence, and gets this rank's share of one that is divided "
+                f"already: {x.size(self.dim or 0)} tokens. Say 'split' once, for the first module "
+                f"of the sequence-parallel part, or 'gather' between."
+            )
+
+    def begin(self) -> None:
+        """Begin a forward pass, in which no sequence is divided yet."""
+        self._now.clear()
+
+    def _looks_divided(self, x: torch.Tensor, layer: str) -> bool:
+        """Tell whether a tensor is as long as a shard; once a pass fits, none is one."""
+        length = self._length(x, layer)
+        return not self.fits and length not in self._now and length * self.comm.size in self._now
 
     def _length(self, x: torch.Tensor, layer: str) -> int:
         if self.dim is None or x.dim() < -self.dim:
@@ -102,3 +123,11 @@ class TensorAxis:
                 f"which share the sequence. Pad to {-(-length // ranks) * ranks}, or take "
                 f"sequence_parallel=False."
             )
+
+
+def by(layer: str, x: torch.Tensor) -> torch.Tensor:
+    """Have a crossing know for which layer it is."""
+    node: Any = x.grad_fn  # Any: torch's
+    if hasattr(node, "crossing"):
+        node.layer = layer
+    return x

@@ -11,8 +11,10 @@ from torch import nn
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
+from roundelay.parallel.passes import going_back, number_of
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
+from roundelay.parallel.tensor.axis import by
 
 __all__ = ["Norm", "summed"]
 
@@ -52,6 +54,10 @@ class Norm(LayerPlan):
         if "sharded" not in self.place.words and isinstance(x, torch.Tensor):
             self.axis.expect_shard(x, self.place.label)
 
+    def summed(self, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return views of its parameters, whose gradients are summed over ranks."""
+        return tuple(by(self.place.label, view) for view in summed(self.axis.comm, *parameters))
+
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Return the output, whole if the plan says so."""
         return self.axis.gather(x, self.place.label) if "gather" in self.place.words else x
@@ -67,7 +73,7 @@ class NormForward(nn.Module):
         plan = self.tensor_plan
         plan.check(inputs[0] if inputs else next(iter(options.values()), None))
         own = {key: value for key, value in self._parameters.items() if value is not None}
-        views: Any = dict(zip(own, summed(plan.axis.comm, *own.values()), strict=True))
+        views: Any = dict(zip(own, plan.summed(*own.values()), strict=True))
         self._parameters.update(views)
         try:
             return plan.leave(super().forward(*inputs, **options))
@@ -87,11 +93,13 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, comm: Communicator, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.comm = comm
+        ctx.crossing, ctx.comm, ctx.number = "summed", comm, number_of(comm)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        total = functions.reduce(torch.cat([grad.flatten() for grad in grads]), ctx.comm)
+        flat = torch.cat([grad.flatten() for grad in grads])
+        with going_back("a norm on shards", ctx.comm, ctx.number) as ranks:
+            total = functions.reduce(flat, ranks)
         parts = torch.split(total, [grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(parts, grads, strict=True))

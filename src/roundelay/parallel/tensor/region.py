@@ -74,7 +74,7 @@ class Region(LayerPlan):
         for name, share in self._shares().items():
             setattr(self.place.module, name, share)
         self.place.module.register_forward_pre_hook(
-            _first(self._enter, self._copy), with_kwargs=True
+            _First(self._enter, self._copy), with_kwargs=True
         )
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
@@ -96,8 +96,10 @@ class Split(LayerPlan):
         """Look at what comes in."""
         del cuts
         if self.axis.dim is not None:
-            hook = _first(lambda x: self.axis.split(x, self.place.label))
-            self.place.module.register_forward_pre_hook(hook, with_kwargs=True)
+            self.place.module.register_forward_pre_hook(_First(self._split), with_kwargs=True)
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        return self.axis.split(x, self.place.label)
 
 
 class Gather(LayerPlan):
@@ -112,9 +114,10 @@ class Gather(LayerPlan):
         """Look at what goes out."""
         del cuts
         if self.axis.dim is not None:
-            self.place.module.register_forward_hook(
-                lambda _module, _inputs, output: self.axis.gather(output, self.place.label)
-            )
+            self.place.module.register_forward_hook(self._gather)
+
+    def _gather(self, _module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return self.axis.gather(output, self.place.label)
 
 
 class Replicate(LayerPlan):
@@ -137,9 +140,9 @@ class Replicate(LayerPlan):
         module = self.place.module
         own = any(True for _ in module.parameters(recurse=False))
         if self.axis.dim is not None and own and not isinstance(module, nn.Embedding):
-            module.register_forward_pre_hook(_first(self._check), with_kwargs=True)
+            module.register_forward_pre_hook(_First(self._check), with_kwargs=True)
         if type(module).forward is nn.Linear.forward:
-            module.register_forward_pre_hook(_first(self._check_features), with_kwargs=True)
+            module.register_forward_pre_hook(_First(self._check_features), with_kwargs=True)
 
     def _check_features(self, x: torch.Tensor) -> torch.Tensor:
         features: Any = self.place.module.in_features  # Any: torch says it may be a module
@@ -160,22 +163,26 @@ def _no_parameters(label: str, module: nn.Module, word: str) -> None:
         )
 
 
-def _first(change: Any, others: Any = None) -> Any:  # Any: torch's hooks are not typed
-    """Return a hook that changes the first tensor that comes in, and the others otherwise."""
+class _First:
+    """A hook that changes the first tensor that comes in, and the others otherwise.
 
-    def each(value: Any, done: list[bool]) -> Any:
+    No closure, so that a copy has its own, and a pickle comes to the ranks that refuse one.
+    """
+
+    def __init__(self, change: Any, others: Any = None) -> None:  # Any: torch's are not typed
+        self._change, self._others = change, others
+
+    def __call__(self, _module: nn.Module, inputs: Any, options: Any) -> Any:
+        done: list[bool] = []
+        changed = tuple(self._each(value, done) for value in inputs)
+        return changed, {key: self._each(value, done) for key, value in options.items()}
+
+    def _each(self, value: Any, done: list[bool]) -> Any:
         if type(value) in (tuple, list):
-            return type(value)(each(part, done) for part in value)
+            return type(value)(self._each(part, done) for part in value)
         if not isinstance(value, torch.Tensor):
             return value
         if not done:
             done.append(True)
-            return change(value)
-        return value if others is None else others(value)
-
-    def hook(_module: nn.Module, inputs: Any, options: Any) -> Any:
-        done: list[bool] = []
-        changed = tuple(each(value, done) for value in inputs)
-        return changed, {key: each(value, done) for key, value in options.items()}
-
-    return hook
+            return self._change(value)
+        return value if self._others is None else self._others(value)
