@@ -7,6 +7,7 @@ from itertools import permutations
 
 import pytest
 
+from roundelay.fronts.horovod.control import Entry
 from roundelay.fronts.horovod.coordinator import Coordinator, Decision, Outcome, Said
 from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
 
@@ -15,7 +16,7 @@ ALLGATHER = KINDS.index("allgather")
 
 def heard(coordinator: Coordinator, *said: tuple[int, ...]) -> list[Decision]:
     """Tell a coordinator what ranks say, and return all that it decides."""
-    return [one for words in said for one in coordinator.heard(*(*words, 0, 0, 0, 0)[:6])]
+    return [one for words in said for one in coordinator.heard(Entry(*words))]
 
 
 def submit(

@@ -13,9 +13,10 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Adasum, Average, Max, Min, ProcessSet, Product, Sum
 from roundelay.fronts.horovod.errors import HorovodInternalError, UnsupportedOperationError
-from roundelay.fronts.horovod.operation import Operation, Terms
+from roundelay.fronts.horovod.operation import Operation, Terms, Together, number_of
 from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch.adasum import adasum
+from roundelay.fronts.horovod.torch.fusion import reduce_all
 
 __all__ = ["Scales", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter", "stand_in"]
 
@@ -42,11 +43,16 @@ def allreduce(
     given = _given(tensors)
 
     def run(comm: Communicator) -> list[torch.Tensor]:
-        for source, output in zip(given(), outputs, strict=True):
-            _reduce(comm, source, output, op, scales)
-        return list(outputs)
+        return run_all(comm, [(given, outputs)])[0]
 
-    return here.submit("allreduce", name, number, terms, run)
+    def run_all(comm: Communicator, parts: list[Any]) -> list[list[torch.Tensor]]:
+        pairs = (pair for given, outputs in parts for pair in zip(given(), outputs, strict=True))
+        reduce_all(pairs, op, here.together, partial(_reduce, comm, op, scales))
+        return [list(outputs) for _, outputs in parts]
+
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    together = Together(number_of((op, scales)), nbytes, (given, outputs), run_all)
+    return here.submit("allreduce", name, number, terms, run, together)
 
 
 def _check_dtypes(tensors: Sequence[torch.Tensor], op: int) -> None:
@@ -67,15 +73,17 @@ def stand_in(terms: Terms) -> Operation:
     said = dict(terms)
 
     def run(comm: Communicator) -> None:
-        for dtype, shape in zip(said.get("dtype", ()), said.get("shape", ()), strict=True):
-            zeros = torch.zeros(shape, dtype=getattr(torch, dtype))
-            _reduce(comm, zeros, zeros, said["op"], (1.0, 1.0))
+        kinds = zip(said.get("dtype", ()), said.get("shape", ()), strict=True)
+        zeros = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in kinds]
+        op, most = said.get("op", Sum), current("join()").together
+        reduce = partial(_reduce, comm, op, (1.0, 1.0))
+        reduce_all(zip(zeros, zeros, strict=True), op, most, reduce)
 
     return Operation("allreduce", "of a rank that has joined", 0, terms, run)
 
 
 def _reduce(
-    comm: Communicator, source: torch.Tensor, output: torch.Tensor, op: int, scales: Scales
+    comm: Communicator, op: int, scales: Scales, source: torch.Tensor, output: torch.Tensor
 ) -> None:
     before, after = scales
     source, output = scaled(source, before), output.detach()
