@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from roundelay.communicator import ANY, Communicator
+from roundelay.communicator import Communicator
+from roundelay.engines import MessageCall
 
 __all__ = ["QUIET", "Control", "Entry", "Told"]
 
 SAID, DECIDED, TEXT = 1, 2, 3  # tags
-MOST = 16  # entries of a message; all messages have the same length
+MOST = 16  # entries of a message; all messages of a tag have the same length
 QUIET = 1e8  # seconds: who waits for work waits for ever, and is not surprised
 
 
@@ -36,12 +39,29 @@ class Told(NamedTuple):
     """What the coordinator tells a rank."""
 
     outcome: int
-    process_set: int
-    name: int
-    argument: int
-    more: int  # whether the next one runs in the same call
-    length: int  # of the text, which follows in a message of its own
-    text: str = ""
+    process_set: int = 0
+    name: int = 0
+    argument: int = 0
+    more: int = 0  # whether the next one runs in the same call
+    text: str = ""  # of which only the length is a number: it follows in a message of its own
+
+
+class Page:
+    """A message of up to so many rows of numbers, to be sent or filled again and again."""
+
+    def __init__(self, width: int) -> None:
+        self.data = np.zeros(1 + MOST * width, np.int64)
+        self._view, self._width = memoryview(self.data), width
+
+    def write(self, rows: Sequence[Sequence[int]]) -> None:
+        """Put rows in."""
+        numbers = chain.from_iterable(rows)
+        struct.pack_into(f"{1 + len(rows) * self._width}q", self.data, 0, len(rows), *numbers)
+
+    def rows(self) -> list[list[int]]:
+        """Return the rows that came."""
+        view, width = self._view, self._width
+        return [view[at : at + width].tolist() for at in range(1, 1 + view[0] * width, width)]
 
 
 class Control:
@@ -49,12 +69,22 @@ class Control:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm, self._first = comm, comm.rank == 0
+        self._engine = comm._engine  # noqa: SLF001 - our own; a call there costs half as much
         self._queue: deque[Entry] = deque()
         self._sending = threading.Lock()
         self._listening = False  # somebody waits for a message, and for nothing else
-        self._out = np.zeros((1 + MOST, len(Entry._fields)), np.int64)
-        heard = self._out if self._first else np.zeros((1 + MOST, 6), np.int64)
-        self._in = np.zeros_like(heard)
+        said, told = len(Entry._fields), len(Told._fields)
+        self._out, self._in = Page(said), Page(said if self._first else told)
+        self._decided = Page(told)
+        self._saying = MessageCall(self._out.data, "int64", 0, SAID, sends=True, background=False)
+        src, tag = (None, SAID) if self._first else (0, DECIDED)
+        self._hearing = MessageCall(
+            self._in.data, "int64", src, tag, sends=False, background=False
+        )
+        self._telling = [
+            MessageCall(self._decided.data, "int64", rank, DECIDED, sends=True, background=False)
+            for rank in range(comm.size)
+        ]
         comm.timeout = self._patience = QUIET
 
     def say(self, entry: Entry) -> None:
@@ -68,11 +98,12 @@ class Control:
         with self._sending:
             if self._first:
                 if self._listening:
-                    self._out[0, 0] = 0
-                    self._comm.send(self._out, 0, SAID)
+                    self._out.write([])
+                    self._engine.post(self._saying).wait()
                 return
             while self._queue:
-                self._send(0, SAID, self._out, self._taken())
+                self._out.write(self._taken())
+                self._engine.post(self._saying).wait()
 
     def hear(self, patience: float) -> list[Entry]:
         """Return what ranks have said, once one of them has said anything. On rank 0."""
@@ -80,7 +111,7 @@ class Control:
         try:
             if self._queue:
                 return self._taken()
-            rows = self._receive(ANY, SAID, patience)
+            rows = self._received(patience)
         finally:
             self._listening = False
         return [Entry(*row) for row in rows]
@@ -89,44 +120,36 @@ class Control:
         """Return what the coordinator has decided, once it has. On other ranks."""
         self._listening = True
         try:
-            self.flush()
-            rows = self._receive(0, DECIDED, patience)
+            if self._queue:
+                self.flush()
+            rows = self._received(patience)
         finally:
             self._listening = False
-        return [Told(*row, self._text(row[-1])) for row in rows]
+        return [Told(*row[:-1], self._text(row[-1])) for row in rows]
 
     def tell(self, rank: int, decided: Sequence[Told]) -> None:
         """Tell a rank what was decided, in this order."""
-        out = np.zeros((1 + MOST, 6), np.int64)
         for start in range(0, len(decided), MOST):
-            batch = decided[start : start + MOST]
-            self._send(rank, DECIDED, out, [told[:6] for told in batch])
-            for told in batch:
-                if told.length:
-                    text = np.frombuffer(told.text.encode(), np.uint8)
-                    self._comm.send(text, rank, TEXT)
+            some = decided[start : start + MOST]
+            texts = [told.text.encode() for told in some]
+            rows = [(*told[:-1], len(text)) for told, text in zip(some, texts, strict=True)]
+            self._decided.write(rows)
+            self._engine.post(self._telling[rank]).wait()
+            for text in filter(None, texts):
+                self._comm.send(np.frombuffer(text, np.uint8), rank, TEXT)
 
     def close(self) -> None:
         """Say nothing more."""
         self._comm.close()
 
     def _taken(self) -> list[Entry]:
-        count = min(MOST, len(self._queue))
-        return [self._queue.popleft() for _ in range(count)]
+        return [self._queue.popleft() for _ in range(min(MOST, len(self._queue)))]
 
-    def _send(self, dst: int, tag: int, out: np.ndarray, rows: Iterable[Sequence[int]]) -> None:
-        count = 0
-        for count, row in enumerate(rows, 1):
-            out[count] = row
-        out[0, 0] = count
-        self._comm.send(out, dst, tag)
-
-    def _receive(self, src: object, tag: int, patience: float) -> list[list[int]]:
+    def _received(self, patience: float) -> list[list[int]]:
         if patience != self._patience:
             self._comm.timeout = self._patience = patience
-        self._comm.recv(self._in, src, tag)
-        rows: list[list[int]] = self._in[1 : 1 + int(self._in[0, 0])].tolist()
-        return rows
+        self._engine.post(self._hearing).wait()
+        return self._in.rows()
 
     def _text(self, length: int) -> str:
         if not length:

@@ -17,13 +17,14 @@ from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
 
 __all__ = ["JOINED", "Coordinator", "Decision", "Outcome", "Said", "chained"]
 
+SUBMIT = 0  # of `Said`, and looked at most
 JOINED = 0, 0  # the operation of a rank that has joined
 
 
 class Said(IntEnum):
     """What a rank tells the coordinator."""
 
-    SUBMIT = 0
+    SUBMIT = SUBMIT
     JOIN = 1
     STALLED = 2  # it has waited for this operation as long as it may
     LEAVE = 3
@@ -63,14 +64,27 @@ class Coordinator:
         self._left: set[int] = set()
         self._paired: set[frozenset[int]] = set()  # different lines that were told of
 
-    def heard(self, entry: Entry) -> Iterator[Decision]:
-        """Take what a rank has said; yield what follows from it."""
-        rank, said, process_set, name = entry[:4]
-        key = process_set, name
-        if said == Said.SUBMIT:
-            self._waiting.setdefault(key, {})[rank] = entry
-            yield from self._settle([key])
-        elif said == Said.JOIN:
+    def heard(self, entry: Entry) -> Iterable[Decision]:
+        """Take what a rank has said; return what follows from it."""
+        if entry.said != SUBMIT:
+            return self._others(entry)
+        key = entry.process_set, entry.name
+        told = self._waiting.get(key)
+        if told is None:
+            told = self._waiting[key] = {}
+        told[entry.rank] = entry
+        members = self.members.get(key[0])
+        if members is None:
+            return (self._fail(key, "its process set was removed."),)
+        if len(told) == len(members):
+            del self._waiting[key]
+            return (self._complete(key, members, [*told.values()]),)
+        return self._incomplete(key, members, told) if self._left or self._joined else ()
+
+    def _others(self, entry: Entry) -> Iterator[Decision]:
+        rank, said, *numbers = entry[:4]
+        key = numbers[0], numbers[1]
+        if said == Said.JOIN:
             self._joined[rank] = None
             yield from self._settle(key for key in tuple(self._waiting) if key[0] == 0)
             yield from self._never_joined()
@@ -93,25 +107,18 @@ class Coordinator:
         return [self._fail(key, "its process set was removed.") for key in keys]
 
     def _settle(self, keys: Iterable[tuple[int, int]]) -> Iterator[Decision]:
+        """Look again at what waits, after a rank has joined or left."""
         for key in keys:
-            told = self._waiting[key]
-            members = self.members.get(key[0])
-            if members is None:
-                yield self._fail(key, "its process set was removed.")
-            elif len(told) == len(members):
-                del self._waiting[key]
-                yield self._complete(key, members, [*told.values()])
-            else:
-                yield from self._incomplete(key, members, told)
+            yield from self._incomplete(key, self.members[key[0]], self._waiting[key])
 
     def _complete(
         self, key: tuple[int, int], members: tuple[int, ...], told: Sequence[Entry]
     ) -> Decision:
-        first, others = told[0], told[1:]
-        if any(entry.terms != first.terms for entry in others):
+        first = told[0]
+        if len({entry.terms for entry in told}) > 1:
             return Decision(members, Outcome.MISMATCH, *key)
-        if any(entry.line != first.line for entry in others):
-            lines = frozenset(entry.line for entry in told)
+        lines = frozenset([entry.line for entry in told])
+        if len(lines) > 1:
             if lines not in self._paired:
                 self._paired.add(lines)
                 return Decision(members, Outcome.RUN, *key, argument=1)
@@ -120,8 +127,6 @@ class Coordinator:
     def _incomplete(
         self, key: tuple[int, int], members: tuple[int, ...], told: dict[int, Entry]
     ) -> Iterator[Decision]:
-        if not self._left and not self._joined:
-            return
         missing = [rank for rank in members if rank not in told]
         entries = [*told.values()]
         if gone := self._left.intersection(missing):

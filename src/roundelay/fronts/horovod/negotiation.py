@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from roundelay.communicator import Communicator
@@ -16,6 +17,7 @@ from roundelay.errors import CollectiveTimeout, CommunicationError, InvalidArgum
 from roundelay.fronts.horovod.control import QUIET, Control, Entry, Told
 from roundelay.fronts.horovod.coordinator import (
     JOINED,
+    SUBMIT,
     Coordinator,
     Decision,
     Outcome,
@@ -88,13 +90,9 @@ class Negotiation:
             if not unnamed:
                 self._taken[key] = operation
         line = number_of(line_of(operation.place)) if unnamed else 0
-        terms, kind, together = (
-            number_of(operation.terms),
-            NUMBERS[operation.kind],
-            operation.together,
-        )
-        family, nbytes = (together.family, together.nbytes) if together else (0, 0)
-        self._say(Said.SUBMIT, *key, terms, kind, line, family, nbytes)
+        terms, kind = number_of(operation.terms), NUMBERS[operation.kind]
+        family, nbytes = operation.together[:2] if operation.together else (0, 0)
+        self._control.say(Entry(self.rank, SUBMIT, *key, terms, kind, line, family, nbytes))
         self._turns.ring()
         return operation
 
@@ -133,7 +131,8 @@ class Negotiation:
     def leave(self) -> None:
         """Submit nothing more, and wait until the others do not either."""
         if self._turns.alive() and self._broken is None:
-            self._say(Said.LEAVE)
+            with suppress(CommunicationError):  # a broken group is left as well
+                self._say(Said.LEAVE)
             self._leaving = True
             self._turns.end(self._timeout)
         for comm in self.comms.values():
@@ -183,24 +182,23 @@ class Negotiation:
             for entry in self._control.hear(patience)
             for decision in self._coordinator.heard(entry)
         ]
-        waited = self._act_on(self._told(decided))
+        waited = bool(decided) and self._act_on(self._told(decided))
         while self._removed:
             waited |= self._act_on(self._told(self._coordinator.removed(self._removed.pop())))
         return waited
 
     def _told(self, decided: list[Decision]) -> list[Told]:
         """Tell other ranks what was decided; return what concerns this one."""
-        mine: dict[int, list[Told]] = {}
+        by_rank: dict[int, list[Told]] = {}
         for decision, more in zip(decided, chained(decided, self._together), strict=True):
-            to, outcome, process_set, name, argument, text = decision[:6]
-            length = len(text.encode())
-            told = Told(outcome, process_set, name, argument, more, length, text)
+            to, outcome, process_set, name, argument, text, *_ = decision
+            told = Told(outcome, process_set, name, argument, more, text)
             for rank in to:
-                mine.setdefault(rank, []).append(told)
-        for rank, some in mine.items():
-            if rank:
-                self._control.tell(rank, some)
-        return mine.get(0, [])
+                by_rank.setdefault(rank, []).append(told)
+        mine = by_rank.pop(0, [])
+        for rank, some in by_rank.items():
+            self._control.tell(rank, some)
+        return mine
 
     def _act_on(self, decided: list[Told]) -> bool:
         waited = False
@@ -213,7 +211,7 @@ class Negotiation:
 
     def _act(self, decision: Told) -> bool:
         """Do what has been decided, and tell whether somebody waited for it."""
-        outcome, process_set, name, argument, _, _, text = decision
+        outcome, process_set, name, argument, _, text = decision
         if outcome == Outcome.END:
             self._turns.stop()
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,11 @@ __all__ = ["Scales", "allgather", "allreduce", "alltoall", "broadcast", "reduces
 WORDS = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "prod"}
 #: Factors before and after the reduction.
 Scales = tuple[float, float]
+Tensors = Sequence[torch.Tensor]
+#: Brings tensors to the host.
+Given = Callable[[], list[torch.Tensor]]
+#: Dtypes, shapes, and the type of the device.
+Kinds = tuple[tuple[torch.dtype, ...], tuple[torch.Size, ...], str]
 
 
 def allreduce(
@@ -38,25 +43,38 @@ def allreduce(
     members = here.members(process_set.process_set_id)
     if op == Adasum:
         _check_adasum(len(members), number)
-    _check_dtypes(tensors, op)
-    terms = _reducing_terms(tensors, op, scales)
-    given = _given(tensors)
-
-    def run(comm: Communicator) -> list[torch.Tensor]:
-        return run_all(comm, [(given, outputs)])[0]
-
-    def run_all(comm: Communicator, parts: list[Any]) -> list[list[torch.Tensor]]:
-        pairs = (pair for given, outputs in parts for pair in zip(given(), outputs, strict=True))
-        reduce_all(pairs, op, here.together, partial(_reduce, comm, op, scales))
-        return [list(outputs) for _, outputs in parts]
-
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    together = Together(number_of((op, scales)), nbytes, (given, outputs), run_all)
-    return here.submit("allreduce", name, number, terms, run, together)
+    terms, family = _reducing(_kinds(tensors), op, scales)
+    reduction = Reduction(_given(tensors), outputs, op, scales, here.together)
+    nbytes = sum([tensor.nbytes for tensor in tensors])
+    together = Together(family, nbytes, reduction, reduction.with_others)
+    return here.submit("allreduce", name, number, terms, reduction, together)
 
 
-def _check_dtypes(tensors: Sequence[torch.Tensor], op: int) -> None:
-    for dtype in (tensor.dtype for tensor in tensors):
+class Reduction:
+    """An all-reduce that has been submitted: what goes in, and where it goes."""
+
+    __slots__ = ("given", "most", "op", "outputs", "scales")
+
+    def __init__(self, given: Given, outputs: Tensors, op: int, scales: Scales, most: int) -> None:
+        self.given, self.outputs, self.op, self.scales, self.most = given, outputs, op, scales, most
+
+    def __call__(self, comm: Communicator) -> Tensors:
+        """Run it alone."""
+        sources = self.given()
+        if len(sources) == 1:
+            _reduce(comm, self.op, self.scales, sources[0], self.outputs[0])
+            return self.outputs
+        return self.with_others(comm, [self])[0]
+
+    def with_others(self, comm: Communicator, some: list[Reduction]) -> list[Tensors]:
+        """Run several, this one among them, with the same op and factors."""
+        pairs = (pair for one in some for pair in zip(one.given(), one.outputs, strict=True))
+        reduce_all(pairs, self.op, self.most, partial(_reduce, comm, self.op, self.scales))
+        return [one.outputs for one in some]
+
+
+def _check_dtypes(dtypes: Sequence[torch.dtype], op: int) -> None:
+    for dtype in dtypes:
         if op == Average and dtype in (torch.bool, torch.uint64):
             raise InvalidArgumentError(
                 f"hvd.Average takes no {dtype}. Use hvd.Max or hvd.Min, or tensor.long()."
@@ -136,7 +154,7 @@ def broadcast(
         raise InvalidArgumentError(
             f"hvd.broadcast has no root_rank {root!r}: the process set has ranks {list(members)}."
         )
-    terms = (*_terms([tensor]), ("root_rank", root))
+    terms = (*_terms(_kinds([tensor])), ("root_rank", root))
     given = _given([tensor])
 
     def run(comm: Communicator) -> torch.Tensor:
@@ -186,7 +204,7 @@ def reducescatter(
     size = len(here.members(process_set.process_set_id))
     if op not in (Average, Sum):
         raise HorovodInternalError("hvd.reducescatter takes op=hvd.Sum or hvd.Average only.")
-    _check_dtypes(tensors, op)
+    terms, _ = _reducing(_kinds(tensors), op, scales)
     for tensor in tensors:
         _require_rows("reducescatter", tensor)
     given = _given(tensors)
@@ -205,7 +223,6 @@ def reducescatter(
     def run(comm: Communicator) -> list[torch.Tensor]:
         return [share(comm, *pair) for pair in zip(tensors, given(), strict=True)]
 
-    terms = _reducing_terms(tensors, op, scales)
     return here.submit("reducescatter", name, process_set.process_set_id or 0, terms, run)
 
 
@@ -235,9 +252,9 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 # ---- what goes in, and what must be alike
 
 
-def _given(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+def _given(tensors: Sequence[torch.Tensor]) -> Given:
     """Return what brings tensors to the host when the operation runs, after what computes them."""
-    if all(tensor.device.type == "cpu" for tensor in tensors):
+    if all([tensor.is_cpu for tensor in tensors]):  # noqa: C419 - in a hot path
         ready = [tensor.detach().contiguous() for tensor in tensors]
         return lambda: ready
     event = torch.cuda.current_stream().record_event()
@@ -250,26 +267,35 @@ def _given(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
 
 
 def _direct(output: torch.Tensor) -> bool:
-    return output.device.type == "cpu" and output.is_contiguous()
+    return output.is_cpu and output.is_contiguous()
 
 
-def _terms(tensors: Sequence[torch.Tensor]) -> Terms:
+def _kinds(tensors: Sequence[torch.Tensor]) -> Kinds:
+    device = "cpu" if not tensors or tensors[0].is_cpu else tensors[0].device.type
+    return tuple([t.dtype for t in tensors]), tuple([t.shape for t in tensors]), device
+
+
+def _terms(kinds: Kinds) -> Terms:
+    dtypes, shapes, device = kinds
     return (
-        ("dtype", tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)),
-        ("shape", tuple(tuple(tensor.shape) for tensor in tensors)),
-        ("device", tensors[0].device.type if tensors else "cpu"),
+        ("dtype", tuple(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+        ("shape", tuple(tuple(shape) for shape in shapes)),
+        ("device", device),
     )
+
+
+@lru_cache(maxsize=4096)
+def _reducing(kinds: Kinds, op: int, scales: Scales) -> tuple[Terms, int]:
+    """Return the terms of a reduction, and the family of those that may run with it in one call."""
+    _check_dtypes(kinds[0], op)
+    factors = ("prescale_factor and postscale_factor", tuple(map(float, scales)))
+    return (*_terms(kinds), ("op", op), factors), number_of((op, *factors))
 
 
 def _row_terms(tensors: Sequence[torch.Tensor]) -> Terms:
     """Return what must be alike where ranks may bring different numbers of rows."""
-    dtypes, _, device = _terms(tensors)
+    dtypes, _, device = _terms(_kinds(tensors))
     return dtypes, ("shape but the first dim", tuple(tuple(t.shape[1:]) for t in tensors)), device
-
-
-def _reducing_terms(tensors: Sequence[torch.Tensor], op: int, scales: Scales) -> Terms:
-    factors = ("prescale_factor and postscale_factor", tuple(map(float, scales)))
-    return (*_terms(tensors), ("op", op), factors)
 
 
 def _require_rows(call: str, tensor: torch.Tensor) -> None:
