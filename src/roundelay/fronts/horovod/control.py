@@ -51,12 +51,13 @@ class Page:
 
     def __init__(self, width: int) -> None:
         self.data = np.zeros(1 + MOST * width, np.int64)
-        self._view, self._width = memoryview(self.data), width
+        self._view = memoryview(self.data)  # type: ignore[arg-type] # mypy knows no arrays
+        self._width = width
 
     def write(self, rows: Sequence[Sequence[int]]) -> None:
         """Put rows in."""
         numbers = chain.from_iterable(rows)
-        struct.pack_into(f"{1 + len(rows) * self._width}q", self.data, 0, len(rows), *numbers)
+        struct.pack_into(f"{1 + len(rows) * self._width}q", self._view, 0, len(rows), *numbers)
 
     def rows(self) -> list[list[int]]:
         """Return the rows that came."""
@@ -78,9 +79,7 @@ class Control:
         self._decided = Page(told)
         self._saying = MessageCall(self._out.data, "int64", 0, SAID, sends=True, background=False)
         src, tag = (None, SAID) if self._first else (0, DECIDED)
-        self._hearing = MessageCall(
-            self._in.data, "int64", src, tag, sends=False, background=False
-        )
+        self._hearing = MessageCall(self._in.data, "int64", src, tag, sends=False, background=False)
         self._telling = [
             MessageCall(self._decided.data, "int64", rank, DECIDED, sends=True, background=False)
             for rank in range(comm.size)
@@ -125,7 +124,7 @@ class Control:
             rows = self._received(patience)
         finally:
             self._listening = False
-        return [Told(*row[:-1], self._text(row[-1])) for row in rows]
+        return [Told(a, b, c, d, e, self._text(length)) for a, b, c, d, e, length in rows]
 
     def tell(self, rank: int, decided: Sequence[Told]) -> None:
         """Tell a rank what was decided, in this order."""

@@ -118,10 +118,9 @@ class Coordinator:
         if len({entry.terms for entry in told}) > 1:
             return Decision(members, Outcome.MISMATCH, *key)
         lines = frozenset([entry.line for entry in told])
-        if len(lines) > 1:
-            if lines not in self._paired:
-                self._paired.add(lines)
-                return Decision(members, Outcome.RUN, *key, argument=1)
+        if len(lines) > 1 and lines not in self._paired:
+            self._paired.add(lines)
+            return Decision(members, Outcome.RUN, *key, argument=1)
         return Decision(members, Outcome.RUN, *key, 0, "", first.family, first.nbytes)
 
     def _incomplete(

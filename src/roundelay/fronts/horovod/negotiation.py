@@ -237,7 +237,7 @@ class Negotiation:
                 if outcome == Outcome.RUN and argument:
                     self._warn(operation, comm)
                 operation.finish(operation.run(comm))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
             operation.finish(None, error)
             _raise_if_broken(error)
         return operation.waited
@@ -251,7 +251,7 @@ class Negotiation:
             results = parts[0].run(comm, [one.part for one in parts])
             for one, result in zip(found, results, strict=True):
                 one.finish(result)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - likewise
             for one in found:
                 if not one.done():
                     one.finish(None, error)

@@ -47,8 +47,8 @@ class Operation:
     """What a rank submits; done once it has run, or failed, on all members of its process set."""
 
     __slots__ = (
-        "_done", "_ended", "_error", "_result", "key", "kind", "name", "place", "process_set", "run",
-        "terms", "together", "waited",
+        "_done", "_ended", "_error", "_result", "key", "kind", "name", "place", "process_set",
+        "run", "terms", "together", "waited",
     )  # fmt: skip
 
     def __init__(

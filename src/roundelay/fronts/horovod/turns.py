@@ -6,6 +6,7 @@ import threading
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 
 from roundelay.errors import InvalidArgumentError
@@ -99,17 +100,25 @@ class Turns:
                 continue
             now, seen = seen, -1  # whatever comes, callers go first for a while
             if not self._turn.acquire(blocking=False):
-                self._doze(lambda at=now: at != self._taken)
+                self._doze(partial(self._was_taken, now))
             else:
                 try:
-                    while not self._over and self._needed() and not self._step(True):  # noqa: FBT003
-                        pass
+                    self._listen()
                 except BaseException as error:  # noqa: BLE001 - told to whoever waits
                     self._broke(error)
                 finally:
                     self._turn.release()
                 if not self._needed():
                     self._doze(self._needed)
+
+    def _listen(self) -> None:
+        """Listen while that is needed, and until something ends that somebody waits for."""
+        waited = False
+        while not self._over and self._needed() and not waited:
+            waited = self._step(True)  # noqa: FBT003 - see above
+
+    def _was_taken(self, since: int) -> bool:
+        return self._taken != since
 
     def _doze(self, look: Callable[[], bool]) -> None:
         """Sleep until somebody rings, or who listens has waited too long."""

@@ -47,6 +47,6 @@ def _reduce_row(row: list[Pair], reduce: Callable[[torch.Tensor, torch.Tensor], 
         return
     flat = torch.cat([source.reshape(-1) for source, _ in row])
     reduce(flat, flat)
-    parts = flat.split([source.numel() for source, _ in row])
+    parts = torch.split(flat, [source.numel() for source, _ in row])
     for (source, output), part in zip(row, parts, strict=True):
         output.detach().copy_(part.view(source.shape))
