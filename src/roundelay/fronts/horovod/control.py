@@ -6,6 +6,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from roundelay.communicator import Communicator
 from roundelay.engines import MessageCall
+from roundelay.errors import CommunicationError
 
 __all__ = ["QUIET", "Control", "Entry", "Told"]
 
@@ -73,6 +75,7 @@ class Control:
         self._engine = comm._engine  # noqa: SLF001 - our own; a call there costs half as much
         self._queue: deque[Entry] = deque()
         self._sending = threading.Lock()
+        self._nudges = 0  # messages of rank 0 to itself, under way
         self._listening = False  # somebody waits for a message, and for nothing else
         said, told = len(Entry._fields), len(Told._fields)
         self._out, self._in = Page(said), Page(said if self._first else told)
@@ -96,8 +99,9 @@ class Control:
         """Send what was said. Rank 0 tells itself by a queue; who listens there is woken up."""
         with self._sending:
             if self._first:
-                if self._listening:
+                if self._listening and self._queue:
                     self._out.write([])
+                    self._nudges += 1
                     self._engine.post(self._saying).wait()
                 return
             while self._queue:
@@ -113,6 +117,8 @@ class Control:
             rows = self._received(patience)
         finally:
             self._listening = False
+        if not rows:
+            self._nudges -= 1
         return [Entry(*row) for row in rows]
 
     def listen(self, patience: float) -> list[Told]:
@@ -138,7 +144,11 @@ class Control:
                 self._comm.send(np.frombuffer(text, np.uint8), rank, TEXT)
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Say nothing more, and leave no message to oneself behind."""
+        with suppress(CommunicationError):
+            while self._nudges > 0:
+                self._received(QUIET)
+                self._nudges -= 1
         self._comm.close()
 
     def _taken(self) -> list[Entry]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from roundelay import _core
+from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.errors import NotInitializedError, UnsupportedOperationError
@@ -49,6 +50,8 @@ class Session:
         together: Together | None = None,
     ) -> Operation:
         """Submit an operation; one without a name gets the next number of its kind."""
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgumentError(f"hvd.{kind} takes name= as a word, not {shown(name)}.")
         if name is None:
             key = kind, process_set, self.negotiation.epoch
             numbers = self._unnamed.get(key) or self._unnamed.setdefault(key, itertools.count())
@@ -57,9 +60,10 @@ class Session:
         operation.place = _core.caller()
         return self.negotiation.submit(operation)
 
-    def members(self, process_set: int | None) -> tuple[int, ...]:
+    def members(self, process_set: Any) -> tuple[int, ...]:  # Any: it is looked at here
         """Return the ranks of a process set, of which this must be one."""
-        ranks = self.negotiation.members.get(-1 if process_set is None else process_set)
+        number = self.known(process_set)
+        ranks = self.negotiation.members.get(-1 if number is None else number)
         if ranks is None:
             raise InvalidArgumentError(
                 "This process set is not known to hvd: pass it to hvd.init(process_sets=…) or "
@@ -67,10 +71,21 @@ class Session:
             )
         if self.rank not in ranks:
             raise InvalidArgumentError(
-                f"Rank {self.rank} is not in process set {process_set}, which has ranks "
+                f"Rank {self.rank} is not in process set {number}, which has ranks "
                 f"{list(ranks)}. Call this only where process_set.included()."
             )
         return ranks
+
+    @staticmethod
+    def known(process_set: Any) -> int | None:
+        """Return the number of a process set; refuse what is none."""
+        number: int | str | None = getattr(process_set, "process_set_id", "none")
+        if isinstance(number, str):
+            raise InvalidArgumentError(
+                f"process_set= takes an hvd.ProcessSet that hvd.add_process_set knows, or "
+                f"hvd.global_process_set, not {shown(process_set)}."
+            )
+        return number
 
     def close(self) -> None:
         """End it; other ranks need not wait for this one any more."""

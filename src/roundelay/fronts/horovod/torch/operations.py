@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from roundelay.arguments import index_of, shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Adasum, Average, Max, Min, ProcessSet, Product, Sum
@@ -39,8 +40,8 @@ def allreduce(
     process_set: ProcessSet,
 ) -> Operation:
     """Submit the reduction of some tensors together; the result is the list of outputs."""
-    here, number = current("allreduce()"), process_set.process_set_id or 0
-    members = here.members(process_set.process_set_id)
+    here = current("allreduce()")
+    members, number = here.members(process_set), process_set.process_set_id or 0
     if op == Adasum:
         _check_adasum(len(members), number)
     terms, family = _reducing(_kinds(tensors), op, scales)
@@ -125,7 +126,7 @@ def allgather(
 ) -> Operation:
     """Submit the concatenation of everybody's rows; the result is a list of new tensors."""
     here = current("allgather()")
-    here.members(process_set.process_set_id)
+    here.members(process_set)
     for tensor in tensors:
         _require_rows("allgather", tensor)
     given = _given(tensors)
@@ -149,8 +150,8 @@ def broadcast(
 ) -> Operation:
     """Submit the root's tensor for all; the result is the output, filled."""
     here = current("broadcast()")
-    members = here.members(process_set.process_set_id)
-    if root not in members:
+    members = here.members(process_set)
+    if index_of(root) not in members:
         raise InvalidArgumentError(
             f"hvd.broadcast has no root_rank {root!r}: the process set has ranks {list(members)}."
         )
@@ -176,7 +177,7 @@ def alltoall(
 ) -> Operation:
     """Submit rows for every rank; the result is what came, and how many rows from whom."""
     here = current("alltoall()")
-    members = here.members(process_set.process_set_id)
+    members = here.members(process_set)
     _require_rows("alltoall", tensor)
     counts = _counts(tensor, splits, len(members))
     given = _given([tensor])
@@ -185,7 +186,7 @@ def alltoall(
         received = comm.all_to_all(np.array(counts, np.int64).reshape(-1, 1)).reshape(-1)
         rows = given()[0][: sum(counts)]
         came = comm.all_to_all(rows, axis=0, counts=counts)
-        device = tensor.device if splits is None else splits.device
+        device = splits.device if isinstance(splits, torch.Tensor) else tensor.device
         told = torch.from_numpy(received.astype(np.int32)).to(device)
         return came.to(tensor.device), told
 
@@ -201,7 +202,7 @@ def reducescatter(
 ) -> Operation:
     """Submit the reduction of some tensors; the result is this rank's share of the rows of each."""
     here = current("reducescatter()")
-    size = len(here.members(process_set.process_set_id))
+    size = len(here.members(process_set))
     if op not in (Average, Sum):
         raise HorovodInternalError("hvd.reducescatter takes op=hvd.Sum or hvd.Average only.")
     terms, _ = _reducing(_kinds(tensors), op, scales)
@@ -313,11 +314,15 @@ def _counts(tensor: torch.Tensor, splits: Any, size: int) -> list[int]:
                 f"{len(tensor)}."
             )
         return [len(tensor) // size] * size
-    told = torch.as_tensor(splits)
-    if told.dtype.is_floating_point or told.is_complex() or tuple(told.shape) != (size,):
+    try:
+        told = torch.as_tensor(splits)
+    except (TypeError, ValueError, RuntimeError):
+        told = torch.empty(0)
+    whole = not told.dtype.is_floating_point and not told.is_complex() and told.dtype != torch.bool
+    if not whole or tuple(told.shape) != (size,):
         raise InvalidArgumentError(
             f"hvd.alltoall takes splits of {size} whole numbers, one for each rank, not "
-            f"{told.dtype} of shape {tuple(told.shape)}."
+            f"{shown(splits)}."
         )
     counts: list[int] = told.tolist()
     if min(counts) < 0 or sum(counts) > len(tensor):
