@@ -89,7 +89,9 @@ class Negotiation:
             self._pending[key] = self._last = operation
             if not unnamed:
                 self._taken[key] = operation
-        line = number_of(line_of(operation.place)) if unnamed else 0
+        # A barrier has nothing that could be mixed up, and process sets are compared by their ranks.
+        paired = unnamed and operation.kind not in ("barrier", "process_set")
+        line = number_of(line_of(operation.place)) if paired else 0
         terms, kind = number_of(operation.terms), NUMBERS[operation.kind]
         family, nbytes = operation.together[:2] if operation.together else (0, 0)
         self._control.say(Entry(self.rank, SUBMIT, *key, terms, kind, line, family, nbytes))
