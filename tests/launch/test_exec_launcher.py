@@ -96,6 +96,8 @@ def test_hosts_that_do_not_come_are_told_of_in_time_and_in_one_line(
         (["--mpi-args", "--bind-to none"], "--mpi-args is for mpirun: add --mpi"),
         (["--mpi", "--shutdown-timeout", "5"], "mpirun ends its ranks as it is used to"),
         (["-np", "5", "-H", "localhost:2,127.0.0.1:2"], "more than the 4 ranks"),
+        (["-H", ""], "-H '': '' is no host"),
+        (["-H", "localhost, "], "' ' is no host"),
         (["--mpi", "--mpi-args", "'"], "--mpi-args \"'\" can't be read"),
     ],
 )

@@ -89,7 +89,7 @@ class Negotiation:
             self._pending[key] = self._last = operation
             if not unnamed:
                 self._taken[key] = operation
-        # A barrier has nothing that could be mixed up, and process sets are compared by their ranks.
+        # Barriers have nothing that could be mixed up, and process sets are compared by ranks.
         paired = unnamed and operation.kind not in ("barrier", "process_set")
         line = number_of(line_of(operation.place)) if paired else 0
         terms, kind = number_of(operation.terms), NUMBERS[operation.kind]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError
+from roundelay.fronts.horovod.basics import Adasum, Average
 from roundelay.fronts.horovod.errors import UnsupportedOperationError
 
-__all__ = ["compressor_of", "scales_of", "tensor_of", "tensors_of"]
+__all__ = [
+    "compressor_of", "counts_of", "require_adasum", "require_dtypes", "require_rows", "scales_of",
+    "tensor_of", "tensors_of",
+]  # fmt: skip
 
 
 def tensor_of(call: str, value: object) -> torch.Tensor:
@@ -48,3 +52,64 @@ def compressor_of(value: Any) -> Any:
             f"decompress, not {shown(value)}."
         )
     return value
+
+
+def require_dtypes(dtypes: Sequence[torch.dtype], op: int) -> None:
+    """Refuse what a reduction does not take."""
+    for dtype in dtypes:
+        if op == Average and dtype in (torch.bool, torch.uint64):
+            raise InvalidArgumentError(
+                f"hvd.Average takes no {dtype}. Use hvd.Max or hvd.Min, or tensor.long()."
+            )
+        if op == Adasum and not dtype.is_floating_point:
+            raise InvalidArgumentError(
+                f"hvd.Adasum compares the directions of real gradients, and takes no {dtype}. "
+                f"Use hvd.Sum, or tensor.double()."
+            )
+
+
+def require_rows(call: str, tensor: torch.Tensor) -> None:
+    """Refuse a scalar where rows are cut or joined."""
+    if tensor.dim() == 0:
+        raise InvalidArgumentError(
+            f"hvd.{call} takes tensors with at least one dim; of a scalar, pass x.reshape(1)."
+        )
+
+
+def counts_of(tensor: torch.Tensor, splits: Any, size: int) -> list[int]:
+    """Return how many rows go to each rank."""
+    if splits is None:
+        if len(tensor) % size:
+            raise InvalidArgumentError(
+                f"hvd.alltoall without splits= needs rows that divide by the {size} ranks, not "
+                f"{len(tensor)}."
+            )
+        return [len(tensor) // size] * size
+    try:
+        told = torch.as_tensor(splits)
+    except (TypeError, ValueError, RuntimeError):
+        told = torch.empty(0)
+    whole = not told.dtype.is_floating_point and not told.is_complex() and told.dtype != torch.bool
+    if not whole or tuple(told.shape) != (size,):
+        raise InvalidArgumentError(
+            f"hvd.alltoall takes splits of {size} whole numbers, one for each rank, not "
+            f"{shown(splits)}."
+        )
+    counts: list[int] = told.tolist()
+    if min(counts) < 0 or sum(counts) > len(tensor):
+        raise InvalidArgumentError(
+            f"hvd.alltoall: splits {counts} add up to more than the {len(tensor)} rows there are, "
+            f"or are negative."
+        )
+    return counts
+
+
+def require_adasum(size: int, process_set: int) -> None:
+    """Refuse Adasum where it can't be: it combines pairs."""
+    if process_set:
+        raise UnsupportedOperationError("op=hvd.Adasum works over all ranks, not a process set.")
+    if size & (size - 1):
+        raise UnsupportedOperationError(
+            f"op=hvd.Adasum combines pairs of ranks, then pairs of pairs: it needs 2, 4, 8 … "
+            f"ranks, not {size}."
+        )

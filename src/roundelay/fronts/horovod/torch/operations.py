@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 import torch
 
-from roundelay.arguments import index_of, shown
+from roundelay.arguments import index_of
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Adasum, Average, Max, Min, ProcessSet, Product, Sum
-from roundelay.fronts.horovod.errors import HorovodInternalError, UnsupportedOperationError
+from roundelay.fronts.horovod.errors import HorovodInternalError
 from roundelay.fronts.horovod.operation import Operation, Terms, Together, number_of
 from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch.adasum import adasum
+from roundelay.fronts.horovod.torch.checks import (
+    counts_of,
+    require_adasum,
+    require_dtypes,
+    require_rows,
+)
 from roundelay.fronts.horovod.torch.fusion import reduce_all
 
 __all__ = ["Scales", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter", "stand_in"]
@@ -43,7 +48,7 @@ def allreduce(
     here = current("allreduce()")
     members, number = here.members(process_set), process_set.process_set_id or 0
     if op == Adasum:
-        _check_adasum(len(members), number)
+        require_adasum(len(members), number)
     terms, family = _reducing(_kinds(tensors), op, scales)
     reduction = Reduction(_given(tensors), outputs, op, scales, here.together)
     nbytes = sum([tensor.nbytes for tensor in tensors])
@@ -72,19 +77,6 @@ class Reduction:
         pairs = (pair for one in some for pair in zip(one.given(), one.outputs, strict=True))
         reduce_all(pairs, self.op, self.most, partial(_reduce, comm, self.op, self.scales))
         return [one.outputs for one in some]
-
-
-def _check_dtypes(dtypes: Sequence[torch.dtype], op: int) -> None:
-    for dtype in dtypes:
-        if op == Average and dtype in (torch.bool, torch.uint64):
-            raise InvalidArgumentError(
-                f"hvd.Average takes no {dtype}. Use hvd.Max or hvd.Min, or tensor.long()."
-            )
-        if op == Adasum and not dtype.is_floating_point:
-            raise InvalidArgumentError(
-                f"hvd.Adasum compares the directions of real gradients, and takes no {dtype}. "
-                f"Use hvd.Sum, or tensor.double()."
-            )
 
 
 def stand_in(terms: Terms) -> Operation:
@@ -128,7 +120,7 @@ def allgather(
     here = current("allgather()")
     here.members(process_set)
     for tensor in tensors:
-        _require_rows("allgather", tensor)
+        require_rows("allgather", tensor)
     given = _given(tensors)
 
     def run(comm: Communicator) -> list[torch.Tensor]:
@@ -178,8 +170,8 @@ def alltoall(
     """Submit rows for every rank; the result is what came, and how many rows from whom."""
     here = current("alltoall()")
     members = here.members(process_set)
-    _require_rows("alltoall", tensor)
-    counts = _counts(tensor, splits, len(members))
+    require_rows("alltoall", tensor)
+    counts = counts_of(tensor, splits, len(members))
     given = _given([tensor])
 
     def run(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,7 +199,7 @@ def reducescatter(
         raise HorovodInternalError("hvd.reducescatter takes op=hvd.Sum or hvd.Average only.")
     terms, _ = _reducing(_kinds(tensors), op, scales)
     for tensor in tensors:
-        _require_rows("reducescatter", tensor)
+        require_rows("reducescatter", tensor)
     given = _given(tensors)
 
     def share(comm: Communicator, tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -288,7 +280,7 @@ def _terms(kinds: Kinds) -> Terms:
 @lru_cache(maxsize=4096)
 def _reducing(kinds: Kinds, op: int, scales: Scales) -> tuple[Terms, int]:
     """Return the terms of a reduction, and the family of those that may run with it in one call."""
-    _check_dtypes(kinds[0], op)
+    require_dtypes(kinds[0], op)
     factors = ("prescale_factor and postscale_factor", tuple(map(float, scales)))
     return (*_terms(kinds), ("op", op), factors), number_of((op, *factors))
 
@@ -297,47 +289,3 @@ def _row_terms(tensors: Sequence[torch.Tensor]) -> Terms:
     """Return what must be alike where ranks may bring different numbers of rows."""
     dtypes, _, device = _terms(_kinds(tensors))
     return dtypes, ("shape but the first dim", tuple(tuple(t.shape[1:]) for t in tensors)), device
-
-
-def _require_rows(call: str, tensor: torch.Tensor) -> None:
-    if tensor.dim() == 0:
-        raise InvalidArgumentError(
-            f"hvd.{call} takes tensors with at least one dim; of a scalar, pass x.reshape(1)."
-        )
-
-
-def _counts(tensor: torch.Tensor, splits: Any, size: int) -> list[int]:
-    if splits is None:
-        if len(tensor) % size:
-            raise InvalidArgumentError(
-                f"hvd.alltoall without splits= needs rows that divide by the {size} ranks, not "
-                f"{len(tensor)}."
-            )
-        return [len(tensor) // size] * size
-    try:
-        told = torch.as_tensor(splits)
-    except (TypeError, ValueError, RuntimeError):
-        told = torch.empty(0)
-    whole = not told.dtype.is_floating_point and not told.is_complex() and told.dtype != torch.bool
-    if not whole or tuple(told.shape) != (size,):
-        raise InvalidArgumentError(
-            f"hvd.alltoall takes splits of {size} whole numbers, one for each rank, not "
-            f"{shown(splits)}."
-        )
-    counts: list[int] = told.tolist()
-    if min(counts) < 0 or sum(counts) > len(tensor):
-        raise InvalidArgumentError(
-            f"hvd.alltoall: splits {counts} add up to more than the {len(tensor)} rows there are, "
-            f"or are negative."
-        )
-    return counts
-
-
-def _check_adasum(size: int, process_set: int) -> None:
-    if process_set:
-        raise UnsupportedOperationError("op=hvd.Adasum works over all ranks, not a process set.")
-    if size & (size - 1):
-        raise UnsupportedOperationError(
-            f"op=hvd.Adasum combines pairs of ranks, then pairs of pairs: it needs 2, 4, 8 … "
-            f"ranks, not {size}."
-        )
