@@ -184,7 +184,7 @@ def start_timeline(file_path: str, *, mark_cycles: bool = False) -> None:
     del mark_cycles
     raise UnsupportedOperationError(
         f"hvd.start_timeline({file_path!r}): there is no timeline here; torch.profiler shows what "
-        f"the thread roundelay-horovod does."
+        f"runs on which thread, also on roundelay-horovod."
     )
 
 

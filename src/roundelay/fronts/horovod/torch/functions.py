@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -88,7 +87,7 @@ def allgather_object(
 def _packed(obj: Any) -> torch.Tensor:
     try:
         data = encode(obj, allow_pickle=True)
-    except (AttributeError, TypeError, PicklingError) as error:
+    except Exception as error:  # noqa: BLE001 - pickling runs code of the object
         told = f"hvd can't send {shown(obj)}, which pickle refuses: {error}."
         raise UnsendableError(told) from None
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
