@@ -108,7 +108,7 @@ def never_made(lonely: int, before: int) -> list[str]:
     if hvd.rank() == lonely:
         told = [error_of(lambda: hvd.allreduce(torch.ones(1), name="lonely"))]
     else:
-        time.sleep(1.5)
+        time.sleep(4.2)  # later than the timeout, and before that of what comes next
     total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="all")
     return [*told, str(total.item())]
 
@@ -116,7 +116,7 @@ def never_made(lonely: int, before: int) -> list[str]:
 @pytest.mark.parametrize("before", [0, 20])
 @pytest.mark.parametrize("lonely", [0, 1])
 def test_what_others_do_not_make_in_time_fails_alone(lonely: int, before: int) -> None:
-    found = on_ranks(partial(never_made, lonely, before), 3, timeout=1.0)
+    found = on_ranks(partial(never_made, lonely, before), 3, timeout=3.0)
     others = [rank for rank in range(3) if rank != lonely]
     told = f"allreduce 'lonely': ranks {others[0]}, {others[1]} have not submitted it."
     assert found == [[told, "3.0"] if rank == lonely else ["3.0"] for rank in range(3)]
