@@ -26,6 +26,8 @@ from roundelay.horovod import run
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, REPEATS = 15, 100
 MANY = 32  # tensors under way at once
+GRADS, ELEMENTS = 64, 256  # of a step of an optimizer
+THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 
 
 def contenders() -> dict[str, Callable[[], object]]:
@@ -47,20 +49,48 @@ def contenders() -> dict[str, Callable[[], object]]:
     }
 
 
+def optimizer_steps() -> dict[str, Callable[[], object]]:
+    """Return a step with many small gradients, of which several go in one call, or each alone."""
+    weights = [torch.nn.Parameter(torch.ones(ELEMENTS)) for _ in range(GRADS)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=0.0))
+    ones = torch.ones(ELEMENTS)
+
+    def step() -> None:
+        torch.autograd.backward(weights, [ones] * GRADS)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    alone = os.environ.get(THRESHOLD) == "0"
+    return {f"a step with {GRADS} gradients{f', {THRESHOLD}=0' if alone else ''}": step}
+
+
+def timed(every: dict[str, Callable[[], object]], times: dict[str, list[float]]) -> None:
+    """Add a round of every call, in seconds."""
+    for name, call in every.items():
+        several = MANY if str(MANY) in name else 1
+        repeats = max(1, REPEATS // (GRADS if str(GRADS) in name else several))
+        hvd.barrier()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        times.setdefault(name, []).append((time.perf_counter() - began) / (repeats * several))
+
+
 def measure() -> dict[str, float]:
     """Return microseconds of every call, and what a thread that waits burns of a core."""
     torch.set_num_threads(1)
+    times: dict[str, list[float]] = {}
     hvd.init()
-    every = contenders()
-    times: dict[str, list[float]] = {name: [] for name in every}
+    every = contenders() | optimizer_steps()
     for _ in range(ROUNDS):
-        for name, call in every.items():
-            several = MANY if str(MANY) in name else 1
-            hvd.barrier()
-            began = time.perf_counter()
-            for _ in range(REPEATS // several):
-                call()
-            times[name].append((time.perf_counter() - began) / (REPEATS // several * several))
+        timed(every, times)
+    for turn in range(6):  # with several in one call, and without: a session each
+        hvd.shutdown()
+        os.environ[THRESHOLD] = "0" if turn % 2 else ""
+        hvd.init()
+        steps = optimizer_steps()
+        for _ in range(ROUNDS // 3):
+            timed(steps, times)
     found = {name: round(statistics.median(took) * 1e6, 1) for name, took in times.items()}
     began = sum(os.times()[:2])
     time.sleep(2.0)

@@ -88,6 +88,19 @@ def test_hosts_that_do_not_come_are_told_of_in_time_and_in_one_line(
     assert re.fullmatch(f"roundelay: {why}.*\n", errors), errors
 
 
+@pytest.mark.parametrize("hosts", ["", " ", ":", "localhost, "])
+def test_a_list_of_hosts_with_none_in_it_is_refused(hosts: str, script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "roundelay", "run", "-H", hosts, script],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"-H {hosts!r}" in done.stderr
+    assert "is no host with its number of ranks" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

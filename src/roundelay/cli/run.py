@@ -142,7 +142,7 @@ def command(
         check_timeout("--shutdown-timeout", shutdown_timeout)
     target = [*(_module(script) if as_module else _file(script)), *args]
     given = {name: value for name, value in for_torchrun.items() if value is not None}
-    hosts = read_hosts(host) if host else []
+    hosts = [] if host is None else read_hosts(host)
     by_mpi = by_mpi or bool(hostfile) or not all_here(hosts)
     if given and (by_mpi or hosts):
         raise click.UsageError("either torchrun's options or hosts by name and mpirun's, not both.")

@@ -7,6 +7,7 @@ from itertools import permutations
 
 import pytest
 
+from roundelay.fronts.horovod.control import Entry
 from roundelay.fronts.horovod.coordinator import Coordinator, Decision, Outcome, Said
 from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
 
@@ -15,7 +16,7 @@ ALLGATHER = KINDS.index("allgather")
 
 def heard(coordinator: Coordinator, *said: tuple[int, ...]) -> list[Decision]:
     """Tell a coordinator what ranks say, and return all that it decides."""
-    return [one for words in said for one in coordinator.heard(*(*words, 0, 0, 0, 0)[:6])]
+    return [one for words in said for one in coordinator.heard(Entry(*words))]
 
 
 def submit(
@@ -107,3 +108,27 @@ def test_who_waits_in_join_is_told_of_ranks_that_have_left(first: str) -> None:
     decided = heard(coordinator, *(said if first == "join" else said[::-1]))
     assert [(one.to, one.outcome) for one in decided] == [((0,), Outcome.FAIL)]
     assert "rank 1 has shut down and will not join" in decided[0].text
+
+
+def test_lines_that_differ_are_told_of_once() -> None:
+    coordinator = Coordinator(2)
+
+    def pair(name: int, *lines: int) -> int:
+        said = [(*submit(rank, name), line) for rank, line in enumerate(lines)]
+        (decided,) = heard(coordinator, *said)
+        assert decided.outcome == Outcome.RUN
+        return decided.argument
+
+    assert [pair(1, 5, 5), pair(2, 5, 6), pair(3, 6, 5), pair(4, 5, 7)] == [0, 1, 0, 1]
+
+
+def test_what_waits_in_a_process_set_that_goes_fails() -> None:
+    coordinator = Coordinator(3)
+    coordinator.members[1] = (0, 1)
+    assert heard(coordinator, submit(1, 7, inside=1), submit(2, 8)) == []
+    del coordinator.members[1]
+    (failed,) = coordinator.removed(1)
+    assert (failed.to, failed.outcome, failed.name) == ((1,), Outcome.FAIL, 7)
+    (late,) = heard(coordinator, submit(0, 9, inside=1))
+    assert (late.to, late.outcome) == ((0,), Outcome.FAIL)
+    assert "process set was removed" in late.text

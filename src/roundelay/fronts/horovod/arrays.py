@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from roundelay.arguments import index_of
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import (
@@ -90,8 +91,8 @@ def broadcast(
 ) -> list[Array]:
     """Return the root's arrays."""
     here, given = _given("broadcast()", arrays, process_set)
-    members = here.members(process_set.process_set_id)
-    if root not in members:
+    members = here.members(process_set)
+    if index_of(root) not in members:
         raise InvalidArgumentError(
             f"hvd.broadcast has no root_rank {root!r}: the process set has ranks {list(members)}."
         )
@@ -109,7 +110,7 @@ def alltoall(
 ) -> tuple[Array, Array]:
     """Return the rows that others sent to this rank, and how many came from whom."""
     here, (given,) = _given("alltoall()", [array], process_set, rows=True)
-    size = len(here.members(process_set.process_set_id))
+    size = len(here.members(process_set))
     if splits is None:
         if len(given) % size:
             raise InvalidArgumentError(
@@ -219,7 +220,7 @@ def _given(
     call: str, arrays: Arrays, process_set: ProcessSet, *, rows: bool = False
 ) -> tuple[Session, list[Array]]:
     here = current(call)
-    here.members(process_set.process_set_id)
+    here.members(process_set)
     given = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
     if rows and any(array.ndim == 0 for array in given):
         raise InvalidArgumentError(f"hvd.{call} takes arrays with at least one dim, no scalars.")

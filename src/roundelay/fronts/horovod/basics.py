@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from roundelay.arguments import shown, truth
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod import session
 from roundelay.fronts.horovod.errors import UnsupportedOperationError
@@ -68,6 +69,10 @@ def start(
         raise UnsupportedOperationError(
             "hvd.init(comm=…) takes a list of ranks; of an MPI communicator only rd.init() with "
             "engine='mpi' knows."
+        )
+    if process_sets is not None and not isinstance(process_sets, (list, tuple, str)):
+        raise InvalidArgumentError(
+            f"hvd.init(process_sets=…) takes a list of hvd.ProcessSet, not {shown(process_sets)}."
         )
     fresh = not session.started()
     began = session.begin(stand_in, comm)
@@ -179,7 +184,7 @@ def start_timeline(file_path: str, *, mark_cycles: bool = False) -> None:
     del mark_cycles
     raise UnsupportedOperationError(
         f"hvd.start_timeline({file_path!r}): there is no timeline here; torch.profiler shows what "
-        f"the thread roundelay-horovod does."
+        f"runs on which thread, also on roundelay-horovod."
     )
 
 
@@ -196,7 +201,7 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the process set has called it, whatever else is pending."""
     here = session.current("barrier()")
-    here.members(process_set.process_set_id)
+    here.members(process_set)
     number = process_set.process_set_id or 0
     here.negotiation.wait(here.submit("barrier", None, number, (), lambda _: None))
 
@@ -220,6 +225,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Forget a process set, on every rank; tell whether there was one to forget."""
     here = session.current("remove_process_set()")
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgumentError(
+            f"hvd.remove_process_set takes an hvd.ProcessSet, not {shown(process_set)}."
+        )
     number, process_set.process_set_id = process_set.process_set_id, None
     if not number:  # unknown, or that of all ranks, which stays
         process_set.process_set_id = number
@@ -238,9 +247,11 @@ def reduction_of(call: str, op: int | None, average: bool | None = None) -> int:
     if op is not None and average is not None:
         raise InvalidArgumentError(f"hvd.{call} takes op= or average=, not both.")
     if op is None:
-        return Sum if average is False else Average
-    if op not in range(6):
-        raise InvalidArgumentError(f"hvd.{call} has no reduction {op!r}; take hvd.Sum or another.")
+        return Average if average is None or truth("average", average) else Sum
+    if type(op) is not int or op not in range(6):
+        raise InvalidArgumentError(
+            f"hvd.{call} has no reduction {shown(op)}; take hvd.Sum or another."
+        )
     return op
 
 

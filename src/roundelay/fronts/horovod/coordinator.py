@@ -6,22 +6,25 @@ so that whoever is in several process sets meets the same operations in the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 from roundelay.errors import ranks_text
+from roundelay.fronts.horovod.control import Entry
 from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
 
-__all__ = ["JOINED", "Coordinator", "Decision", "Outcome", "Said"]
+__all__ = ["JOINED", "Coordinator", "Decision", "Outcome", "Said", "chained"]
 
+SUBMIT = 0  # of `Said`, and looked at most
 JOINED = 0, 0  # the operation of a rank that has joined
 
 
 class Said(IntEnum):
     """What a rank tells the coordinator."""
 
-    SUBMIT = 0
+    SUBMIT = SUBMIT
     JOIN = 1
     STALLED = 2  # it has waited for this operation as long as it may
     LEAVE = 3
@@ -30,7 +33,7 @@ class Said(IntEnum):
 class Outcome(IntEnum):
     """What becomes of an operation."""
 
-    RUN = 0
+    RUN = 0  # with an argument other than 0, members first tell one another their lines
     RUN_WITH_JOINED = 1  # the argument is a rank that has the terms
     MISMATCH = 2  # members tell one another their terms, and fail
     FAIL = 3
@@ -47,6 +50,8 @@ class Decision(NamedTuple):
     name: int = 0
     argument: int = 0
     text: str = ""
+    family: int = 0  # for `chained`
+    nbytes: int = 0
 
 
 class Coordinator:
@@ -54,20 +59,32 @@ class Coordinator:
 
     def __init__(self, size: int) -> None:
         self.members: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
-        self._waiting: dict[tuple[int, int], tuple[int, dict[int, int]]] = {}
+        self._waiting: dict[tuple[int, int], dict[int, Entry]] = {}  # by key and rank
         self._joined: dict[int, None] = {}  # in the order they did
         self._left: set[int] = set()
+        self._paired: set[frozenset[int]] = set()  # different lines that were told of
 
-    def heard(
-        self, rank: int, said: int, process_set: int, name: int, terms: int, kind: int
-    ) -> Iterator[Decision]:
-        """Take what a rank has said; yield what follows from it."""
-        key = process_set, name
-        if said == Said.SUBMIT:
-            entry = self._waiting.setdefault(key, (kind, {}))
-            entry[1][rank] = terms
-            yield from self._settle([key])
-        elif said == Said.JOIN:
+    def heard(self, entry: Entry) -> Iterable[Decision]:
+        """Take what a rank has said; return what follows from it."""
+        if entry.said != SUBMIT:
+            return self._others(entry)
+        key = entry.process_set, entry.name
+        told = self._waiting.get(key)
+        if told is None:
+            told = self._waiting[key] = {}
+        told[entry.rank] = entry
+        members = self.members.get(key[0])
+        if members is None:
+            return (self._fail(key, "its process set was removed."),)
+        if len(told) == len(members):
+            del self._waiting[key]
+            return (self._complete(key, members, [*told.values()]),)
+        return self._incomplete(key, members, told) if self._left or self._joined else ()
+
+    def _others(self, entry: Entry) -> Iterator[Decision]:
+        rank, said, *numbers = entry[:4]
+        key = numbers[0], numbers[1]
+        if said == Said.JOIN:
             self._joined[rank] = None
             yield from self._settle(key for key in tuple(self._waiting) if key[0] == 0)
             yield from self._never_joined()
@@ -84,26 +101,45 @@ class Coordinator:
             if len(self._left) == len(self.members[0]):
                 yield Decision(self.members[0], Outcome.END)
 
+    def removed(self, process_set: int) -> list[Decision]:
+        """Fail what still waits in a process set that is gone."""
+        keys = [key for key in self._waiting if key[0] == process_set]
+        return [self._fail(key, "its process set was removed.") for key in keys]
+
     def _settle(self, keys: Iterable[tuple[int, int]]) -> Iterator[Decision]:
+        """Look again at what waits, after a rank has joined or left."""
         for key in keys:
-            kind, told = self._waiting[key]
-            members = self.members.get(key[0], ())
-            missing = [rank for rank in members if rank not in told]
-            if gone := self._left.intersection(missing):
-                yield self._fail(key, f"{_have(gone)} shut down and will not submit it.")
-            elif not missing:
+            yield from self._incomplete(key, self.members[key[0]], self._waiting[key])
+
+    def _complete(
+        self, key: tuple[int, int], members: tuple[int, ...], told: Sequence[Entry]
+    ) -> Decision:
+        first = told[0]
+        if len({entry.terms for entry in told}) > 1:
+            return Decision(members, Outcome.MISMATCH, *key)
+        lines = frozenset([entry.line for entry in told])
+        if len(lines) > 1 and lines not in self._paired:
+            self._paired.add(lines)
+            return Decision(members, Outcome.RUN, *key, argument=1)
+        return Decision(members, Outcome.RUN, *key, 0, "", first.family, first.nbytes)
+
+    def _incomplete(
+        self, key: tuple[int, int], members: tuple[int, ...], told: dict[int, Entry]
+    ) -> Iterator[Decision]:
+        missing = [rank for rank in members if rank not in told]
+        entries = [*told.values()]
+        if gone := self._left.intersection(missing):
+            yield self._fail(key, f"{_have(gone)} shut down and will not submit it.")
+        elif key[0] == 0 and self._joined.keys() >= {*missing}:
+            kind = entries[0].kind
+            if kind not in (ALLREDUCE, BARRIER):
+                text = f"{_have(missing)} joined, and {KINDS[kind]} needs data of every rank."
+                yield self._fail(key, text)
+            elif any(entry.terms != entries[0].terms for entry in entries):
+                yield self._fail(key, "the ranks that have not joined have different terms.")
+            else:
                 del self._waiting[key]
-                alike = len({*told.values()}) == 1
-                yield Decision(members, Outcome.RUN if alike else Outcome.MISMATCH, *key)
-            elif key[0] == 0 and self._joined.keys() >= {*missing}:
-                if kind not in (ALLREDUCE, BARRIER):
-                    text = f"{_have(missing)} joined, and {KINDS[kind]} needs data of every rank."
-                    yield self._fail(key, text)
-                elif len({*told.values()}) > 1:
-                    yield self._fail(key, "the ranks that have not joined have different terms.")
-                else:
-                    del self._waiting[key]
-                    yield Decision(members, Outcome.RUN_WITH_JOINED, *key, argument=min(told))
+                yield Decision(members, Outcome.RUN_WITH_JOINED, *key, argument=min(told))
 
     def _never_joined(self) -> Iterator[Decision]:
         """Tell those that wait in `join` of ranks that have left and will not."""
@@ -114,14 +150,30 @@ class Coordinator:
             yield Decision(told, Outcome.FAIL, *JOINED, text=text)
 
     def _fail(self, key: tuple[int, int], text: str) -> Decision:
-        _, told = self._waiting.pop(key)
+        told = self._waiting.pop(key)
         return Decision(tuple(told), Outcome.FAIL, *key, text=text)
 
     def _stalled(self, key: tuple[int, int]) -> Iterator[Decision]:
         if key in self._waiting:  # else it has been decided meanwhile
-            told = self._waiting[key][1]
+            told = self._waiting[key]
             missing = [rank for rank in self.members.get(key[0], ()) if rank not in told]
             yield self._fail(key, f"{_have(missing)} not submitted it.")
+
+
+def chained(decided: Sequence[Decision], most: int) -> list[bool]:
+    """Tell of each decision whether it runs in one call with the next: of a family, up to `most`.
+
+    >>> ready = [Decision((0, 1), Outcome.RUN, 0, name, 0, "", 5, 40) for name in range(4)]
+    >>> chained(ready, 100), chained(ready, 0)
+    ([True, False, True, False], [False, False, False, False])
+    """
+    found, nbytes = [False] * len(decided), 0
+    for at, (one, following) in enumerate(pairwise(decided)):
+        nbytes += one.nbytes
+        alike = (following.family, following.process_set) == (one.family, one.process_set)
+        found[at] = alike and one.family != 0 and nbytes + following.nbytes <= most
+        nbytes = nbytes if found[at] else 0
+    return found
 
 
 def _have(ranks: Iterable[int]) -> str:

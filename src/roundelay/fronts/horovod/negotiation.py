@@ -1,41 +1,58 @@
 """The negotiation of named operations: what all members have submitted runs, in one order.
 
-Every rank tells rank 0 what it submits, in a few numbers; rank 0 tells the members what runs next,
-and each runs that on its own thread. Nobody looks around for work: threads wait for messages in the
-native core, or in whatever the engine waits by.
+Every rank tells rank 0 what it submits, in a few numbers; rank 0 tells the members what runs next.
+Whoever waits for an operation listens, and runs what is decided; a thread does where nobody waits.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
-from roundelay.communicator import ANY, Communicator
+from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveTimeout, CommunicationError, InvalidArgumentError
-from roundelay.fronts.horovod.coordinator import JOINED, Coordinator, Decision, Outcome, Said
+from roundelay.fronts.horovod.control import QUIET, Control, Entry, Told
+from roundelay.fronts.horovod.coordinator import (
+    JOINED,
+    SUBMIT,
+    Coordinator,
+    Decision,
+    Outcome,
+    Said,
+    chained,
+)
 from roundelay.fronts.horovod.errors import HorovodInternalError
-from roundelay.fronts.horovod.operation import KINDS, Operation, differences, number_of
+from roundelay.fronts.horovod.operation import (
+    KINDS,
+    Operation,
+    differences,
+    line_of,
+    lines_told,
+    number_of,
+)
+from roundelay.fronts.horovod.turns import Turns
 
 __all__ = ["Negotiation"]
 
-SAID, DECIDED, TEXT = 1, 2, 3  # tags
 NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
-QUIET = 1e8  # seconds: who waits for work waits for ever, and is not surprised
 
 
 class Negotiation:
-    """One rank's part: submits operations, and runs what is decided, on a thread of its own."""
+    """One rank's part: submits operations, and runs what is decided."""
 
-    def __init__(self, comm: Communicator, stand_in: Callable[[Any], Operation]) -> None:
+    def __init__(
+        self, comm: Communicator, stand_in: Callable[[Any], Operation], together: int
+    ) -> None:
         everyone = range(comm.size)
         control, data = comm.group(everyone), comm.group(everyone)
         if control is None or data is None:
             raise InvalidArgumentError("hvd.init needs a communicator of which this is a rank.")
-        self._control, self._timeout = control, comm.timeout
-        control.timeout = QUIET
+        self.rank, self._timeout = comm.rank, min(comm.timeout, threading.TIMEOUT_MAX / 4)
+        self._together = together  # bytes of operations that run in one call
+        self._control = Control(control)
         self.comms: dict[int, Communicator] = {0: data}
         self.members: dict[int, tuple[int, ...]] = {0: tuple(everyone)}
         self._stand_in = stand_in  # for a rank that has joined: an operation with nothing in it
@@ -47,16 +64,19 @@ class Negotiation:
         self._coordinator = Coordinator(comm.size) if comm.rank == 0 else None
         if self._coordinator is not None:
             self._coordinator.members = self.members
+        self._removed: list[int] = []  # process sets, since the last decisions
+        self._chain: list[Told] = []  # decisions for one call, of which the last has not come yet
         self._next_set = 1
         self.epoch = 0  # how often all have joined
-        self._thread = threading.Thread(target=self._serve, name="roundelay-horovod", daemon=True)
-        self._thread.start()
+        self._leaving = False
+        self._turns = Turns(self._step, self._needed, self._break)
 
     # ---- for callers
 
     def submit(self, operation: Operation) -> Operation:
         """Tell the others that this rank is ready for it."""
         key = operation.key = operation.process_set, number_of(operation.kind + operation.name)
+        unnamed = operation.name.startswith("noname.")
         with self._lock:
             self._refuse_broken()
             earlier = self._taken.get(key)
@@ -67,9 +87,15 @@ class Negotiation:
                     f"once synchronize has returned. Give each operation a name of its own."
                 )
             self._pending[key] = self._last = operation
-            if not operation.name.startswith("noname."):
+            if not unnamed:
                 self._taken[key] = operation
-        self._say(Said.SUBMIT, *key, number_of(operation.terms), NUMBERS[operation.kind])
+        # Barriers have nothing that could be mixed up, and process sets are compared by ranks.
+        paired = unnamed and operation.kind not in ("barrier", "process_set")
+        line = number_of(line_of(operation.place)) if paired else 0
+        terms, kind = number_of(operation.terms), NUMBERS[operation.kind]
+        family, nbytes = operation.together[:2] if operation.together else (0, 0)
+        self._control.say(Entry(self.rank, SUBMIT, *key, terms, kind, line, family, nbytes))
+        self._turns.ring()
         return operation
 
     def join(self) -> int:
@@ -79,16 +105,25 @@ class Negotiation:
             self._refuse_broken()
             self._pending[JOINED] = operation
         self._say(Said.JOIN)
-        while not operation.wait(QUIET):
-            pass
+        operation.waited = True
+        if not self._turns.take(operation.done, QUIET, None):
+            self._control.flush()
+            while not operation.wait(min(QUIET, threading.TIMEOUT_MAX)):
+                pass
         last: int = operation.result()
         return last
 
     def wait(self, operation: Operation) -> Any:
         """Return its result, or raise what went wrong."""
-        if not operation.wait(min(self._timeout, threading.TIMEOUT_MAX)):
-            self._say(Said.STALLED, *operation.key)
-            operation.wait(min(self._timeout, threading.TIMEOUT_MAX))  # it fails, or is under way
+        if not operation.done():
+            operation.waited = True
+            if not self._turns.take(
+                operation.done, self._timeout, lambda: self._tell_stalled(operation)
+            ):
+                self._control.flush()
+                if not operation.wait(self._timeout):
+                    self._tell_stalled(operation)
+                    operation.wait(self._timeout)  # it fails, or is under way
         if not operation.done():
             raise CollectiveTimeout(f"{operation} has not ended within {self._timeout:g} s.")
         if self._taken.get(operation.key) is operation:
@@ -97,11 +132,14 @@ class Negotiation:
 
     def leave(self) -> None:
         """Submit nothing more, and wait until the others do not either."""
-        if self._thread.is_alive() and self._broken is None:
-            self._say(Said.LEAVE)
-            self._thread.join(min(self._timeout, threading.TIMEOUT_MAX))
-        for comm in (*self.comms.values(), self._control):
+        if self._turns.alive() and self._broken is None:
+            with suppress(CommunicationError):  # a broken group is left as well
+                self._say(Said.LEAVE)
+            self._leaving = True
+            self._turns.end(self._timeout)
+        for comm in self.comms.values():
             comm.close()
+        self._control.close()
 
     # ---- how it goes
 
@@ -110,89 +148,134 @@ class Negotiation:
             raise self._broken
 
     def _say(self, said: Said, *numbers: int) -> None:
-        padding = (0,) * (4 - len(numbers))
-        words = np.array((self._control.rank, said, *numbers, *padding), np.int64)
-        self._control.send(words, 0, SAID)
+        self._control.say(Entry(self.rank, said, *numbers))
 
-    def _serve(self) -> None:
-        try:
-            if self._coordinator is None:
-                self._follow()
-            else:
-                self._decide(self._coordinator)
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits, and to who comes later
-            with self._lock:
-                self._broken = error
-                pending = [*self._pending.values()]
-                self._pending.clear()
-            for operation in pending:
-                operation.finish(None, error)
+    def _tell_stalled(self, operation: Operation) -> None:
+        self._say(Said.STALLED, *operation.key)
+        self._control.flush()
 
-    def _decide(self, coordinator: Coordinator) -> None:
-        words = np.zeros(6, np.int64)
-        while True:
-            self._control.recv(words, ANY, SAID)
-            for decision in coordinator.heard(*words.tolist()):
-                told = np.array([*decision[1:5], len(decision.text.encode())], np.int64)
-                for rank in decision.to:
-                    if rank:
-                        self._control.send(told, rank, DECIDED)
-                        if decision.text:
-                            text = np.frombuffer(decision.text.encode(), np.uint8)
-                            self._control.send(text, rank, TEXT)
-                if 0 in decision.to and self._act(decision):
-                    return
+    def _needed(self) -> bool:
+        """Tell whether anybody must listen: rank 0 always, others while something is pending."""
+        if self._broken is not None:
+            return False
+        return self._coordinator is not None or bool(self._pending) or self._leaving
 
-    def _follow(self) -> None:
-        words = np.zeros(5, np.int64)
-        while True:
-            self._control.recv(words, 0, DECIDED)
-            outcome, process_set, name, argument, length = words.tolist()
-            text = b""
-            if length:
-                text = self._control.recv(np.empty(length, np.uint8), 0, TEXT).tobytes()
-            decision = Decision((), Outcome(outcome), process_set, name, argument, text.decode())
-            if self._act(decision):
-                return
+    def _break(self, error: BaseException) -> None:
+        """Fail all that is pending: nobody knows any more what the others will run."""
+        if not isinstance(error, Exception):
+            error = CommunicationError(
+                f"Rank {self.rank} was interrupted in the midst of hvd's operations: {error!r}."
+            )
+        with self._lock:
+            self._broken = error
+            pending = [*self._pending.values()]
+            self._pending.clear()
+        for operation in pending:
+            operation.finish(None, error)
+        self._turns.stop()
 
-    def _act(self, decision: Decision) -> bool:
-        """Do what has been decided, and tell whether it was the end."""
-        _, outcome, process_set, name, argument, text = decision
+    def _step(self, alone: bool) -> bool:  # noqa: FBT001
+        """Hear once, and act; tell whether somebody waited for what has ended."""
+        patience = QUIET if alone or JOINED in self._pending else 3 * self._timeout
+        if self._coordinator is None:
+            return self._act_on(self._control.listen(patience))
+        decided = [
+            decision
+            for entry in self._control.hear(patience)
+            for decision in self._coordinator.heard(entry)
+        ]
+        waited = bool(decided) and self._act_on(self._told(decided))
+        while self._removed:
+            waited |= self._act_on(self._told(self._coordinator.removed(self._removed.pop())))
+        return waited
+
+    def _told(self, decided: list[Decision]) -> list[Told]:
+        """Tell other ranks what was decided; return what concerns this one."""
+        by_rank: dict[int, list[Told]] = {}
+        for decision, more in zip(decided, chained(decided, self._together), strict=True):
+            to, outcome, process_set, name, argument, text, *_ = decision
+            told = Told(outcome, process_set, name, argument, more, text)
+            for rank in to:
+                by_rank.setdefault(rank, []).append(told)
+        mine = by_rank.pop(0, [])
+        for rank, some in by_rank.items():
+            self._control.tell(rank, some)
+        return mine
+
+    def _act_on(self, decided: list[Told]) -> bool:
+        waited = False
+        for told in decided:
+            self._chain.append(told)
+            if not told.more:
+                chain, self._chain = self._chain, []
+                waited |= self._act(told) if len(chain) == 1 else self._act_together(chain)
+        return waited
+
+    def _act(self, decision: Told) -> bool:
+        """Do what has been decided, and tell whether somebody waited for it."""
+        outcome, process_set, name, argument, _, text = decision
         if outcome == Outcome.END:
-            return True
-        if outcome == Outcome.ALL_JOINED:
-            self.epoch += 1
-            self._pending.pop(JOINED).finish(argument)
+            self._turns.stop()
             return False
         operation = self._pending.pop((process_set, name), None)
-        comm = self.comms[process_set]
-        if outcome == Outcome.RUN_WITH_JOINED:
+        if outcome == Outcome.ALL_JOINED and operation is not None:
+            self.epoch += 1
+            operation.finish(argument)
+            return True
+        comm = self.comms.get(process_set)
+        if outcome == Outcome.RUN_WITH_JOINED and comm is not None:
             terms = comm.broadcast_object(None if operation is None else operation.terms, argument)
             operation = operation or self._stand_in(terms)
         if operation is None:
             raise HorovodInternalError("An operation was decided that this rank did not submit.")
         try:
-            if outcome == Outcome.MISMATCH:
-                told = comm.all_gather_object(operation.terms)
+            if outcome == Outcome.FAIL or comm is None:
+                operation.finish(None, HorovodInternalError(f"{operation}: {text}"))
+            elif outcome == Outcome.MISMATCH:
+                told = comm.all_gather_object((operation.terms, line_of(operation.place)))
                 text = differences(str(operation), self.members[process_set], told)
-            elif outcome == Outcome.FAIL:
-                text = f"{operation}: {text}"
-            if text:
                 operation.finish(None, HorovodInternalError(text))
             else:
+                if outcome == Outcome.RUN and argument:
+                    self._warn(operation, comm)
                 operation.finish(operation.run(comm))
-        except Exception as error:
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
             operation.finish(None, error)
-            if isinstance(error, CommunicationError) and not isinstance(
-                error, HorovodInternalError
-            ):
-                raise  # the group is broken, and not this one operation
-        return False
+            _raise_if_broken(error)
+        return operation.waited
+
+    def _act_together(self, decided: list[Told]) -> bool:
+        """Run operations of one family in one call."""
+        comm = self.comms[decided[0].process_set]
+        found = [self._pending.pop((told.process_set, told.name)) for told in decided]
+        parts = [one.together for one in found if one.together is not None]
+        try:
+            results = parts[0].run(comm, [one.part for one in parts])
+            for one, result in zip(found, results, strict=True):
+                one.finish(result)
+        except BaseException as error:  # noqa: BLE001 - likewise
+            for one in found:
+                if not one.done():
+                    one.finish(None, error)
+            _raise_if_broken(error)
+        return any(one.waited for one in found)
+
+    def _warn(self, operation: Operation, comm: Communicator) -> None:
+        """Tell that ranks made one call without a name on different lines, perhaps by mistake."""
+        told = comm.all_gather_object(line_of(operation.place))
+        where = lines_told(self.members[operation.process_set], told)
+        warnings.warn(
+            f"One {operation.kind} without a name is made of calls by {where}. Such calls pair up "
+            f"by their number: if these don't belong together, a rank has made one more, or one "
+            f"less. Give them name=.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     # ---- process sets, made and ended by operations of their own
 
     def add_set(self, ranks: tuple[int, ...]) -> int:
-        """Make a group of these ranks; every rank does so at the same point. On the thread."""
+        """Make a group of these ranks; every rank does so at the same point, when it is decided."""
         number, self._next_set = self._next_set, self._next_set + 1
         comm = self.comms[0].group(ranks)
         self.members[number] = ranks
@@ -201,8 +284,16 @@ class Negotiation:
         return number
 
     def remove_set(self, number: int) -> None:
-        """Let go of a group. On the thread."""
+        """Let go of a group, when that is decided; what still waits in it fails."""
         del self.members[number]
         comm = self.comms.pop(number, None)
         if comm is not None:
             comm.close()
+        self._removed.append(number)
+
+
+def _raise_if_broken(error: BaseException) -> None:
+    """Raise what breaks the group, and not one operation."""
+    one = isinstance(error, HorovodInternalError) or not isinstance(error, CommunicationError)
+    if not one or not isinstance(error, Exception):
+        raise error

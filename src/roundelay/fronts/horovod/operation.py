@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from time import monotonic
-from typing import Any
+from types import CodeType
+from typing import Any, NamedTuple
 
 from roundelay.communicator import Communicator
+from roundelay.errors import ranks_text
 
-__all__ = ["ALLREDUCE", "BARRIER", "KINDS", "Operation", "Terms", "differences", "number_of"]
+__all__ = [
+    "ALLREDUCE", "BARRIER", "KINDS", "Operation", "Place", "Terms", "Together", "differences",
+    "line_of", "lines_told", "number_of",
+]  # fmt: skip
 
 #: By the number that travels; the first may run with ranks that have joined.
 KINDS = (
@@ -24,22 +30,25 @@ LINGER = 0.01
 
 #: What must be alike on all ranks, in words: dtype, shape, reduction …
 Terms = tuple[tuple[str, Any], ...]
+#: Where the user's program made a call: its code, the instruction, the line.
+Place = tuple[CodeType, int, int]
+
+
+class Together(NamedTuple):
+    """How an operation runs in one call with others of its family."""
+
+    family: int  # not 0
+    nbytes: int
+    part: Any  # what `run` takes of each
+    run: Callable[[Communicator, list[Any]], list[Any]]  # gives the results
 
 
 class Operation:
     """What a rank submits; done once it has run, or failed, on all members of its process set."""
 
     __slots__ = (
-        "_done",
-        "_ended",
-        "_error",
-        "_result",
-        "key",
-        "kind",
-        "name",
-        "process_set",
-        "run",
-        "terms",
+        "_done", "_ended", "_error", "_result", "key", "kind", "name", "place", "process_set",
+        "run", "terms", "together", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -49,10 +58,13 @@ class Operation:
         process_set: int,
         terms: Terms,
         run: Callable[[Communicator], Any],
+        together: Together | None = None,
     ) -> None:
         self.kind, self.name, self.process_set = kind, name, process_set
-        self.terms, self.run = terms, run
+        self.terms, self.run, self.together = terms, run, together
         self.key = (0, 0)  # by which ranks know it, once it is submitted
+        self.place: Place | None = None  # of the call
+        self.waited = False  # somebody waits for it
         self._result: Any = None
         self._error: BaseException | None = None
         self._ended = 0.0
@@ -62,7 +74,7 @@ class Operation:
     def finish(self, result: Any, error: BaseException | None = None) -> None:
         """Give those who wait the result, or an error."""
         self._result, self._error, self._ended = result, error, monotonic()
-        self.run = _over  # with all that it holds
+        self.run, self.together = _over, None  # with all that they hold
         self._done.release()
 
     def done(self) -> bool:
@@ -96,20 +108,41 @@ def _over(_: Communicator) -> None:
 
 
 @lru_cache(maxsize=4096)
-def number_of(thing: str | Terms) -> int:
+def number_of(thing: str | tuple[Any, ...]) -> int:
     """Return a number that stands for a name, or for terms, on every rank alike."""
     digest = hashlib.blake2b(repr(thing).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
-def differences(call: str, members: Sequence[int], told: Sequence[Terms]) -> str:
-    """Say what differs between ranks, by rank and value.
+def line_of(place: Place | None) -> str:
+    """Return the user's line, by the name of its file: folders differ between hosts."""
+    return "" if place is None else f"{os.path.basename(place[0].co_filename)}:{place[2]}"  # noqa: PTH119 - in a hot path
 
-    >>> print(differences("allreduce 'x'", [0, 1], [(("dtype", "int32"),), (("dtype", "int64"),)]))
+
+def lines_told(members: Sequence[int], lines: Sequence[str]) -> str:
+    """Say which rank made its call where, if that differs.
+
+    >>> lines_told([0, 1, 2], ["train.py:7", "train.py:7", "train.py:9"])
+    'ranks 0, 1 at train.py:7, rank 2 at train.py:9'
+    >>> lines_told([0, 1], ["train.py:7", "train.py:7"])
+    ''
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, line in zip(members, lines, strict=True):
+        ranks.setdefault(line or "an unknown line", []).append(rank)
+    told = [f"{ranks_text(found)} at {line}" for line, found in ranks.items()]
+    return ", ".join(told) if len(told) > 1 else ""
+
+
+def differences(call: str, members: Sequence[int], told: Sequence[tuple[Terms, str]]) -> str:
+    """Say what differs between ranks, by rank and value, and where they made the call.
+
+    >>> told = [((("dtype", "int32"),), "a.py:3"), ((("dtype", "int64"),), "a.py:3")]
+    >>> print(differences("allreduce 'x'", [0, 1], told))
     allreduce 'x' needs the same dtype on every rank, but rank 0 has int32, rank 1 has int64.
     """
     lines = []
-    columns = [dict(terms) for terms in told]
+    columns = [dict(terms) for terms, _ in told]
     for word in dict.fromkeys(word for column in columns for word in column):
         values = [column.get(word) for column in columns]
         if any(value != values[0] for value in values):
@@ -118,6 +151,11 @@ def differences(call: str, members: Sequence[int], told: Sequence[Terms]) -> str
                 for rank, value in zip(members, values, strict=True)
             )
             lines.append(f"{call} needs the same {word} on every rank, but {have}.")
+    if where := lines_told(members, [line for _, line in told]):
+        lines.append(
+            f"It was called by {where}. Calls without a name pair up by their number, so a rank "
+            f"that makes one more shifts all that follow: give them name=."
+        )
     return "\n".join(lines)
 
 

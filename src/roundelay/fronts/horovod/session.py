@@ -8,14 +8,19 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from roundelay import _core
+from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.errors import NotInitializedError, UnsupportedOperationError
 from roundelay.fronts.horovod.negotiation import Negotiation
-from roundelay.fronts.horovod.operation import Operation, Terms
+from roundelay.fronts.horovod.operation import Operation, Terms, Together
 from roundelay.launch import init as rd_init
 
 __all__ = ["Session", "adopt", "begin", "current", "end", "started"]
+
+#: Bytes of tensors that run in one call: Horovod's default for HOROVOD_FUSION_THRESHOLD.
+TOGETHER = 128 << 20
 
 
 class Session:
@@ -23,14 +28,16 @@ class Session:
 
     def __init__(self, comm: Communicator, stand_in: Callable[[Terms], Operation]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        hosts: list[tuple[str, str]] = comm.all_gather_object(_host())
+        told: list[tuple[tuple[str, str], int]] = comm.all_gather_object((_host(), _together()))
+        hosts = [host for host, _ in told]
+        self.together = told[0][1]
         nodes = [*dict.fromkeys(hosts)]
         local = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
         self.local_rank, self.local_size = local[self.rank], hosts.count(hosts[self.rank])
         same = [hosts[rank] for rank in range(self.size) if local[rank] == self.local_rank]
         self.cross_rank, self.cross_size = same.index(hosts[self.rank]), len(same)
         self.homogeneous = len({hosts.count(node) for node in nodes}) == 1
-        self.negotiation = Negotiation(comm, stand_in)
+        self.negotiation = Negotiation(comm, stand_in, self.together)
         self._unnamed: dict[tuple[str, int, int], itertools.count[int]] = {}
 
     def submit(
@@ -40,17 +47,23 @@ class Session:
         process_set: int,
         terms: Terms,
         run: Callable[[Communicator], Any],
+        together: Together | None = None,
     ) -> Operation:
         """Submit an operation; one without a name gets the next number of its kind."""
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgumentError(f"hvd.{kind} takes name= as a word, not {shown(name)}.")
         if name is None:
             key = kind, process_set, self.negotiation.epoch
             numbers = self._unnamed.get(key) or self._unnamed.setdefault(key, itertools.count())
             name = f"noname.{key[2]}.{next(numbers)}"
-        return self.negotiation.submit(Operation(kind, name, process_set, terms, run))
+        operation = Operation(kind, name, process_set, terms, run, together)
+        operation.place = _core.caller()
+        return self.negotiation.submit(operation)
 
-    def members(self, process_set: int | None) -> tuple[int, ...]:
+    def members(self, process_set: Any) -> tuple[int, ...]:  # Any: it is looked at here
         """Return the ranks of a process set, of which this must be one."""
-        ranks = self.negotiation.members.get(-1 if process_set is None else process_set)
+        number = self.known(process_set)
+        ranks = self.negotiation.members.get(-1 if number is None else number)
         if ranks is None:
             raise InvalidArgumentError(
                 "This process set is not known to hvd: pass it to hvd.init(process_sets=…) or "
@@ -58,10 +71,21 @@ class Session:
             )
         if self.rank not in ranks:
             raise InvalidArgumentError(
-                f"Rank {self.rank} is not in process set {process_set}, which has ranks "
+                f"Rank {self.rank} is not in process set {number}, which has ranks "
                 f"{list(ranks)}. Call this only where process_set.included()."
             )
         return ranks
+
+    @staticmethod
+    def known(process_set: Any) -> int | None:
+        """Return the number of a process set; refuse what is none."""
+        number: int | str | None = getattr(process_set, "process_set_id", "none")
+        if isinstance(number, str):
+            raise InvalidArgumentError(
+                f"process_set= takes an hvd.ProcessSet that hvd.add_process_set knows, or "
+                f"hvd.global_process_set, not {shown(process_set)}."
+            )
+        return number
 
     def close(self) -> None:
         """End it; other ranks need not wait for this one any more."""
@@ -71,6 +95,18 @@ class Session:
 def _host() -> tuple[str, str]:
     """Say on which host this is; launchers that play several on one number them."""
     return socket.gethostname(), os.environ.get("GROUP_RANK", "")
+
+
+def _together() -> int:
+    """Return how many bytes of tensors run in one call, as Horovod's variable says; rank 0's."""
+    told = os.environ.get("HOROVOD_FUSION_THRESHOLD", "").strip()
+    if not told:
+        return TOGETHER
+    if not told.isdecimal():
+        raise InvalidArgumentError(
+            f"HOROVOD_FUSION_THRESHOLD is a number of bytes, 0 or more, not {told!r}."
+        )
+    return int(told)
 
 
 _session: Session | None = None  # a process has one launcher, and Horovod's functions no argument

@@ -133,7 +133,7 @@ def grouped_allreduce(  # noqa: PLR0917 - Horovod's order
 def _slices(tensor: Any, op: int, process_set: ProcessSet) -> Any:
     values, indices = grouped_allgather([tensor.values, tensor.indices], process_set=process_set)
     if op == Average:
-        size = len(current("allreduce()").members(process_set.process_set_id))
+        size = len(current("allreduce()").members(process_set))
         values = values / tf.cast(size, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
 
@@ -262,7 +262,7 @@ def grouped_reducescatter(
         )  # fmt: skip
 
         def grad(*upstream: Tensor) -> list[Tensor]:
-            size = len(current("reducescatter()").members(process_set.process_set_id))
+            size = len(current("reducescatter()").members(process_set))
             factor = prescale_factor * postscale_factor * (size if op == Sum else 1)
             scaled = [one * tf.cast(factor, one.dtype) for one in upstream]
             return grouped_allgather(scaled, process_set=process_set)

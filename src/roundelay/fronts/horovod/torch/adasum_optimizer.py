@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from roundelay.arguments import whole
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Adasum
 from roundelay.fronts.horovod.torch.collectives import allreduce_async_, synchronize
@@ -35,8 +36,7 @@ class AdasumSteps:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Expect so many backward passes before the steps are combined."""
-        if passes <= 0:
-            raise InvalidArgumentError(f"backward_passes_per_step is 1 or more, not {passes}.")
+        passes = whole("backward_passes_per_step", passes, 1)
         self.backward_passes_per_step = passes
         self._left = dict.fromkeys(self._parameter_names, passes)
 

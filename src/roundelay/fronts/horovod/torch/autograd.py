@@ -15,6 +15,7 @@ from roundelay.fronts.horovod.basics import (
     reduction_of,
 )
 from roundelay.fronts.horovod.session import current
+from roundelay.fronts.horovod.torch.checks import compressor_of, tensor_of, tensors_of
 from roundelay.fronts.horovod.torch.collectives import (
     allgather_async,
     alltoall_async,
@@ -84,7 +85,8 @@ def grouped_allreduce(
         "postscale_factor": postscale_factor,
         "process_set": process_set,
     }
-    packed = [compression.compress(tensor) for tensor in tensors]
+    given = tensors_of("allreduce", tensors)
+    packed = [compressor_of(compression).compress(tensor) for tensor in given]
     given = [tensor for tensor, _ in packed]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         results = HorovodReduce.apply(name, options, *given)  # type: ignore[no-untyped-call]
@@ -128,7 +130,8 @@ def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """Return the rows of all ranks, of several tensors."""
-    return list(HorovodGather.apply(name, process_set, *tensors))  # type: ignore[no-untyped-call]
+    given = tensors_of("allgather", tensors)
+    return list(HorovodGather.apply(name, process_set, *given))  # type: ignore[no-untyped-call]
 
 
 class HorovodBroadcast(torch.autograd.Function):
@@ -168,7 +171,7 @@ class HorovodExchange(torch.autograd.Function):
         """Send rows, and take those that come."""
         counts = splits
         if counts is None:
-            size = len(current("alltoall()").members(process_set.process_set_id))
+            size = len(current("alltoall()").members(process_set))
             even = len(tensor) // size if tensor.dim() and len(tensor) % size == 0 else -1
             counts = None if even < 0 else torch.full((size,), even, dtype=torch.int32)
         came = synchronize(alltoall_async(tensor, counts, name, process_set))
@@ -192,7 +195,7 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Any:  # a tensor, or with splits two
     """Return the rows that others sent to this rank; with `splits`, also how many from whom."""
-    result = HorovodExchange.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
+    result = HorovodExchange.apply(tensor_of("alltoall", tensor), splits, name, process_set)  # type: ignore[no-untyped-call]
     return result[0] if splits is None else result
 
 
@@ -248,7 +251,8 @@ def grouped_reducescatter(
         "prescale_factor": prescale_factor,
         "postscale_factor": postscale_factor,
     }
-    packed = [compression.compress(tensor) for tensor in tensors]
+    given = tensors_of("reducescatter", tensors)
+    packed = [compressor_of(compression).compress(tensor) for tensor in given]
     results = HorovodShare.apply(name, options, *(tensor for tensor, _ in packed))  # type: ignore[no-untyped-call]
     contexts = [context for _, context in packed]
     return [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from roundelay.arguments import shown
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import (
     Average,
@@ -19,6 +20,7 @@ from roundelay.fronts.horovod.errors import HorovodInternalError
 from roundelay.fronts.horovod.operation import Operation
 from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch import operations
+from roundelay.fronts.horovod.torch.checks import scales_of, tensor_of, tensors_of
 
 __all__ = [
     "allgather_async", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall_async",
@@ -73,8 +75,9 @@ def allreduce_async(
 ) -> Handle:
     """Begin to reduce a tensor into a new one; `synchronize` gives it."""
     op = reduction_of("allreduce", op, average)
-    scales = prescale_factor, postscale_factor
-    return OfOne(operations.allreduce([tensor], [_like(tensor)], name, op, scales, process_set))
+    scales = scales_of(prescale_factor, postscale_factor)
+    output = _like("allreduce_async", tensor)
+    return OfOne(operations.allreduce([tensor], [output], name, op, scales, process_set))
 
 
 def allreduce_async_(
@@ -88,8 +91,8 @@ def allreduce_async_(
 ) -> Handle:
     """Begin to reduce a tensor in place."""
     op = reduction_of("allreduce_", op, average)
-    scales = prescale_factor, postscale_factor
-    return OfOne(operations.allreduce([tensor], [tensor], name, op, scales, process_set))
+    scales, given = scales_of(prescale_factor, postscale_factor), [tensor_of("allreduce_", tensor)]
+    return OfOne(operations.allreduce(given, given, name, op, scales, process_set))
 
 
 def allreduce_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -109,9 +112,10 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Begin to reduce tensors, all of them once every rank has all of them."""
     op = reduction_of("grouped_allreduce", op, average)
-    scales = prescale_factor, postscale_factor
-    outputs = [_like(tensor) for tensor in tensors]
-    return operations.allreduce(list(tensors), outputs, name, op, scales, process_set)
+    scales = scales_of(prescale_factor, postscale_factor)
+    given = tensors_of("grouped_allreduce", tensors)
+    outputs = [_like("grouped_allreduce", tensor) for tensor in given]
+    return operations.allreduce(given, outputs, name, op, scales, process_set)
 
 
 def grouped_allreduce_async_(
@@ -125,7 +129,8 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Begin to reduce tensors in place, all of them once every rank has all of them."""
     op = reduction_of("grouped_allreduce_", op, average)
-    scales, given = (prescale_factor, postscale_factor), list(tensors)
+    scales = scales_of(prescale_factor, postscale_factor)
+    given = tensors_of("grouped_allreduce_", tensors)
     return operations.allreduce(given, given, name, op, scales, process_set)
 
 
@@ -140,7 +145,11 @@ def sparse_allreduce_async(
     """Begin to add up sparse tensors, by gathering what each has; call what it returns to wait."""
     if op not in (Average, Sum):
         raise InvalidArgumentError("hvd.sparse_allreduce_async takes op=hvd.Sum or hvd.Average.")
-    size = len(current("sparse_allreduce_async()").members(process_set.process_set_id))
+    size = len(current("sparse_allreduce_async()").members(process_set))
+    if getattr(tensor, "layout", None) is not torch.sparse_coo:
+        raise InvalidArgumentError(
+            f"hvd.sparse_allreduce_async takes a sparse tensor in COO layout, not {shown(tensor)}."
+        )
     mine = tensor.detach().coalesce()
     shape = torch.tensor([mine.shape], dtype=torch.int64)
     parts = [mine.indices().t().contiguous(), mine.values(), shape]
@@ -163,14 +172,16 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin to gather the rows of all ranks, which may have different numbers of them."""
-    return OfOne(operations.allgather([tensor], name, process_set))
+    given = [tensor_of("allgather", tensor)]
+    return OfOne(operations.allgather(given, name, process_set))
 
 
 def grouped_allgather_async(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin to gather the rows of several tensors."""
-    return operations.allgather(list(tensors), name, process_set)
+    given = tensors_of("grouped_allgather", tensors)
+    return operations.allgather(given, name, process_set)
 
 
 def broadcast_async(
@@ -180,7 +191,8 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Begin to bring the root's tensor into a new one."""
-    return operations.broadcast(tensor, _like(tensor), root_rank, name, process_set)
+    output = _like("broadcast", tensor)
+    return operations.broadcast(tensor, output, root_rank, name, process_set)
 
 
 def broadcast_async_(
@@ -190,7 +202,8 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Begin to fill a tensor with the root's."""
-    return operations.broadcast(tensor, tensor, root_rank, name, process_set)
+    given = tensor_of("broadcast_", tensor)
+    return operations.broadcast(given, given, root_rank, name, process_set)
 
 
 def broadcast_(
@@ -211,7 +224,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Begin to send `splits` rows to each rank; gives what came, with splits also from whom."""
-    begun = operations.alltoall(tensor, splits, name, process_set)
+    begun = operations.alltoall(tensor_of("alltoall", tensor), splits, name, process_set)
     return OfOne(begun) if splits is None else begun
 
 
@@ -224,8 +237,9 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin to reduce a tensor, of which every rank gets its share of the rows."""
-    scales = prescale_factor, postscale_factor
-    return OfOne(operations.reducescatter([tensor], name, op, scales, process_set))
+    scales = scales_of(prescale_factor, postscale_factor)
+    given = [tensor_of("reducescatter", tensor)]
+    return OfOne(operations.reducescatter(given, name, op, scales, process_set))
 
 
 def grouped_reducescatter_async(
@@ -237,9 +251,11 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Begin to reduce several tensors, of which every rank gets its share of the rows."""
-    scales = prescale_factor, postscale_factor
-    return operations.reducescatter(list(tensors), name, op, scales, process_set)
+    scales = scales_of(prescale_factor, postscale_factor)
+    given = tensors_of("grouped_reducescatter", tensors)
+    return operations.reducescatter(given, name, op, scales, process_set)
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+def _like(call: str, tensor: torch.Tensor) -> torch.Tensor:
+    given = tensor_of(call, tensor)
+    return torch.empty_like(given, memory_format=torch.contiguous_format, requires_grad=False)

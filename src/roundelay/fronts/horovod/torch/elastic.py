@@ -19,6 +19,13 @@ def _refuse(name: str) -> NoReturn:
     raise UnsupportedOperationError(f"hvd.elastic.{name}: {WAY}")
 
 
+def __getattr__(name: str) -> NoReturn:
+    """Refuse whatever else Horovod has here; what begins with an underscore is nothing of it."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    _refuse(name)
+
+
 def run(func: Any) -> NoReturn:
     """Refuse to run a function again with fewer ranks."""
     del func

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from roundelay.errors import InvalidArgumentError
+from roundelay.arguments import index_of, shown
+from roundelay.errors import InvalidArgumentError, UnsendableError
 from roundelay.fronts.horovod.basics import ProcessSet, global_process_set
 from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch.collectives import (
@@ -28,16 +29,18 @@ def broadcast_parameters(
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Fill tensors with the root's: a state_dict, `model.named_parameters()`, or a list of them."""
+    pairs: list[tuple[Any, ...]] = [()]
     if isinstance(params, dict):
-        pairs = sorted(params.items())
+        pairs = sorted(params.items(), key=lambda pair: str(pair[0]))
     elif isinstance(params, Iterable) and not isinstance(params, torch.Tensor):
         pairs = [one if isinstance(one, tuple) else (None, one) for one in params]
-    else:
+    if any(len(pair) != 2 for pair in pairs):  # noqa: PLR2004 - a pair
         raise InvalidArgumentError(
-            f"hvd.broadcast_parameters takes a dict or a list of tensors, not {type(params)}."
+            f"hvd.broadcast_parameters takes a dict or a list of tensors, or pairs of a name and "
+            f"a tensor, not {shown(params)}."
         )
     begun = [
-        broadcast_async_(tensor, root_rank, name, process_set)
+        broadcast_async_(tensor, root_rank, None if name is None else str(name), process_set)
         for name, tensor in pairs
         if isinstance(tensor, torch.Tensor)
     ]
@@ -53,7 +56,14 @@ def broadcast_object(
 ) -> Any:
     """Return the root's object on every rank of the process set; it is pickled."""
     name = name or "broadcast_object"
-    here = current("broadcast_object()").rank == root_rank
+    session = current("broadcast_object()")
+    members = session.members(process_set)
+    if index_of(root_rank) not in members:
+        raise InvalidArgumentError(
+            f"hvd.broadcast_object has no root_rank {shown(root_rank)}: the process set has ranks "
+            f"{list(members)}."
+        )
+    here = session.rank == root_rank
     data = _packed(obj) if here else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([len(data)])
     synchronize(broadcast_async_(length, root_rank, f"{name}.size", process_set))
@@ -75,7 +85,12 @@ def allgather_object(
 
 
 def _packed(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(encode(obj, allow_pickle=True)), dtype=torch.uint8)
+    try:
+        data = encode(obj, allow_pickle=True)
+    except Exception as error:  # noqa: BLE001 - pickling runs code of the object
+        told = f"hvd can't send {shown(obj)}, which pickle refuses: {error}."
+        raise UnsendableError(told) from None
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _unpacked(data: torch.Tensor) -> Any:
@@ -91,6 +106,10 @@ def broadcast_optimizer_state(
     not needed: which state there is, the root says.
     """
     del model
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"hvd.broadcast_optimizer_state takes an optimizer of torch, not {shown(optimizer)}."
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError(
             "hvd.broadcast_optimizer_state can't take torch.optim.LBFGS, whose state is lists and "

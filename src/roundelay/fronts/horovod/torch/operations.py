@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 
+from roundelay.arguments import index_of
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Adasum, Average, Max, Min, ProcessSet, Product, Sum
-from roundelay.fronts.horovod.errors import HorovodInternalError, UnsupportedOperationError
-from roundelay.fronts.horovod.operation import Operation, Terms
+from roundelay.fronts.horovod.errors import HorovodInternalError
+from roundelay.fronts.horovod.operation import Operation, Terms, Together, number_of
 from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch.adasum import adasum
+from roundelay.fronts.horovod.torch.checks import (
+    counts_of,
+    require_adasum,
+    require_dtypes,
+    require_rows,
+)
+from roundelay.fronts.horovod.torch.fusion import reduce_all
 
 __all__ = ["Scales", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter", "stand_in"]
 
 WORDS = {Average: "avg", Sum: "sum", Min: "min", Max: "max", Product: "prod"}
 #: Factors before and after the reduction.
 Scales = tuple[float, float]
+Tensors = Sequence[torch.Tensor]
+#: Brings tensors to the host.
+Given = Callable[[], list[torch.Tensor]]
+#: Dtypes, shapes, and the type of the device.
+Kinds = tuple[tuple[torch.dtype, ...], tuple[torch.Size, ...], str]
 
 
 def allreduce(
@@ -33,33 +45,38 @@ def allreduce(
     process_set: ProcessSet,
 ) -> Operation:
     """Submit the reduction of some tensors together; the result is the list of outputs."""
-    here, number = current("allreduce()"), process_set.process_set_id or 0
-    members = here.members(process_set.process_set_id)
+    here = current("allreduce()")
+    members, number = here.members(process_set), process_set.process_set_id or 0
     if op == Adasum:
-        _check_adasum(len(members), number)
-    _check_dtypes(tensors, op)
-    terms = _reducing_terms(tensors, op, scales)
-    given = _given(tensors)
-
-    def run(comm: Communicator) -> list[torch.Tensor]:
-        for source, output in zip(given(), outputs, strict=True):
-            _reduce(comm, source, output, op, scales)
-        return list(outputs)
-
-    return here.submit("allreduce", name, number, terms, run)
+        require_adasum(len(members), number)
+    terms, family = _reducing(_kinds(tensors), op, scales)
+    reduction = Reduction(_given(tensors), outputs, op, scales, here.together)
+    nbytes = sum([tensor.nbytes for tensor in tensors])
+    together = Together(family, nbytes, reduction, reduction.with_others)
+    return here.submit("allreduce", name, number, terms, reduction, together)
 
 
-def _check_dtypes(tensors: Sequence[torch.Tensor], op: int) -> None:
-    for dtype in (tensor.dtype for tensor in tensors):
-        if op == Average and dtype in (torch.bool, torch.uint64):
-            raise InvalidArgumentError(
-                f"hvd.Average takes no {dtype}. Use hvd.Max or hvd.Min, or tensor.long()."
-            )
-        if op == Adasum and not dtype.is_floating_point:
-            raise InvalidArgumentError(
-                f"hvd.Adasum compares the directions of real gradients, and takes no {dtype}. "
-                f"Use hvd.Sum, or tensor.double()."
-            )
+class Reduction:
+    """An all-reduce that has been submitted: what goes in, and where it goes."""
+
+    __slots__ = ("given", "most", "op", "outputs", "scales")
+
+    def __init__(self, given: Given, outputs: Tensors, op: int, scales: Scales, most: int) -> None:
+        self.given, self.outputs, self.op, self.scales, self.most = given, outputs, op, scales, most
+
+    def __call__(self, comm: Communicator) -> Tensors:
+        """Run it alone."""
+        sources = self.given()
+        if len(sources) == 1:
+            _reduce(comm, self.op, self.scales, sources[0], self.outputs[0])
+            return self.outputs
+        return self.with_others(comm, [self])[0]
+
+    def with_others(self, comm: Communicator, some: list[Reduction]) -> list[Tensors]:
+        """Run several, this one among them, with the same op and factors."""
+        pairs = (pair for one in some for pair in zip(one.given(), one.outputs, strict=True))
+        reduce_all(pairs, self.op, self.most, partial(_reduce, comm, self.op, self.scales))
+        return [one.outputs for one in some]
 
 
 def stand_in(terms: Terms) -> Operation:
@@ -67,15 +84,17 @@ def stand_in(terms: Terms) -> Operation:
     said = dict(terms)
 
     def run(comm: Communicator) -> None:
-        for dtype, shape in zip(said.get("dtype", ()), said.get("shape", ()), strict=True):
-            zeros = torch.zeros(shape, dtype=getattr(torch, dtype))
-            _reduce(comm, zeros, zeros, said["op"], (1.0, 1.0))
+        kinds = zip(said.get("dtype", ()), said.get("shape", ()), strict=True)
+        zeros = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in kinds]
+        op, most = said.get("op", Sum), current("join()").together
+        reduce = partial(_reduce, comm, op, (1.0, 1.0))
+        reduce_all(zip(zeros, zeros, strict=True), op, most, reduce)
 
     return Operation("allreduce", "of a rank that has joined", 0, terms, run)
 
 
 def _reduce(
-    comm: Communicator, source: torch.Tensor, output: torch.Tensor, op: int, scales: Scales
+    comm: Communicator, op: int, scales: Scales, source: torch.Tensor, output: torch.Tensor
 ) -> None:
     before, after = scales
     source, output = scaled(source, before), output.detach()
@@ -99,9 +118,9 @@ def allgather(
 ) -> Operation:
     """Submit the concatenation of everybody's rows; the result is a list of new tensors."""
     here = current("allgather()")
-    here.members(process_set.process_set_id)
+    here.members(process_set)
     for tensor in tensors:
-        _require_rows("allgather", tensor)
+        require_rows("allgather", tensor)
     given = _given(tensors)
 
     def run(comm: Communicator) -> list[torch.Tensor]:
@@ -123,12 +142,12 @@ def broadcast(
 ) -> Operation:
     """Submit the root's tensor for all; the result is the output, filled."""
     here = current("broadcast()")
-    members = here.members(process_set.process_set_id)
-    if root not in members:
+    members = here.members(process_set)
+    if index_of(root) not in members:
         raise InvalidArgumentError(
             f"hvd.broadcast has no root_rank {root!r}: the process set has ranks {list(members)}."
         )
-    terms = (*_terms([tensor]), ("root_rank", root))
+    terms = (*_terms(_kinds([tensor])), ("root_rank", root))
     given = _given([tensor])
 
     def run(comm: Communicator) -> torch.Tensor:
@@ -150,16 +169,16 @@ def alltoall(
 ) -> Operation:
     """Submit rows for every rank; the result is what came, and how many rows from whom."""
     here = current("alltoall()")
-    members = here.members(process_set.process_set_id)
-    _require_rows("alltoall", tensor)
-    counts = _counts(tensor, splits, len(members))
+    members = here.members(process_set)
+    require_rows("alltoall", tensor)
+    counts = counts_of(tensor, splits, len(members))
     given = _given([tensor])
 
     def run(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
         received = comm.all_to_all(np.array(counts, np.int64).reshape(-1, 1)).reshape(-1)
         rows = given()[0][: sum(counts)]
         came = comm.all_to_all(rows, axis=0, counts=counts)
-        device = tensor.device if splits is None else splits.device
+        device = splits.device if isinstance(splits, torch.Tensor) else tensor.device
         told = torch.from_numpy(received.astype(np.int32)).to(device)
         return came.to(tensor.device), told
 
@@ -175,12 +194,12 @@ def reducescatter(
 ) -> Operation:
     """Submit the reduction of some tensors; the result is this rank's share of the rows of each."""
     here = current("reducescatter()")
-    size = len(here.members(process_set.process_set_id))
+    size = len(here.members(process_set))
     if op not in (Average, Sum):
         raise HorovodInternalError("hvd.reducescatter takes op=hvd.Sum or hvd.Average only.")
-    _check_dtypes(tensors, op)
+    terms, _ = _reducing(_kinds(tensors), op, scales)
     for tensor in tensors:
-        _require_rows("reducescatter", tensor)
+        require_rows("reducescatter", tensor)
     given = _given(tensors)
 
     def share(comm: Communicator, tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -197,7 +216,6 @@ def reducescatter(
     def run(comm: Communicator) -> list[torch.Tensor]:
         return [share(comm, *pair) for pair in zip(tensors, given(), strict=True)]
 
-    terms = _reducing_terms(tensors, op, scales)
     return here.submit("reducescatter", name, process_set.process_set_id or 0, terms, run)
 
 
@@ -227,9 +245,9 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 # ---- what goes in, and what must be alike
 
 
-def _given(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+def _given(tensors: Sequence[torch.Tensor]) -> Given:
     """Return what brings tensors to the host when the operation runs, after what computes them."""
-    if all(tensor.device.type == "cpu" for tensor in tensors):
+    if all([tensor.is_cpu for tensor in tensors]):  # noqa: C419 - in a hot path
         ready = [tensor.detach().contiguous() for tensor in tensors]
         return lambda: ready
     event = torch.cuda.current_stream().record_event()
@@ -242,63 +260,32 @@ def _given(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
 
 
 def _direct(output: torch.Tensor) -> bool:
-    return output.device.type == "cpu" and output.is_contiguous()
+    return output.is_cpu and output.is_contiguous()
 
 
-def _terms(tensors: Sequence[torch.Tensor]) -> Terms:
+def _kinds(tensors: Sequence[torch.Tensor]) -> Kinds:
+    device = "cpu" if not tensors or tensors[0].is_cpu else tensors[0].device.type
+    return tuple([t.dtype for t in tensors]), tuple([t.shape for t in tensors]), device
+
+
+def _terms(kinds: Kinds) -> Terms:
+    dtypes, shapes, device = kinds
     return (
-        ("dtype", tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)),
-        ("shape", tuple(tuple(tensor.shape) for tensor in tensors)),
-        ("device", tensors[0].device.type if tensors else "cpu"),
+        ("dtype", tuple(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+        ("shape", tuple(tuple(shape) for shape in shapes)),
+        ("device", device),
     )
+
+
+@lru_cache(maxsize=4096)
+def _reducing(kinds: Kinds, op: int, scales: Scales) -> tuple[Terms, int]:
+    """Return the terms of a reduction, and the family of those that may run with it in one call."""
+    require_dtypes(kinds[0], op)
+    factors = ("prescale_factor and postscale_factor", tuple(map(float, scales)))
+    return (*_terms(kinds), ("op", op), factors), number_of((op, *factors))
 
 
 def _row_terms(tensors: Sequence[torch.Tensor]) -> Terms:
     """Return what must be alike where ranks may bring different numbers of rows."""
-    dtypes, _, device = _terms(tensors)
+    dtypes, _, device = _terms(_kinds(tensors))
     return dtypes, ("shape but the first dim", tuple(tuple(t.shape[1:]) for t in tensors)), device
-
-
-def _reducing_terms(tensors: Sequence[torch.Tensor], op: int, scales: Scales) -> Terms:
-    factors = ("prescale_factor and postscale_factor", tuple(map(float, scales)))
-    return (*_terms(tensors), ("op", op), factors)
-
-
-def _require_rows(call: str, tensor: torch.Tensor) -> None:
-    if tensor.dim() == 0:
-        raise InvalidArgumentError(
-            f"hvd.{call} takes tensors with at least one dim; of a scalar, pass x.reshape(1)."
-        )
-
-
-def _counts(tensor: torch.Tensor, splits: Any, size: int) -> list[int]:
-    if splits is None:
-        if len(tensor) % size:
-            raise InvalidArgumentError(
-                f"hvd.alltoall without splits= needs rows that divide by the {size} ranks, not "
-                f"{len(tensor)}."
-            )
-        return [len(tensor) // size] * size
-    told = torch.as_tensor(splits)
-    if told.dtype.is_floating_point or told.is_complex() or tuple(told.shape) != (size,):
-        raise InvalidArgumentError(
-            f"hvd.alltoall takes splits of {size} whole numbers, one for each rank, not "
-            f"{told.dtype} of shape {tuple(told.shape)}."
-        )
-    counts: list[int] = told.tolist()
-    if min(counts) < 0 or sum(counts) > len(tensor):
-        raise InvalidArgumentError(
-            f"hvd.alltoall: splits {counts} add up to more than the {len(tensor)} rows there are, "
-            f"or are negative."
-        )
-    return counts
-
-
-def _check_adasum(size: int, process_set: int) -> None:
-    if process_set:
-        raise UnsupportedOperationError("op=hvd.Adasum works over all ranks, not a process set.")
-    if size & (size - 1):
-        raise UnsupportedOperationError(
-            f"op=hvd.Adasum combines pairs of ranks, then pairs of pairs: it needs 2, 4, 8 … "
-            f"ranks, not {size}."
-        )

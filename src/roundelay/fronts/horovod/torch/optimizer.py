@@ -10,11 +10,19 @@ from typing import Any
 
 import torch
 
+from roundelay.arguments import number, shown, whole
 from roundelay.errors import InvalidArgumentError
-from roundelay.fronts.horovod.basics import Adasum, Average, ProcessSet, global_process_set
+from roundelay.fronts.horovod.basics import (
+    Adasum,
+    Average,
+    ProcessSet,
+    global_process_set,
+    reduction_of,
+)
 from roundelay.fronts.horovod.errors import UnsupportedOperationError
 from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch.adasum_optimizer import AdasumSteps
+from roundelay.fronts.horovod.torch.checks import compressor_of
 from roundelay.fronts.horovod.torch.collectives import (
     allreduce_async_,
     grouped_allreduce_async_,
@@ -75,14 +83,13 @@ class ReducedSteps:
             ends = [n * share + min(n, extra) for n in range(groups + 1)]
             return [tuple(params[a:b]) for a, b in pairwise(ends) if a < b]
         known = {id(p) for p in params}
-        told = [tuple(p for p in group if id(p) in known) for group in _checked(groups)]
+        told = [tuple(p for p in group if id(p) in known) for group in groups]
         inside = {id(p) for group in told for p in group}
         return [group for group in told if group] + [(p,) for p in params if id(p) not in inside]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Expect so many backward passes before the gradients are reduced."""
-        if passes <= 0:
-            raise InvalidArgumentError(f"backward_passes_per_step is 1 or more, not {passes}.")
+        passes = whole("backward_passes_per_step", passes, 1)
         self.backward_passes_per_step = passes
         self._left = dict.fromkeys(self._parameter_names, passes)
 
@@ -184,15 +191,18 @@ def _replace(p: Parameter, grad: torch.Tensor) -> None:
 
 def _checked(groups: Any) -> list[list[Parameter]]:
     """Return the groups as lists; refuse what is no tensor, or there twice."""
-    seen: set[int] = set()
-    for group in groups:
-        for p in group:
-            if not isinstance(p, torch.Tensor) or id(p) in seen:
-                raise InvalidArgumentError(
-                    "groups= takes a number, or lists of parameters, each of them once."
-                )
-            seen.add(id(p))
-    return [list(group) for group in groups]
+    told = list(groups) if isinstance(groups, Iterable) else [None]
+    lists: list[list[Any]] = [
+        list(group) if isinstance(group, Iterable) else [None] for group in told
+    ]
+    found = [p for group in lists for p in group]
+    if len({id(p) for p in found}) < len(found) or not all(
+        isinstance(p, torch.Tensor) for p in found
+    ):
+        raise InvalidArgumentError(
+            "groups= takes a number, or lists of parameters, each of them once."
+        )
+    return lists
 
 
 def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name and order
@@ -211,6 +221,17 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name and order
 
     It is of a subclass of its own, with the same parameters, options and state.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"hvd.DistributedOptimizer takes an optimizer of torch, not {shown(optimizer)}."
+        )
+    op = reduction_of("DistributedOptimizer", op)
+    current("DistributedOptimizer()").known(process_set)
+    compressor_of(compression)
+    if not number("gradient_predivide_factor", gradient_predivide_factor) > 0:
+        raise InvalidArgumentError(
+            f"gradient_predivide_factor is above 0, not {gradient_predivide_factor!r}."
+        )
     if gradient_predivide_factor != 1.0 and op != Average:
         raise InvalidArgumentError("gradient_predivide_factor= goes with op=hvd.Average only.")
     if num_groups and groups is None:
@@ -218,6 +239,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name and order
         groups = num_groups
     if isinstance(groups, int) and groups <= 0:
         raise InvalidArgumentError(f"groups= is 1 or more, or lists of parameters, not {groups!r}.")
+    if groups is not None and not isinstance(groups, int):
+        groups = _checked(groups)
     names = named(optimizer, named_parameters)
     options = names, compression, backward_passes_per_step
     if op == Adasum and current("DistributedOptimizer()").size > 1:

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Sum
 from roundelay.fronts.horovod.torch.autograd import allreduce
+from roundelay.fronts.horovod.torch.checks import tensor_of
 
 __all__ = ["BatchNormOfAllRanks"]
 
@@ -21,7 +22,7 @@ class BatchNormOfAllRanks(_BatchNorm):
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
-        if input.dim() < 2:  # noqa: PLR2004 - rows, channels
+        if tensor_of("SyncBatchNorm", input).dim() < 2:  # noqa: PLR2004 - rows, channels
             raise InvalidArgumentError(
                 f"hvd.SyncBatchNorm takes (rows, channels, …), not {tuple(input.shape)}."
             )

@@ -24,11 +24,15 @@ def named(
         for i, group in enumerate(optimizer.param_groups)
         for j, p in enumerate(group["params"])
     ]
-    told = owned if pairs is None else list(pairs)
-    if any(not isinstance(pair, tuple) for pair in told):
+    told: list[Any] = owned if pairs is None else [None]
+    if isinstance(pairs, Iterable):
+        told = list(pairs)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in told):  # noqa: PLR2004
         raise InvalidArgumentError(
             "named_parameters= takes pairs of a name and a parameter: model.named_parameters()."
         )
+    if odd := [name for name, _ in told if not isinstance(name, str)]:
+        raise InvalidArgumentError(f"Names in named_parameters= are words, not {odd[0]!r}.")
     names = [name for name, _ in told]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidArgumentError(

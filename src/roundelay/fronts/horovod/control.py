@@ -1,0 +1,166 @@
+"""The numbers that ranks and the coordinator, rank 0, send one another: many in one message."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from roundelay.communicator import Communicator
+from roundelay.engines import MessageCall
+from roundelay.errors import CommunicationError
+
+__all__ = ["QUIET", "Control", "Entry", "Told"]
+
+SAID, DECIDED, TEXT = 1, 2, 3  # tags
+MOST = 16  # entries of a message; all messages of a tag have the same length
+QUIET = 1e8  # seconds: who waits for work waits for ever, and is not surprised
+
+
+class Entry(NamedTuple):
+    """What a rank tells the coordinator, in numbers."""
+
+    rank: int
+    said: int
+    process_set: int = 0
+    name: int = 0
+    terms: int = 0
+    kind: int = 0
+    line: int = 0  # stands for the user's line, where the operation has no name; else 0
+    family: int = 0  # of operations that may run in one call with those of their kind; 0 is none
+    nbytes: int = 0
+
+
+class Told(NamedTuple):
+    """What the coordinator tells a rank."""
+
+    outcome: int
+    process_set: int = 0
+    name: int = 0
+    argument: int = 0
+    more: int = 0  # whether the next one runs in the same call
+    text: str = ""  # of which only the length is a number: it follows in a message of its own
+
+
+class Page:
+    """A message of up to so many rows of numbers, to be sent or filled again and again."""
+
+    def __init__(self, width: int) -> None:
+        self.data = np.zeros(1 + MOST * width, np.int64)
+        self._view = memoryview(self.data)  # type: ignore[arg-type] # mypy knows no arrays
+        self._width = width
+
+    def write(self, rows: Sequence[Sequence[int]]) -> None:
+        """Put rows in."""
+        numbers = chain.from_iterable(rows)
+        struct.pack_into(f"{1 + len(rows) * self._width}q", self._view, 0, len(rows), *numbers)
+
+    def rows(self) -> list[list[int]]:
+        """Return the rows that came."""
+        view, width = self._view, self._width
+        return [view[at : at + width].tolist() for at in range(1, 1 + view[0] * width, width)]
+
+
+class Control:
+    """One rank's end of it. Anybody may `say`; only one at a time may listen."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm, self._first = comm, comm.rank == 0
+        self._engine = comm._engine  # noqa: SLF001 - our own; a call there costs half as much
+        self._queue: deque[Entry] = deque()
+        self._sending = threading.Lock()
+        self._nudges = 0  # messages of rank 0 to itself, under way
+        self._listening = False  # somebody waits for a message, and for nothing else
+        said, told = len(Entry._fields), len(Told._fields)
+        self._out, self._in = Page(said), Page(said if self._first else told)
+        self._decided = Page(told)
+        self._saying = MessageCall(self._out.data, "int64", 0, SAID, sends=True, background=False)
+        src, tag = (None, SAID) if self._first else (0, DECIDED)
+        self._hearing = MessageCall(self._in.data, "int64", src, tag, sends=False, background=False)
+        self._telling = [
+            MessageCall(self._decided.data, "int64", rank, DECIDED, sends=True, background=False)
+            for rank in range(comm.size)
+        ]
+        comm.timeout = self._patience = QUIET
+
+    def say(self, entry: Entry) -> None:
+        """Tell the coordinator something: soon, or at once if somebody listens already."""
+        self._queue.append(entry)  # first: who begins to listen looks here after saying so
+        if self._listening:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was said. Rank 0 tells itself by a queue; who listens there is woken up."""
+        with self._sending:
+            if self._first:
+                if self._listening and self._queue:
+                    self._out.write([])
+                    self._nudges += 1
+                    self._engine.post(self._saying).wait()
+                return
+            while self._queue:
+                self._out.write(self._taken())
+                self._engine.post(self._saying).wait()
+
+    def hear(self, patience: float) -> list[Entry]:
+        """Return what ranks have said, once one of them has said anything. On rank 0."""
+        self._listening = True
+        try:
+            if self._queue:
+                return self._taken()
+            rows = self._received(patience)
+        finally:
+            self._listening = False
+        if not rows:
+            self._nudges -= 1
+        return [Entry(*row) for row in rows]
+
+    def listen(self, patience: float) -> list[Told]:
+        """Return what the coordinator has decided, once it has. On other ranks."""
+        self._listening = True
+        try:
+            if self._queue:
+                self.flush()
+            rows = self._received(patience)
+        finally:
+            self._listening = False
+        return [Told(a, b, c, d, e, self._text(length)) for a, b, c, d, e, length in rows]
+
+    def tell(self, rank: int, decided: Sequence[Told]) -> None:
+        """Tell a rank what was decided, in this order."""
+        for start in range(0, len(decided), MOST):
+            some = decided[start : start + MOST]
+            texts = [told.text.encode() for told in some]
+            rows = [(*told[:-1], len(text)) for told, text in zip(some, texts, strict=True)]
+            self._decided.write(rows)
+            self._engine.post(self._telling[rank]).wait()
+            for text in filter(None, texts):
+                self._comm.send(np.frombuffer(text, np.uint8), rank, TEXT)
+
+    def close(self) -> None:
+        """Say nothing more, and leave no message to oneself behind."""
+        with suppress(CommunicationError):
+            while self._nudges > 0:
+                self._received(QUIET)
+                self._nudges -= 1
+        self._comm.close()
+
+    def _taken(self) -> list[Entry]:
+        return [self._queue.popleft() for _ in range(min(MOST, len(self._queue)))]
+
+    def _received(self, patience: float) -> list[list[int]]:
+        if patience != self._patience:
+            self._comm.timeout = self._patience = patience
+        self._engine.post(self._hearing).wait()
+        return self._in.rows()
+
+    def _text(self, length: int) -> str:
+        if not length:
+            return ""
+        return self._comm.recv(np.empty(length, np.uint8), 0, TEXT).tobytes().decode()
