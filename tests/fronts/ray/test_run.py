@@ -114,6 +114,7 @@ def test_a_result_that_cannot_be_pickled_is_told() -> None:
         ({"wait": 0}, InvalidArgumentError, "wait is a positive number"),
         ({"args": "word"}, InvalidArgumentError, "args is a tuple"),
         ({"fn": 3}, InvalidArgumentError, "run needs a function"),
+        ({"runtime_env": "A=1"}, InvalidArgumentError, "runtime_env of rd.ray.run is a dict"),
         ({"args": (threading.Lock(),)}, UnsendableError, "can't send the arguments.*lock"),
     ],
 )  # fmt: skip
