@@ -33,7 +33,10 @@ __all__ = ["recv", "send", "sendrecv"]
 
 
 def send(x: Any, dst: int, tag: int = 0, *, comm: Communicator) -> None:
-    """Send `x` to a rank, which receives it by `rd.jax.recv` or `rd.jax.sendrecv`."""
+    """Send `x` to a rank, which receives it by `rd.jax.recv` or `rd.jax.sendrecv`.
+
+    It is not differentiated; what `rd.jax.recv` returns is a constant to JAX.
+    """
     group = group_of("send", comm)
     x = array_of("send", x, group)
     MESSAGES["send"].bind(x, **_params(group, dst, None, tag, tag, None))
@@ -132,6 +135,17 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     return made.bind(*primals, **params), made.bind(tangent, **params)
 
 
+def _refuse_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    """Refuse to differentiate what is sent: its cotangent could only come from who received it."""
+    if all(isinstance(tangent, ad.Zero) for tangent in tangents):
+        return MESSAGES["send"].bind(*primals, **params), []
+    raise InvalidArgumentError(
+        f"rd.jax.send at {params['place']} can't be differentiated: its cotangent would have to "
+        f"come back from rank {params['dst']}. Use rd.jax.sendrecv, which is; or send "
+        f"jax.lax.stop_gradient(x)."
+    )
+
+
 def _transpose(cotangents: Any, x: Any, **params: Any) -> Any:
     dst, src, tag, recv_tag = (params[name] for name in ("dst", "src", "tag", "recv_tag"))
     if src is ANY:
@@ -153,5 +167,6 @@ MESSAGES = {
 for _name, _made in MESSAGES.items():
     _made.multiple_results = True
     batching.primitive_batchers[_made] = partial(_batch, _name)
+ad.primitive_jvps[MESSAGES["send"]] = _refuse_jvp
 ad.primitive_jvps[MESSAGES["sendrecv"]] = _jvp
 ad.primitive_transposes[MESSAGES["sendrecv"]] = _transpose
