@@ -38,10 +38,8 @@ OPTIONS = (
     click.option("--secret", metavar="NAME", help="A Secret with the key 'secret'."),
     click.option(
         "--runtime",
-        default="torch-distributed",
-        show_default=True,
         metavar="NAME",
-        help="The ClusterTrainingRuntime of a TrainJob.",
+        help="The ClusterTrainingRuntime of a TrainJob.  [default: torch-distributed]",
     ),
     click.option(
         "--grace",

@@ -300,8 +300,8 @@ GOOD: dict[str, Any] = {"script": "t.py", "image": "i", "nodes": 2, "ranks": 8}
         ({"secret": ""}, "--secret '' is no name in Kubernetes"),
         ({"namespace": ""}, "Is a variable of the shell empty?"),
         ({"name": ""}, "Is a variable of the shell empty?"),
-        ({"runtime": ""}, "--runtime ''"),
         ({"image": None}, "image of a KubernetesJob is text, not None"),
+        ({"script": "3d.py"}, "It is the script's: say another by --name."),
         ({"secret": 3}, "secret of a KubernetesJob is text, not 3"),
         ({"nodes": "2"}, "nodes of a KubernetesJob is a whole number, not '2'"),
         ({"ranks": True}, "ranks of a KubernetesJob is a whole number, not True"),
@@ -321,6 +321,14 @@ def test_what_can_not_be_is_named(changes: dict[str, Any], said: str) -> None:
 def test_a_fixed_number_of_pods_is_not_called_elastic(kind: str) -> None:
     with pytest.raises(InvalidArgumentError, match="kube pytorchjob --elastic"):
         kubernetes.load(kind)(KubernetesJob(**GOOD, elastic=True))
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "mpijob"])
+def test_a_runtime_is_for_trainjobs(kind: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="kube trainjob --runtime mine"):
+        kubernetes.load(kind)(KubernetesJob(**GOOD, runtime="mine"))
+    made = plain(kubernetes.load("trainjob")(KubernetesJob(**GOOD, runtime="mine")))
+    assert made["spec"]["runtimeRef"] == {"name": "mine"}
 
 
 def test_a_script_gives_the_job_its_name() -> None:

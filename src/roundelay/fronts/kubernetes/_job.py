@@ -55,7 +55,7 @@ class KubernetesJob:
     elastic: bool = False
     env: Sequence[str] = ()  # NAME=VALUE
     secret: str | None = None  # of Kubernetes, with the job's own under the key `secret`
-    runtime: str = "torch-distributed"
+    runtime: str | None = None  # of a TrainJob; torch-distributed, if it is left out
     grace: int = 60
 
     def __post_init__(self) -> None:
@@ -133,12 +133,13 @@ def _check_names(job: KubernetesJob) -> None:
              "--runtime": job.runtime}  # fmt: skip
     for option, name in named.items():
         if name is not None and (not LABEL.fullmatch(name) or len(name) > MOST_LABEL):
-            said = job.name if option == "--name" else name
-            empty = " Is a variable of the shell empty?" if said == "" else ""
+            derived = option == "--name" and job.name is None
+            hint = " It is the script's: say another by --name." if derived else ""
+            hint = " Is a variable of the shell empty?" if not (name or derived) else hint
             raise InvalidArgumentError(
                 f"{option} {shown(name)} is no name in Kubernetes: that has up to {MOST_LABEL} "
                 f"lower-case letters, digits and hyphens, begins with a letter and does not end "
-                f"with a hyphen.{empty}"
+                f"with a hyphen.{hint}"
             )
 
 
@@ -182,6 +183,15 @@ def refuse_elastic(job: KubernetesJob, why: str) -> None:
     if job.elastic:
         raise InvalidArgumentError(
             f"--elastic: {why} Write `roundelay kube pytorchjob --elastic`, or leave it out."
+        )
+
+
+def refuse_runtime(job: KubernetesJob, kind: str) -> None:
+    """Raise if a kind of job stands on no runtime, but one was named."""
+    if job.runtime is not None:
+        raise InvalidArgumentError(
+            f"--runtime {job.runtime}: {kind} says all by itself and has none. Leave it out, or "
+            f"write `roundelay kube trainjob --runtime {job.runtime}`."
         )
 
 

@@ -165,8 +165,13 @@ def _actors(
             if not group.wait(patience):
                 raise _no_room(ranks, bundle, patience)
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group)
-        kind = ray.remote(RayRank).options(runtime_env=runtime_env, **options)
-        actors += [kind.remote() for _ in range(ranks)]
+        try:
+            kind = ray.remote(RayRank).options(runtime_env=runtime_env, **options)
+            actors += [kind.remote() for _ in range(ranks)]
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"Ray refuses runtime_env={shown(runtime_env)} of rd.ray.run: {_line(error)}"
+            ) from None
         yield _by_node(actors, deadline, patience)
     finally:
         for actor in actors:
