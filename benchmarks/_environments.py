@@ -19,7 +19,10 @@ SHARED = ("torch", "numpy")
 
 def run(command: Sequence[str | Path], **options: object) -> str:
     """Return what a command prints; raise with its last lines if it fails."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environ = {
+        **os.environ, "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "TORCH_EXTENSIONS_DIR": str(ENVIRONMENTS / "extensions"),  # what DeepSpeed compiles
+    }  # fmt: skip
     done = subprocess.run(  # noqa: S603 - our own commands
         [*map(str, command)],
         capture_output=True,
