@@ -32,8 +32,8 @@ test: $(READY) browser
 test-all: $(READY) browser
 	$(call both,)
 
-# Every front (Horovod, JAX, Ray, Kubernetes, frameworks on torch) against the real thing, each in an
-# environment of its own; it installs gigabytes and takes long.
+# Every front (Horovod, JAX, Ray, Kubernetes, frameworks on torch) against the real thing, with what it
+# needs in an environment of its own; it installs gigabytes and takes long.
 test-fronts: $(READY)
 	$(BIN)/python tests/fronts/every_front.py
 

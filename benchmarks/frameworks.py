@@ -1,9 +1,9 @@
 """What trains on gloo trains on Roundelay, by the line that changes, and to the same bits.
 
-Every framework is installed into an environment of its own, under build/frameworks, with torch
-as constraints.txt pins it. Its program, a file in _frameworks/, trains a small model on two ranks,
-once on gloo and once on Roundelay; losses are compared to the last bit. Nothing in a program
-names Roundelay, or imports it, beyond the line that the table shows. Writes
+Every framework is installed into an environment of its own, under build/frameworks, over one torch
+that they share, as constraints.txt pins it. Its program, a file in _frameworks/, trains a small
+model on two ranks, once on gloo and once on Roundelay; losses are compared to the last bit. Nothing
+in a program names Roundelay, or imports it, beyond the line that the table shows. Writes
 results/frameworks.json.
 
     python benchmarks/frameworks.py                      # all of them
@@ -14,28 +14,23 @@ results/frameworks.json.
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.metadata
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
-import venv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from _environments import python_of, run, wheel_of
+
 PROGRAMS = Path(__file__).parent / "_frameworks"
 RESULTS = Path(__file__).parent / "results" / "frameworks.json"
-ENVIRONMENTS = ROOT / "build" / "frameworks"
 BACKENDS = ("gloo", "roundelay")
 LINE = "losses "
-LIMIT_S = 600.0
 RANKS = 2
 IMPORTS = 5  # of torch
 #: Of the frameworks below, what is needed for torch alone is here already.
@@ -54,12 +49,14 @@ class Framework:
     torchrun: bool = True  # else the program starts its own ranks
     needs: tuple[str, ...] = ()
     restarts: int = 0
+    source: str = ""  # repository@commit of what is not on PyPI
 
 
 WORD = 'init_process_group("roundelay")'
 ZERO = 'deepspeed.init_distributed("roundelay")'
 LIGHTNING = 'DDPStrategy(process_group_backend="roundelay")'
 FIRST = f"{WORD} before it"
+PICOTRON = "https://github.com/huggingface/picotron@59714b1bf25541dbeb6f5a721ed15f6d0768e786"
 FRAMEWORKS = [
     Framework("DistributedDataParallel", "ddp.py", WORD),
     Framework("FSDP2", "fsdp2.py", WORD),
@@ -79,6 +76,24 @@ FRAMEWORKS = [
         )
         for stage in "123"
     ),
+    *(
+        Framework(
+            f"torchtitan, {name}", "torchtitan_program.py", FIRST, "torchtitan", (axis,),
+            needs=("torchtitan==0.2.2", "triton"),  # 0.3 takes no TrainSpec
+        )
+        for name, axis in (
+            ("FSDP", "data_parallel_shard"),
+            ("tensor parallel", "tensor_parallel"),
+            ("pipeline parallel", "pipeline_parallel"),
+        )
+    ),
+    *(
+        Framework(
+            f"picotron, {axis}", "picotron_program.py", WORD, "picotron", (axis,),
+            needs=("huggingface_hub",), source=PICOTRON,
+        )
+        for axis in ("dp", "tp", "pp", "cp")
+    ),
     Framework(
         "Ray TorchTrainer", "ray_train.py", 'TorchConfig(backend="roundelay")', "ray",
         torchrun=False, needs=("ray[train]",),
@@ -88,48 +103,6 @@ FRAMEWORKS = [
         "torchft-nightly", torchrun=False,
     ),
 ]  # fmt: skip
-
-
-def run(command: Sequence[str | Path], **options: object) -> str:
-    """Return what a command prints; raise with its last lines if it fails."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(  # noqa: S603 - our own commands
-        [*map(str, command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-        env=environ,
-        **options,  # type: ignore[call-overload] # cwd
-    )
-    if done.returncode:
-        last = [one for one in f"{done.stdout}\n{done.stderr}".splitlines() if one.strip()]
-        raise RuntimeError(f"exit {done.returncode}: {' | '.join(last[-3:])}")
-    return str(done.stdout)
-
-
-def pinned(package: str) -> str:
-    """Return a requirement as constraints.txt pins it."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return next(line for line in lines if line.startswith(f"{package}=="))
-
-
-@functools.cache
-def python_of(package: str, needs: tuple[str, ...], wheel: Path | None) -> Path:
-    """Return the Python of a package's environment, which is made if it is not there."""
-    if package == HERE or wheel is None:
-        return Path(sys.executable)
-    folder = ENVIRONMENTS / re.sub(r"\W+", "_", package)
-    python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet"]
-    if not (folder / ".ready").exists():
-        venv.create(folder, with_pip=True, clear=True)
-        run([*pip, pinned("torch"), pinned("numpy")])  # first, so that nobody brings another
-        run([*pip, pinned("torch"), package, *needs])
-        (folder / ".ready").touch()
-    run([*pip, wheel])
-    run([*pip, "--force-reinstall", "--no-deps", wheel])  # of the tree as it is
-    return python
 
 
 def losses(framework: Framework, python: Path, backend: str) -> list[str]:
@@ -163,9 +136,13 @@ def row(framework: Framework, wheel: Path | None) -> dict[str, object]:
         "program": framework.program,
     }  # fmt: skip
     try:
-        python = python_of(framework.package, framework.needs, wheel)
+        if framework.package == HERE or wheel is None:
+            python = Path(sys.executable)
+        else:
+            python = python_of(framework.package, framework.needs, framework.source, wheel)
         asked = f"import importlib.metadata as m; print(m.version({framework.package!r}))"
-        made["version"] = run([python, "-c", asked]).strip()
+        commit = framework.source.rpartition("@")[2][:7]
+        made["version"] = commit or run([python, "-c", asked]).strip()
         found = {backend: losses(framework, python, backend) for backend in BACKENDS}
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         return {**made, "outcome": "failed", "why": str(error)}
@@ -217,14 +194,7 @@ def main() -> int:
     ]
     if not chosen:
         parser.error(f"known: {', '.join(one.name for one in FRAMEWORKS)}")
-    wheel = None
-    if any(one.package != HERE for one in chosen):
-        ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
-        run([
-            sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-            "--wheel-dir", ENVIRONMENTS, ROOT,
-        ])  # fmt: skip
-        wheel = max(ENVIRONMENTS.glob("roundelay-*.whl"), key=lambda path: path.stat().st_mtime)
+    wheel = wheel_of() if any(one.package != HERE for one in chosen) else None
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     rows = {one["framework"]: one for one in known.get("rows", ())}
     for framework in chosen:
@@ -233,7 +203,9 @@ def main() -> int:
         print(*told, sep="  ", flush=True)
         if not given.here:
             known = keep(known, rows, anew=not given.names)
-    return int(any(rows[one.name]["outcome"] == "failed" for one in chosen))
+    failed = [one.name for one in chosen if rows[one.name]["outcome"] == "failed"]
+    print(f"{len(chosen) - len(failed)} of {len(chosen)} passed", *failed, sep="; not: ")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

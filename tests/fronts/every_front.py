@@ -1,7 +1,8 @@
-"""Run every front against the real thing, each in an environment of its own; `make test-fronts`.
+"""Run every front against the real thing; `make test-fronts`.
 
-Prints a line for each: passed, failed or skipped, and why. Environments lie in build/fronts and are
-kept; names as arguments run only those.
+Prints a line for each: passed, failed or refused, and why. A front that needs packages has an
+environment of its own in build/fronts, which is kept; what it does not bring, torch among it, is
+found in the one that runs this. Names as arguments run only those.
 
     python tests/fronts/every_front.py horovod ray
 """
@@ -11,14 +12,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PLACE = ROOT / "build" / "fronts"
-SKIPPED = 77  # what a script exits with that can't run here
-GROUPS = ("--group", "build", "--group", "test")
+REFUSED = 77  # what a script exits with that can't run here
+PYTEST = ("-m", "pytest", "-q", "-rs")
 
 
 @dataclass(frozen=True)
@@ -28,37 +30,39 @@ class Front:
     name: str
     packages: Sequence[str]
     command: Sequence[str]
-    editable: bool = True  # or Roundelay is not in its environment
+    alone: bool = False  # with nothing but its packages
 
 
 FRONTS = (
-    Front("jax", (), ("-m", "pytest", "-q", "tests/fronts/jax")),
-    Front("horovod", ("tensorflow-cpu", "keras"), ("-m", "pytest", "-q", "tests/fronts/horovod")),
-    Front("ray", ("ray[train]",), ("-m", "pytest", "-q", "tests/fronts/ray")),
+    Front("jax", (), (*PYTEST, "tests/fronts/jax")),
+    Front("horovod", ("tensorflow-cpu", "keras"), (*PYTEST, "tests/fronts/horovod")),
+    Front("ray", ("ray[train]",), (*PYTEST, "tests/fronts/ray")),
     Front("kubernetes", ("kubeflow", "pyyaml"), ("tests/fronts/kubernetes/end_to_end.py",),
-          editable=False),
+          alone=True),
     Front("frameworks", (), ("benchmarks/frameworks.py",)),
 )  # fmt: skip
 
 
 def environment(front: Front, log: Path) -> Path:
     """Return the Python of the front's environment, made if it is not there."""
+    if not front.packages:
+        return Path(sys.executable)
     folder = PLACE / front.name
     python, ready = folder / "bin" / "python", folder / ".ready"
     if ready.exists():
         return python
-    pip = [str(python), "-m", "pip", "install", "--quiet"]
-    pins = ["-c", "constraints.txt"] if front.editable else []
-    steps: list[list[str]] = [[sys.executable, "-m", "venv", str(folder)]]
-    if front.editable:
-        steps += [[*pip, "--upgrade", "pip>=25.1"], [*pip, *pins, "torch"]]
-        steps += [[*pip, *pins, *GROUPS, *front.packages]]
-        steps += [[*pip, *pins, "--no-build-isolation", "-e", "."]]
-    else:
-        steps += [[*pip, *front.packages]]
     with log.open("a") as out:
-        for step in steps:
-            subprocess.run(step, cwd=ROOT, check=True, stdout=out, stderr=out)
+
+        def run(*words: str | Path) -> None:
+            subprocess.run([*map(str, words)], cwd=ROOT, check=True, stdout=out, stderr=out)
+
+        run(sys.executable, "-m", "venv", "--clear", folder)
+        if not front.alone:
+            (packages,) = folder.glob("lib/python*/site-packages")
+            line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+            (packages / "others.pth").write_text(line)
+        pins = () if front.alone else ("-c", "constraints.txt")
+        run(python, "-m", "pip", "install", "--quiet", *pins, *front.packages)
     ready.touch()
     return python
 
@@ -70,8 +74,8 @@ def judged(front: Front) -> tuple[str, str]:
     try:
         python = environment(front, log)
     except subprocess.CalledProcessError as error:
-        return "skipped", f"{' '.join(error.cmd[1:5])} … ended with {error.returncode}: see {log}"
-    path = f"{python.parent}:{os.environ['PATH']}"
+        return "refused", f"{' '.join(error.cmd[1:5])} … ended with {error.returncode}: see {log}"
+    path = f"{python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "ROUNDELAY_PYTHON": sys.executable}
     with log.open("a") as out:
         done = subprocess.run(
@@ -84,7 +88,7 @@ def judged(front: Front) -> tuple[str, str]:
         )
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     last = said[-1].strip("= ") if said else ""
-    verdict = {0: "passed", SKIPPED: "skipped"}.get(done.returncode, "failed")
+    verdict = {0: "passed", REFUSED: "refused"}.get(done.returncode, "failed")
     return verdict, last if verdict != "failed" else f"{last}: see {log}"
 
 

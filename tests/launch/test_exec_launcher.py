@@ -246,6 +246,15 @@ def test_all_of_torchruns_options_go_through() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["foo", "C10D", " c10d"])
+def test_hosts_that_can_not_meet_are_told_by_what_they_can(name: str) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"PET_RDZV_BACKEND .* static, c10d, etcd"
+    ) as met:
+        exec_launcher.torchrun_command(2, {"nnodes": "2", "rdzv_backend": name}, ["x.py"])
+    assert repr(name) in str(met.value)
+
+
 @pytest.mark.parametrize(("found", "takes"), [("2.13.0+cpu", ""), ("2.15.0", "6"), ("3.0", "6")])
 def test_the_time_to_end_is_torchruns_where_it_can_be_told(
     found: str, takes: str, monkeypatch: pytest.MonkeyPatch

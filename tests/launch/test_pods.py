@@ -66,7 +66,8 @@ def test_no_pod_of_several_trains_a_job_of_its_own() -> None:
             if "nnodes" not in given and several:
                 assert handed["nnodes"] == environ["PET_NNODES"]
                 static = "rdzv_backend" not in handed
-                assert not static or handed.keys() >= {"node_rank", "master_addr"}
+                needed = {"node_rank", "master_addr"} if static else {"rdzv_endpoint"}
+                assert handed.keys() >= needed
         else:
             seen["here"] += 1
             assert not several
@@ -89,6 +90,7 @@ def test_no_pod_of_several_trains_a_job_of_its_own() -> None:
         ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "by --master-addr or by that variable"),
         ({"PET_NNODES": "2", "PET_NODE_RANK": "2", "PET_MASTER_ADDR": "a"}, "from 0 to 1"),
         ({"PET_NNODES": "2", "PET_NODE_RANK": "x"}, "PET_NODE_RANK='x'"),
+        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d"}, "PET_RDZV_ENDPOINT is not set. Say host"),
         ({"PET_NODE_RANK": "1"}, "PET_NNODES does not say how many"),
         ({"PET_MASTER_PORT": "70000"}, "PET_MASTER_PORT='70000'"),
         ({"PET_MAX_RESTARTS": "-1"}, "PET_MAX_RESTARTS='-1'"),

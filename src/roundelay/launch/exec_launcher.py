@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -26,6 +26,8 @@ HANDED = (
 )
 
 SHUTDOWN_SINCE = (2, 15)  # of torch: since then torchrun can be told how long ranks have to end
+#: By what hosts find one another: what torchrun has itself; packages may add others.
+MEETINGS = ("static", "c10d", "etcd", "etcd-v2")
 #: What torchrun calls the time for hosts to find one another: without, and with a backend.
 WAITS = ("timeout", "join_timeout", "read_timeout")
 
@@ -46,12 +48,24 @@ def torchrun_command(
     """
     if find_spec("torch") is None:
         raise MissingPackageError("To start several hosts", "torch")
+    _check_backend(options.get("rdzv_backend", "static"))
     words = ["--nproc-per-node", str(size)]
     if shutdown_timeout is not None:
         words += ["--shutdown-timeout", _whole_seconds(shutdown_timeout)]
     for name, value in _waiting(options, timeout).items():
         words += [f"--{name.replace('_', '-')}", value]
     return [sys.executable, "-m", "roundelay.launch._torchrun", *words, *target]
+
+
+def _check_backend(name: str) -> None:
+    """Raise if torchrun knows no way by that name in which hosts meet."""
+    known = [*MEETINGS, *entry_points(group="torchrun.handlers").names]
+    if name not in known:
+        raise InvalidArgumentError(
+            f"Hosts can't meet by {name[:60]!r}, as --rdzv-backend or PET_RDZV_BACKEND says. "
+            f"torchrun knows {', '.join(known)}: take c10d, with the host of rank 0 as "
+            f"--rdzv-endpoint, or leave it out and number the hosts by --node-rank."
+        )
 
 
 def _whole_seconds(shutdown_timeout: float) -> str:

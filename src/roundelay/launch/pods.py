@@ -117,12 +117,13 @@ def refuse_pod_as_rank(environ: Mapping[str, str]) -> None:
 
 
 def _check_place(options: Mapping[str, str]) -> None:
-    """Raise if hosts that are numbered beforehand lack what they need to meet."""
-    if options.get("rdzv_backend", "static") != "static":
-        return
+    """Raise if hosts lack what they need to meet: torchrun would have each wait for itself."""
     hosts = options["nnodes"]
+    numbered = options.get("rdzv_backend", "static") == "static"
     needed = {"node_rank": "which of them this is, from 0", "master_addr": "the host of rank 0"}
-    if "rdzv_endpoint" in options:
+    if not numbered:
+        needed = {"rdzv_endpoint": "host and port where all of them meet"}
+    elif "rdzv_endpoint" in options:
         del needed["master_addr"]
     for name, what in needed.items():
         if name not in options:
@@ -131,7 +132,7 @@ def _check_place(options: Mapping[str, str]) -> None:
                 f"set. Say {what}, by --{name.replace('_', '-')} or by that variable; or say "
                 f"--nnodes 1 for a job of this host alone."
             )
-    if int(options["node_rank"]) >= int(hosts.rpartition(":")[2]):
+    if numbered and int(options["node_rank"]) >= int(hosts.rpartition(":")[2]):
         raise InvalidArgumentError(
             f"{variable('node_rank')}={options['node_rank']}, but {HOSTS}={hosts}: hosts are "
             f"numbered from 0 to {int(hosts.rpartition(':')[2]) - 1}."

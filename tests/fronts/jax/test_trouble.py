@@ -141,3 +141,109 @@ def test_more_ranks_than_xla_has_threads_are_refused(threads: int) -> None:
     right = "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]"
     assert (done.stdout.strip() == right) == (threads >= 3), done.stdout
     assert done.stdout.count("Set PJRT_NPROC=3") == (0 if threads >= 3 else 3)
+
+
+ODD = """
+import jax, jax.numpy as jnp
+import roundelay as rd
+
+x, key = jnp.ones(3), jax.random.key(0)
+ANYTHING = "text", None, [1, "a"], [[1], [1, 2]], {"a": x}, object(), key, jnp.ones(3, jnp.int4)
+
+
+def told(call):
+    try:
+        return f"passed: {call()}"
+    except rd.RoundelayError as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return f"raw {type(error).__name__}: {error}"
+
+
+def body(comm):
+    calls = [
+        lambda name=name, one=one: getattr(rd.jax, name)(one, comm=comm)
+        for name in ("all_reduce", "all_gather", "broadcast", "scatter", "all_to_all", "scan")
+        for one in ANYTHING
+    ]
+    calls += [lambda one=one: rd.jax.send(one, 0, comm=comm) for one in ANYTHING]
+    calls += [lambda one=one: rd.jax.recv(one, 0, comm=comm) for one in ANYTHING]
+    calls += [
+        lambda one=one: rd.jax.sendrecv(x, 0, 0, like=one, comm=comm)
+        for one in ANYTHING
+        if one is not None
+    ]
+    for tree in ({"a": "text"}, [x, object()], (key,)):
+        calls.append(lambda tree=tree: rd.jax.average_gradients(tree, comm=comm))
+        calls.append(lambda tree=tree: rd.jax.broadcast_parameters(tree, comm=comm))
+    for where in ([0], {}, "0", 0.0, None, comm.size, -1):
+        calls.append(lambda where=where: rd.jax.send(x, where, comm=comm))
+        calls.append(lambda where=where: rd.jax.sendrecv(x, where, 0, comm=comm))
+        calls.append(lambda where=where: jax.jit(lambda: rd.jax.recv(x, where, comm=comm))())
+    calls.append(lambda: jax.jit(lambda dst: rd.jax.send(x, dst, comm=comm))(0))
+    calls.append(lambda: jax.grad(lambda y: (rd.jax.send(y, 0, comm=comm), y.sum())[1])(x))
+    said = [told(call) for call in calls]
+    return [*said, rd.jax.all_reduce(x, comm=comm).tolist()]
+
+
+for said in rd.run(body, 2, "threads"):
+    print(*said, sep="\\n")
+"""
+
+
+def test_what_is_no_array_or_rank_is_refused_by_name_and_the_group_goes_on() -> None:
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", ODD], capture_output=True, text=True, check=False, env=environ
+    )
+    lines = done.stdout.splitlines()
+    assert lines, done.stderr
+    odd = [line for line in lines if not line.startswith("InvalidArgumentError: ")]
+    assert odd == ["[2.0, 2.0, 2.0]"] * 2
+    assert sum("rd.jax.all_reduce on rank 1 takes an array" in line for line in lines) == 6
+    assert sum("jax.random.key_data" in line for line in lines) > 0
+    assert sum("rd.jax.send at <string>" in line for line in lines) == 2
+
+
+DEVICES = """
+import jax, jax.numpy as jnp, numpy as np
+import roundelay as rd
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+def body(comm):
+    call = lambda x: rd.jax.all_reduce(x, comm=comm)
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+    over = NamedSharding(mesh, PartitionSpec("i"))
+    there = jax.device_put(jnp.ones(4), over)
+    said = []
+    for program in (
+        lambda: jax.jit(call)(there),
+        lambda: call(there),
+        lambda: jax.shard_map(call, mesh=mesh, in_specs=over.spec, out_specs=over.spec)(there),
+        lambda: jax.pmap(call)(there.reshape(2, 2)),
+    ):
+        try:
+            said.append(f"passed: {program()}")
+        except rd.RoundelayError as error:
+            said.append(str(error))
+    for device in jax.devices():
+        said.append(call(jax.device_put(jnp.ones(1), device)).item())
+    return said
+
+
+for said in rd.run(body, 2, "shared_memory"):
+    print(*said, sep="\\n")
+"""
+
+
+def test_a_program_over_several_devices_is_refused_and_any_one_of_them_is_not() -> None:
+    flags = "--xla_force_host_platform_device_count=2"
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES], capture_output=True, text=True, check=False, env=environ
+    )
+    lines = done.stdout.splitlines()
+    assert lines, done.stderr
+    assert [line for line in lines if "in a program over 2 devices" not in line] == ["2.0"] * 4
+    assert len(lines) == 12

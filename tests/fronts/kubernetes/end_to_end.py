@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent.parent
 RANKS = 2
-SKIPPED = 77
+REFUSED = 77
 
 
 def train() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
         sdk = importlib.import_module("kubeflow.trainer")
     except ImportError:
         sys.stderr.write("needs Kubeflow's SDK: pip install kubeflow\n")
-        sys.exit(SKIPPED)
+        sys.exit(REFUSED)
     client = sdk.TrainerClient(backend_config=sdk.LocalProcessBackendConfig())
     with tempfile.TemporaryDirectory() as folder:
         packages = [

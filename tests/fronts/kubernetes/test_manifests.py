@@ -32,13 +32,13 @@ def jobs(kind: str) -> Iterator[KubernetesJob]:
     """Yield jobs of every kind of wish."""
     grid = itertools.product(
         (1, 2, 3), (1, 4), (False, True), (False, True) if kind == "pytorchjob" else (False,),
-        ([], ["A=no", "B_2=$(A) x"]), ("", "job-secret"), (False, True),
+        ([], ["A=no", "B_2=$(A) x"]), (None, "job-secret"), (False, True),
     )  # fmt: skip
     for nodes, per_node, gpu, elastic, env, secret, module in grid:
         yield KubernetesJob(
             script="pkg.train" if module else "app/train.py", module=module, args=ARGS,
             image="ghcr.io/me/train:1.0", nodes=nodes, ranks=nodes * per_node, gpu=gpu,
-            elastic=elastic, env=env, secret=secret, namespace="team" if gpu else "",
+            elastic=elastic, env=env, secret=secret, namespace="team" if gpu else None,
         )  # fmt: skip
 
 
@@ -297,6 +297,18 @@ GOOD: dict[str, Any] = {"script": "t.py", "image": "i", "nodes": 2, "ranks": 8}
         ({"env": ["ROUNDELAY_SECRET=x"], "secret": "s"}, "given twice"),
         ({"args": ["\udcff"]}, "is no text"),
         ({"args": ["x"] * 130}, "more than the 128"),
+        ({"secret": ""}, "--secret '' is no name in Kubernetes"),
+        ({"namespace": ""}, "Is a variable of the shell empty?"),
+        ({"name": ""}, "Is a variable of the shell empty?"),
+        ({"image": None}, "image of a KubernetesJob is text, not None"),
+        ({"script": "3d.py"}, "It is the script's: say another by --name."),
+        ({"secret": 3}, "secret of a KubernetesJob is text, not 3"),
+        ({"nodes": "2"}, "nodes of a KubernetesJob is a whole number, not '2'"),
+        ({"ranks": True}, "ranks of a KubernetesJob is a whole number, not True"),
+        ({"grace": 60.5}, "grace of a KubernetesJob is a whole number, not 60.5"),
+        ({"grace": 2**31}, "Kubernetes takes up to 2147483647"),
+        ({"args": "--lr 1"}, "args of a KubernetesJob is a list of text, not '--lr 1'"),
+        ({"env": [("A", "1")]}, "env of a KubernetesJob is a list of text, but has ('A', '1')"),
     ],
 )
 def test_what_can_not_be_is_named(changes: dict[str, Any], said: str) -> None:
@@ -309,6 +321,14 @@ def test_what_can_not_be_is_named(changes: dict[str, Any], said: str) -> None:
 def test_a_fixed_number_of_pods_is_not_called_elastic(kind: str) -> None:
     with pytest.raises(InvalidArgumentError, match="kube pytorchjob --elastic"):
         kubernetes.load(kind)(KubernetesJob(**GOOD, elastic=True))
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "mpijob"])
+def test_a_runtime_is_for_trainjobs(kind: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="kube trainjob --runtime mine"):
+        kubernetes.load(kind)(KubernetesJob(**GOOD, runtime="mine"))
+    made = plain(kubernetes.load("trainjob")(KubernetesJob(**GOOD, runtime="mine")))
+    assert made["spec"]["runtimeRef"] == {"name": "mine"}
 
 
 def test_a_script_gives_the_job_its_name() -> None:

@@ -89,11 +89,19 @@ def hosts(rays: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def ray_on_hosts(hosts: Any) -> Iterator[Any]:
-    """`ray start` on every host; they end with their launchers, which are ours."""
+    """`ray start` on every host; they end with their launchers, which are ours.
+
+    It leaves a note of where it runs, which every later Ray in that folder would follow.
+    """
     common = ["--num-cpus", "2", "--object-store-memory", "100000000", "--block"]
     head = ["--head", "--port", PORT, "--include-dashboard", "false"]
     joining = ["--address", f"{hosts.addresses[0]}:{PORT}"]
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "ROUNDELAY_TIMEOUT": "30"}
+    folder = Path(os.environ["TMPDIR"]) / "hosts"
+    environment = {
+        **os.environ, "RAY_AUTH_MODE": "disabled", "ROUNDELAY_TIMEOUT": "30",
+        "RAY_TMPDIR": str(folder),
+    }  # fmt: skip
+    folder.mkdir()
     started = []
     try:
         for host, (words, address) in enumerate(zip((head, joining), hosts.addresses, strict=True)):

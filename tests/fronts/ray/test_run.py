@@ -114,6 +114,11 @@ def test_a_result_that_cannot_be_pickled_is_told() -> None:
         ({"wait": 0}, InvalidArgumentError, "wait is a positive number"),
         ({"args": "word"}, InvalidArgumentError, "args is a tuple"),
         ({"fn": 3}, InvalidArgumentError, "run needs a function"),
+        ({"runtime_env": "A=1"}, InvalidArgumentError, "runtime_env of rd.ray.run is a dict"),
+        ({"ranks": 1, "runtime_env": {"env_vars": {"A": 1}}}, InvalidArgumentError,
+         r"Ray refuses runtime_env=\{'env_vars': \{'A': 1\}\} of rd.ray.run: .*Dict\[str, str\]"),
+        ({"ranks": 1, "runtime_env": {"working_dir": "/none"}}, InvalidArgumentError,
+         "Ray refuses runtime_env=.*/none is not a valid path"),
         ({"args": (threading.Lock(),)}, UnsendableError, "can't send the arguments.*lock"),
     ],
 )  # fmt: skip

@@ -112,6 +112,8 @@ def test_a_config_that_cannot_be_is_refused() -> None:
         rd.ray.RoundelayConfig(engine="mpi")
     with pytest.raises(InvalidArgumentError, match="timeout is a positive number"):
         rd.ray.RoundelayConfig(timeout=-1)
+    with pytest.raises(InvalidArgumentError, match=r"is rd\.ray\.RoundelayConfig\(…\), not 'gloo'"):
+        rd.ray.RoundelayTrainer(print, roundelay_config="gloo")  # type: ignore[arg-type]
 
 
 def test_a_context_without_its_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ EFFECT = CollectiveEffect()
 for _allowed in (
     effects.lowerable_effects,
     effects.ordered_effects,
+    effects.shardable_ordered_effects,  # JAX would refuse several devices without a way out
     effects.control_flow_allowed_effects,
     effects.custom_derivatives_allowed_effects,
     effects.remat_allowed_effects,

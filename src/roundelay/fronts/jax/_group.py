@@ -14,17 +14,19 @@ from types import CodeType
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import xla_bridge
 
 from roundelay import _core
+from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.engines import CollectiveCall
 from roundelay.engines.threads import Threads
 from roundelay.errors import CommunicationError, InvalidArgumentError
-from roundelay.reductions import Array
+from roundelay.reductions import CODES, Array
 
-__all__ = ["JaxGroup", "SourceLine", "group_of", "place_here"]
+__all__ = ["JaxGroup", "SourceLine", "array_of", "check_dtype", "group_of", "place_here"]
 
 #: Collectives that bring, or give, a block for each rank.
 MANY = ("all_gather", "all_to_all", "gather", "reduce_scatter", "scatter")
@@ -157,6 +159,30 @@ def group_of(call: str, comm: object) -> JaxGroup:
         kept["_jax_group"] = JaxGroup(comm)
     group: JaxGroup = kept["_jax_group"]
     return group
+
+
+def array_of(call: str, x: Any, group: JaxGroup) -> Any:  # Any: an array, or what traces one
+    """Return what a call was given as an array that it takes."""
+    try:
+        array = jnp.asarray(x)
+    except (TypeError, ValueError, OverflowError) as error:
+        why = str(error).partition("\n")[0].rstrip(".")
+        raise InvalidArgumentError(
+            f"rd.jax.{call} on rank {group.rank} takes an array, not {shown(x)}: {why}. For a tree "
+            f"of arrays, call it by jax.tree.map."
+        ) from None
+    check_dtype(call, array.dtype, group)
+    return array
+
+
+def check_dtype(call: str, dtype: Any, group: JaxGroup) -> None:
+    """Raise if the core does not know a dtype."""
+    if dtype.name not in CODES:
+        raise InvalidArgumentError(
+            f"rd.jax.{call} on rank {group.rank} takes {', '.join(CODES)}, not {dtype}. Convert "
+            f"it: x.astype(…), x.view(jnp.uint8) if its bytes are only moved, or of a key of "
+            f"jax.random its jax.random.key_data."
+        )
 
 
 def _refuse_forked(call: str) -> None:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.core import abstract_token
+from jax._src.sharding_impls import SPMDAxisContext
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 
@@ -110,12 +111,30 @@ def refuse_device(name: str) -> Any:
     return refuse
 
 
+def on_one_device(name: str, lower: Any) -> Any:
+    """Return a lowering that refuses programs over several devices: each would make the call."""
+
+    def lower_there(ctx: Any, *xs: Any, **params: Any) -> Any:
+        around = ctx.module_context.axis_context
+        in_shard_map = isinstance(around, SPMDAxisContext)
+        devices = around.mesh.size if in_shard_map else around.num_devices
+        if devices != 1:
+            raise InvalidArgumentError(
+                f"rd.jax.{name} at {params['place']} stands in a program over {devices} devices, "
+                f"and a rank has one. Give it arrays that lie on one, jax.device_put(x, "
+                f"jax.devices('cpu')[0]), or start a rank for each device."
+            )
+        return lower(ctx, *xs, **params)
+
+    return lower_there
+
+
 def register_primitive(name: str, lower: Any, abstract: Any) -> Primitive:
     """Make a primitive that is compiled for the CPU alone, and run as a program of one call."""
     made = Primitive(f"roundelay_{name}")
     made.def_impl(partial(xla.apply_primitive, made))
     made.def_effectful_abstract_eval(abstract)
-    mlir.register_lowering(made, lower, platform="cpu")
+    mlir.register_lowering(made, on_one_device(name, lower), platform="cpu")
     mlir.register_lowering(made, refuse_device(name))
     return made
 

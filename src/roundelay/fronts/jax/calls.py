@@ -19,9 +19,9 @@ from roundelay.arguments import index_of, shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.fronts.jax import _derivatives as _derivatives  # noqa: PLC0414 - for what it does
-from roundelay.fronts.jax._group import JaxGroup, group_of, place_here
+from roundelay.fronts.jax._group import JaxGroup, array_of, group_of, place_here
 from roundelay.fronts.jax._primitives import PRIMITIVES, bind
-from roundelay.reductions import CODES, reduction
+from roundelay.reductions import reduction
 
 __all__ = [
     "all_gather",
@@ -107,12 +107,7 @@ def _call(
     name: str, x: Any, comm: Communicator, *, op: str = "sum", root: int = 0
 ) -> Any:  # Any: an array, or what traces one
     group = group_of(name, comm)
-    x = jnp.asarray(x)
-    if x.dtype.name not in CODES:
-        raise InvalidArgumentError(
-            f"rd.jax.{name} on rank {group.rank} takes {', '.join(CODES)}, not {x.dtype}. Convert "
-            f"it: x.astype(…), or x.view(jnp.uint8) if its bytes are only moved."
-        )
+    x = array_of(name, x, group)
     if name in ("all_reduce", "exscan", "reduce", "reduce_scatter", "scan"):
         _check_op(name, op, x.dtype.name)
     return bind(name, x, group=group, op=op, root=_root(name, root, group), place=place_here())
@@ -157,7 +152,8 @@ def _check_axis(name: str, axis: object) -> None:
 def _rows(name: str, x: Any, axis: Axis, comm: Communicator) -> Any:
     """Return `x` with a row for each rank."""
     _check_axis(name, axis)
-    size, x = group_of(name, comm).size, jnp.asarray(x)
+    group = group_of(name, comm)
+    size, x = group.size, array_of(name, x, group)
     rows = x.shape[0] if x.ndim else 0
     if axis is None and x.ndim and rows == size:
         return x

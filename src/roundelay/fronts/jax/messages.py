@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
 
@@ -13,26 +14,39 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
+from roundelay.arguments import shown
 from roundelay.communicator import ANY, Communicator
 from roundelay.communicator.point_to_point import Wanted
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.jax._effect import EFFECT
-from roundelay.fronts.jax._group import JaxGroup, SourceLine, group_of, place_here
+from roundelay.fronts.jax._group import (
+    JaxGroup,
+    SourceLine,
+    array_of,
+    check_dtype,
+    group_of,
+    place_here,
+)
 from roundelay.fronts.jax._primitives import lower_to_python, register_primitive
 
 __all__ = ["recv", "send", "sendrecv"]
 
 
 def send(x: Any, dst: int, tag: int = 0, *, comm: Communicator) -> None:
-    """Send `x` to a rank, which receives it by `rd.jax.recv` or `rd.jax.sendrecv`."""
+    """Send `x` to a rank, which receives it by `rd.jax.recv` or `rd.jax.sendrecv`.
+
+    It is not differentiated; what `rd.jax.recv` returns is a constant to JAX.
+    """
     group = group_of("send", comm)
-    MESSAGES["send"].bind(jnp.asarray(x), **_params(group, dst, None, tag, tag, None))
+    x = array_of("send", x, group)
+    MESSAGES["send"].bind(x, **_params(group, dst, None, tag, tag, None))
 
 
 def recv(like: Any, src: Wanted, tag: Wanted = 0, *, comm: Communicator) -> jax.Array:
     """Return what a rank sends, of the shape and dtype of `like`."""
     group = group_of("recv", comm)
-    (result,) = MESSAGES["recv"].bind(**_params(group, None, src, tag, tag, _form(like)))
+    form = _form("recv", like, group)
+    (result,) = MESSAGES["recv"].bind(**_params(group, None, src, tag, tag, form))
     return result
 
 
@@ -50,8 +64,9 @@ def sendrecv(
 
     It is differentiated: a cotangent goes back from `dst` to `src`.
     """
-    group, x = group_of("sendrecv", comm), jnp.asarray(x)
-    form = _form(x if like is None else like)
+    group = group_of("sendrecv", comm)
+    x = array_of("sendrecv", x, group)
+    form = _form("sendrecv", x if like is None else like, group)
     expected = tag if recv_tag is None else recv_tag
     (result,) = MESSAGES["sendrecv"].bind(x, **_params(group, dst, src, tag, expected, form))
     return result
@@ -60,15 +75,21 @@ def sendrecv(
 def _params(
     group: JaxGroup, dst: int | None, src: Any, tag: Any, recv_tag: Any, form: Any
 ) -> dict[str, Any]:
-    return {
-        "group": group, "dst": dst, "src": src, "tag": tag, "recv_tag": recv_tag, "form": form,
-        "place": place_here(),
-    }  # fmt: skip
+    said = {"dst": dst, "src": src, "tag": tag, "recv_tag": recv_tag}
+    for name, value in said.items():
+        if isinstance(value, jax.core.Tracer) or not isinstance(value, Hashable):
+            raise InvalidArgumentError(
+                f"rd.jax: {name} of a message is a whole number that is known when the program is "
+                f"compiled, not {shown(value)}. Make it an argument of static_argnums, or choose "
+                f"between messages by jax.lax.switch."
+            )
+    return {"group": group, **said, "form": form, "place": place_here()}
 
 
-def _form(like: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _form(call: str, like: Any, group: JaxGroup) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if not isinstance(like, jax.ShapeDtypeStruct):
-        like = jax.typeof(like) if hasattr(like, "dtype") else jnp.asarray(like)
+        like = jax.typeof(like) if hasattr(like, "dtype") else array_of(call, like, group)
+    check_dtype(call, like.dtype, group)
     return tuple(like.shape), np.dtype(like.dtype)
 
 
@@ -114,6 +135,17 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     return made.bind(*primals, **params), made.bind(tangent, **params)
 
 
+def _refuse_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    """Refuse to differentiate what is sent: its cotangent could only come from who received it."""
+    if all(isinstance(tangent, ad.Zero) for tangent in tangents):
+        return MESSAGES["send"].bind(*primals, **params), []
+    raise InvalidArgumentError(
+        f"rd.jax.send at {params['place']} can't be differentiated: its cotangent would have to "
+        f"come back from rank {params['dst']}. Use rd.jax.sendrecv, which is; or send "
+        f"jax.lax.stop_gradient(x)."
+    )
+
+
 def _transpose(cotangents: Any, x: Any, **params: Any) -> Any:
     dst, src, tag, recv_tag = (params[name] for name in ("dst", "src", "tag", "recv_tag"))
     if src is ANY:
@@ -135,5 +167,6 @@ MESSAGES = {
 for _name, _made in MESSAGES.items():
     _made.multiple_results = True
     batching.primitive_batchers[_made] = partial(_batch, _name)
+ad.primitive_jvps[MESSAGES["send"]] = _refuse_jvp
 ad.primitive_jvps[MESSAGES["sendrecv"]] = _jvp
 ad.primitive_transposes[MESSAGES["sendrecv"]] = _transpose

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from roundelay.communicator import Communicator
+from roundelay.fronts.jax._group import array_of, group_of
 from roundelay.fronts.jax.calls import all_reduce, broadcast
 
 __all__ = ["average_gradients", "broadcast_parameters", "grad", "value_and_grad"]
@@ -61,18 +62,19 @@ def grad(
 
 def average_gradients(tree: Tree, *, comm: Communicator) -> Tree:
     """Return the mean over all ranks of every array in a tree, in few calls."""
-    return _fused(tree, lambda x: all_reduce(x, "avg", comm=comm))
+    return _fused("average_gradients", tree, comm, lambda x: all_reduce(x, "avg", comm=comm))
 
 
 def broadcast_parameters(tree: Tree, root: int = 0, *, comm: Communicator) -> Tree:
     """Return the root's arrays on every rank: how ranks begin alike."""
-    return _fused(tree, lambda x: broadcast(x, root, comm=comm))
+    return _fused("broadcast_parameters", tree, comm, lambda x: broadcast(x, root, comm=comm))
 
 
-def _fused(tree: Tree, call: Callable[[Any], Any]) -> Tree:
+def _fused(name: str, tree: Tree, comm: Communicator, call: Callable[[Any], Any]) -> Tree:
     """Call once for all small arrays of a dtype, and once for each large one."""
     leaves, form = jax.tree.flatten(tree)
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    group = group_of(name, comm)
+    leaves = [array_of(name, leaf, group) for leaf in leaves]
     small: dict[Any, list[int]] = {}
     for number, leaf in enumerate(leaves):
         if leaf.size >= ALONE:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from roundelay.arguments import shown
+from roundelay.arguments import index_of, shown
 from roundelay.errors import InvalidArgumentError, rank_count
 
 __all__ = ["GPU", "KubernetesJob"]
@@ -17,6 +17,7 @@ MOST_LABEL = 63  # characters
 MOST_WORDS = 128  # arguments, and variables, of a TrainJob
 MOST_IMAGE = 500
 MOST_RANKS = 1024
+MOST_GRACE_S = 2**31 - 1
 LEAST_GRACE_S = 35  # torchrun gives ranks 30 s to end
 
 _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
@@ -47,25 +48,25 @@ class KubernetesJob:
     nodes: int
     ranks: int
     args: Sequence[str] = ()
-    name: str = ""  # the script's, if it is left out
-    namespace: str = ""
+    name: str | None = None  # the script's, if it is left out
+    namespace: str | None = None
     module: bool = False
     gpu: bool = False
     elastic: bool = False
     env: Sequence[str] = ()  # NAME=VALUE
-    secret: str = ""  # of Kubernetes, with the job's own under the key `secret`
-    runtime: str = "torch-distributed"
+    secret: str | None = None  # of Kubernetes, with the job's own under the key `secret`
+    runtime: str | None = None  # of a TrainJob; torch-distributed, if it is left out
     grace: int = 60
 
     def __post_init__(self) -> None:
-        for check in (_check_counts, _check_names, _check_words, _check_variables):
+        for check in (_check_kinds, _check_counts, _check_names, _check_words, _check_variables):
             check(self)
 
     @property
     def label(self) -> str:
         """The name of the job: the one given, or the script's."""
         stem = self.script.rpartition("/")[2].removesuffix(".py")
-        return self.name or re.sub(r"[._]+", "-", stem).lower().strip("-")
+        return re.sub(r"[._]+", "-", stem).lower().strip("-") if self.name is None else self.name
 
     @property
     def per_node(self) -> int:
@@ -83,6 +84,28 @@ class KubernetesJob:
         return [*(["-m"] if self.module else []), self.script, *self.args]
 
 
+def _check_kinds(job: KubernetesJob) -> None:
+    for name in ("script", "image", "name", "namespace", "secret", "runtime"):
+        text = getattr(job, name)
+        if not isinstance(text, str) and (text is not None or name in ("script", "image")):
+            raise InvalidArgumentError(f"{name} of a KubernetesJob is text, not {shown(text)}.")
+    for name in ("args", "env"):
+        words = getattr(job, name)
+        if isinstance(words, str) or not isinstance(words, Sequence):
+            raise InvalidArgumentError(
+                f"{name} of a KubernetesJob is a list of text, not {shown(words)}."
+            )
+        for word in words:
+            if not isinstance(word, str):
+                raise InvalidArgumentError(
+                    f"{name} of a KubernetesJob is a list of text, but has {shown(word)}."
+                )
+    for name in ("nodes", "ranks", "grace"):
+        if index_of(getattr(job, name)) is None:
+            given = shown(getattr(job, name))
+            raise InvalidArgumentError(f"{name} of a KubernetesJob is a whole number, not {given}.")
+
+
 def _check_counts(job: KubernetesJob) -> None:
     for name, count in (("--nodes", job.nodes), ("--ranks", job.ranks)):
         if not 1 <= count <= MOST_RANKS:
@@ -93,10 +116,10 @@ def _check_counts(job: KubernetesJob) -> None:
             f"--ranks {job.ranks} can't be divided evenly between {job.nodes} nodes, and --ranks "
             f"is the number of all. Write --ranks {near}."
         )
-    if job.grace < LEAST_GRACE_S:
+    if not LEAST_GRACE_S <= job.grace <= MOST_GRACE_S:
         raise InvalidArgumentError(
             f"--grace {job.grace}: ranks may take 30 s to end after SIGTERM, so a pod needs "
-            f"{LEAST_GRACE_S} s or more."
+            f"{LEAST_GRACE_S} s or more; Kubernetes takes up to {MOST_GRACE_S}."
         )
 
 
@@ -109,12 +132,14 @@ def _check_names(job: KubernetesJob) -> None:
     named = {"--name": job.label, "--namespace": job.namespace, "--secret": job.secret,
              "--runtime": job.runtime}  # fmt: skip
     for option, name in named.items():
-        needed = option in ("--name", "--runtime")
-        if (name or needed) and (not LABEL.fullmatch(name) or len(name) > MOST_LABEL):
+        if name is not None and (not LABEL.fullmatch(name) or len(name) > MOST_LABEL):
+            derived = option == "--name" and job.name is None
+            hint = " It is the script's: say another by --name." if derived else ""
+            hint = " Is a variable of the shell empty?" if not (name or derived) else hint
             raise InvalidArgumentError(
                 f"{option} {shown(name)} is no name in Kubernetes: that has up to {MOST_LABEL} "
                 f"lower-case letters, digits and hyphens, begins with a letter and does not end "
-                f"with a hyphen."
+                f"with a hyphen.{hint}"
             )
 
 
@@ -158,6 +183,15 @@ def refuse_elastic(job: KubernetesJob, why: str) -> None:
     if job.elastic:
         raise InvalidArgumentError(
             f"--elastic: {why} Write `roundelay kube pytorchjob --elastic`, or leave it out."
+        )
+
+
+def refuse_runtime(job: KubernetesJob, kind: str) -> None:
+    """Raise if a kind of job stands on no runtime, but one was named."""
+    if job.runtime is not None:
+        raise InvalidArgumentError(
+            f"--runtime {job.runtime}: {kind} says all by itself and has none. Leave it out, or "
+            f"write `roundelay kube trainjob --runtime {job.runtime}`."
         )
 
 

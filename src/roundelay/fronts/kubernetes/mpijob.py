@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from roundelay.fronts.kubernetes._job import KubernetesJob, check_pods, refuse_elastic
+from roundelay.fronts.kubernetes._job import (
+    KubernetesJob,
+    check_pods,
+    refuse_elastic,
+    refuse_runtime,
+)
 from roundelay.fronts.kubernetes._pod import (
     command,
     environment,
@@ -24,6 +29,7 @@ NEVER = Because("Never", "what fails once fails again; the first error is the on
 def mpijob(job: KubernetesJob) -> dict[str, Any]:
     """Return the manifest: `roundelay run --mpi` starts all ranks, by the operator's hostfile."""
     refuse_elastic(job, "an MPIJob has a fixed number of ranks.")
+    refuse_runtime(job, "an MPIJob")
     check_pods(job, lambda index: f"{job.label}-worker-{index}")
     policy = {
         "cleanPodPolicy": Because("Running", "workers do not end by themselves"),

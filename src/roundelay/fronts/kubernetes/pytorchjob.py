@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roundelay.fronts.kubernetes._job import KubernetesJob, check_pods
+from roundelay.fronts.kubernetes._job import KubernetesJob, check_pods, refuse_runtime
 from roundelay.fronts.kubernetes._pod import (
     command,
     environment,
@@ -25,6 +25,7 @@ ON_FAILURE = Because("OnFailure", "a pod that is lost comes back and joins the o
 
 def pytorchjob(job: KubernetesJob) -> dict[str, Any]:
     """Return the manifest: PET_NODE_RANK tells the pods apart, or the rendezvous if `elastic`."""
+    refuse_runtime(job, "a PyTorchJob")
     check_pods(job, lambda index: f"{job.label}-worker-{index}")
     spec: dict[str, Any] = {
         "nprocPerNode": Because(str(job.per_node), "ranks in each pod; PET_NPROC_PER_NODE")

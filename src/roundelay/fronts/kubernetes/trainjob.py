@@ -18,6 +18,7 @@ from roundelay.fronts.kubernetes._yaml import Because
 
 __all__ = ["trainjob"]
 
+RUNTIME = "torch-distributed"
 NODE = "node"  # what Trainer's runtimes call the job and the container of a host
 RESTARTS = "there it is said what is done when a pod fails: a TrainJob can't"
 
@@ -42,7 +43,8 @@ def trainjob(job: KubernetesJob) -> dict[str, Any]:
             "what is added to them",
         ),
     }
-    runtime = {"name": Because(job.runtime, f"ships with Trainer and sets PET_*; {RESTARTS}")}
+    name = RUNTIME if job.runtime is None else job.runtime
+    runtime = {"name": Because(name, f"ships with Trainer and sets PET_*; {RESTARTS}")}
     spec = {
         "runtimeRef": Because(runtime, "the template that this job fills in"),
         "trainer": Because(trainer, "what every pod runs"),

@@ -64,6 +64,11 @@ def run(
     ranks = whole("ranks", ranks, 1, MOST_RANKS)
     limit, patience = wait_limit(timeout), min(check_timeout("wait", wait), FOREVER_S)
     each = {"CPU": _share("num_cpus", num_cpus), "GPU": _share("num_gpus", num_gpus)}
+    if not isinstance(runtime_env, Mapping | None):
+        raise InvalidArgumentError(
+            f"runtime_env of rd.ray.run is a dict, as Ray takes it, not {shown(runtime_env)}: "
+            f"runtime_env={{'env_vars': {{'NAME': 'value'}}}}."
+        )
     if not ray.is_initialized():
         ray.init()
     if wait is None:
@@ -160,8 +165,13 @@ def _actors(
             if not group.wait(patience):
                 raise _no_room(ranks, bundle, patience)
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group)
-        kind = ray.remote(RayRank).options(runtime_env=runtime_env, **options)
-        actors += [kind.remote() for _ in range(ranks)]
+        try:
+            kind = ray.remote(RayRank).options(runtime_env=runtime_env, **options)
+            actors += [kind.remote() for _ in range(ranks)]
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"Ray refuses runtime_env={shown(runtime_env)} of rd.ray.run: {_line(error)}"
+            ) from None
         yield _by_node(actors, deadline, patience)
     finally:
         for actor in actors:

@@ -15,7 +15,8 @@ from ray.train import get_context
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from roundelay.errors import RendezvousError
+from roundelay.arguments import shown
+from roundelay.errors import InvalidArgumentError, RendezvousError
 from roundelay.fronts.ray.store import check_engine, forget, join, wait_limit
 from roundelay.launch.script import be_rank
 
@@ -94,6 +95,11 @@ class RoundelayTrainer(DataParallelTrainer):  # type: ignore[misc] # as above
         dataset_config: Any = None,
         **more: Any,  # that later versions of Ray add
     ) -> None:
+        if not isinstance(roundelay_config, RoundelayConfig | None):
+            raise InvalidArgumentError(
+                f"roundelay_config of RoundelayTrainer is rd.ray.RoundelayConfig(…), not "
+                f"{shown(roundelay_config)}."
+            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
