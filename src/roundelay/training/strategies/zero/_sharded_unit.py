@@ -26,12 +26,18 @@ LEFT = (
     "rd.evaluate raised an error on rank {ranks}, so that units which this rank needs no longer "
     "come and the job can't go on. Have measure raise on no rank, or on all of them."
 )
+MISSED = (
+    "A stage of a pipeline raised an error on rank {ranks} before its backward pass, so that units "
+    "which this rank needs no longer come and the job can't go on. Have stages raise on no rank, "
+    "or use strategy='zero2'."
+)
 #: What units are gathered for; it belongs to the call, as the unit does.
 FORWARD, PINNED, BACKWARD, LOOKING = range(4)
 PURPOSES = ("", " in rd.whole", " in backward", " without gradients")
 #: What all ranks do together, beside: each has a label of its own, after those of the units.
 CALLS = (
-    "leaving a backward pass", "leaving rd.evaluate", "rd.evaluate", "rd.full_state_dict",
+    "leaving a backward pass", "leaving rd.evaluate", "leaving a step", "rd.evaluate",
+    "rd.full_state_dict",
     "rd.whole_tensors", "rd.save", "rd.load", "rd.unprepare", "optimizer.state_dict",
     "optimizer.load_state_dict",
 )  # fmt: skip
@@ -164,7 +170,7 @@ class UnitGathering:
 
     def _explained(self, error: CollectiveMismatch) -> CollectiveMismatch:
         """Say what labels in an error mean, or who has left."""
-        for call, why in zip(CALLS, (LOST, LEFT), strict=False):
+        for call, why in zip(CALLS, (LOST, LEFT, MISSED), strict=False):
             left = rf"rank (\d+): [^\n]*label={self._label(call)}\b"
             if ranks := re.findall(left, str(error)):
                 return CollectiveMismatch(why.format(ranks=", ".join(ranks)))
@@ -244,6 +250,11 @@ class UnitGathering:
             self._prefetch(one, BACKWARD)
             self._reshard(one)
         self._leaving = self._tell("leaving a backward pass")
+
+    def miss(self) -> None:
+        """Leave a forward pass in the middle, for good: others are told, and all have to end."""
+        self._finish()
+        self._tell("leaving a step").wait()
 
     def leave_evaluation(self, *, together: bool) -> None:
         """Leave `rd.evaluate` in the middle, where others may still need units; or end that."""

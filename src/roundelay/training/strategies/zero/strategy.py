@@ -216,6 +216,13 @@ class _Divided(ShardedGrads):
             wait()
         super().abandon(whole=whole)
 
+    def miss_units(self) -> None:
+        """Tell other ranks, who may wait for units; they can't be brought to the end of a pass."""
+        if self.partition.scheduler is not None and self.setup.comm.size > 1:
+            self.setup.step.known = True
+            with contextlib.suppress(CommunicationError):
+                self.partition.scheduler.miss()
+
     def _torn(self) -> None:
         """Finish a pass that raised here before any gradient came."""
         if not self._passing:
