@@ -48,7 +48,7 @@ class StepPasses:
         ranks = run.setup.mesh
         #: Of all ranks that take the step together; None where it is of this pipeline alone.
         self.mesh: Mesh | None = None if ranks is None or not self._brings else ranks.mesh
-        run.step.known = False
+        run.step.known, run.step.staged = False, True
 
     @property
     def count(self) -> int:
@@ -75,6 +75,8 @@ class StepPasses:
     def drop(self) -> None:
         """Let go of the gradients of a step that has failed on some rank."""
         self._run.grad_hooks.drop(all_of=self._brings)
+        if self._brings:
+            self._run.step.untold = False  # all ranks have heard of it
 
 
 def passes_of(model: torch.nn.Module) -> StepPasses | None:
