@@ -97,3 +97,29 @@ def test_no_communicator_and_no_mixture() -> None:
     with pytest.raises(InvalidArgumentError, match=r"no rd\.MoE"):
         balance_loss(linear())
     assert "3 experts on 1 rank" in repr(rd.MoE(linear, rd.Router(3, 3)))
+
+
+class Pair(torch.nn.Linear):  # type: ignore[misc, name-defined]
+    def forward(self, x: Any) -> Any:
+        return super().forward(x), x
+
+
+class Fewer(torch.nn.Linear):  # type: ignore[misc, name-defined]
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).sum(0)
+
+
+@pytest.mark.parametrize(("expert", "shape", "words"), [
+    (Pair, (3, 8), "a row for each, not tuple"),
+    (Fewer, (3, 8), "of shape (8,)"),
+    (torch.nn.Linear, (3, 5), "tokens of 8 features"),
+    (torch.nn.Linear, (), "not one of shape ()"),
+])  # fmt: skip
+def test_what_experts_can_not_take_or_give_is_named(expert: Any, shape: Any, words: str) -> None:
+    def body(comm: rd.Communicator) -> str:
+        layer = rd.MoE([expert(8, 8) for _ in range(4)], rd.Router(8, 4), comm)
+        with pytest.raises(InvalidArgumentError) as caught:
+            layer(torch.ones(shape))
+        return str(caught.value)
+
+    assert all(words in told for told in rd.run(body, 2, "threads"))

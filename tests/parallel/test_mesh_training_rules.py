@@ -761,3 +761,28 @@ def test_what_a_model_sends_along_an_axis_of_data_is_counted_apart(axis: str) ->
         assert [*along] == [axis]
         assert along[axis] > 500
         assert abs(sent - predicted) <= 16
+
+
+@pytest.mark.parametrize("odd", range(4))
+def test_errors_count_ranks_as_the_mesh_does(odd: int) -> None:
+    """One rank steps twice, and all name it by the number that the job knows it by."""
+
+    def body(comm: rd.Communicator) -> str:
+        mesh = rd.Mesh(dp=2, tp=2, comm=comm)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = {"0": "column", "1": "row"}
+        model, prepared = rd.prepare(model, optimizer, mesh=mesh, plan=plan)
+        with pytest.raises(CollectiveMismatch) as caught:
+            for _ in range(2):
+                prepared.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                prepared.step()
+                if comm.rank == odd:
+                    prepared.step()
+        return str(caught.value)
+
+    other = (odd + 2) % 4  # with other data, and the same part of the model
+    for told in rd.run(body, 4, "threads"):
+        assert f"rank {odd} in step 2" in told
+        assert f"rank {other} in step 1" in told

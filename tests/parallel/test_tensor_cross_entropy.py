@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import roundelay as rd
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 
 torch = pytest.importorskip("torch")
 
@@ -114,6 +114,55 @@ def test_nothing_to_learn_from() -> None:
         assert not mine.grad.any()
 
     rd.run(body, 2, "threads")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_one_row_and_a_rank_without_logits(smoothing: float) -> None:
+    x, targets = drawn(3)
+    for logits, target in ((x, targets), (x[1], targets[1])):
+        whole = logits.clone().requires_grad_()
+        wanted = nn.functional.cross_entropy(whole, target, label_smoothing=smoothing)
+        wanted.backward()
+
+        def body(comm: rd.Communicator) -> None:
+            counts = [0, VOCABULARY - 3, 3]
+            mine = part(logits, comm, counts)  # noqa: B023 - called at once
+            loss = cross_entropy(mine, target, comm, label_smoothing=smoothing)  # noqa: B023
+            loss.backward()
+            torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=1e-12)  # noqa: B023
+            expected = part(whole.grad, comm, counts)  # noqa: B023
+            torch.testing.assert_close(mine.grad, expected, rtol=1e-12, atol=1e-14)
+
+        rd.run(body, 3, "threads")
+
+
+#: What one rank gives otherwise than the others.
+APART: dict[str, dict[str, Any]] = {
+    "targets": {},
+    "reduction": {"reduction": "sum"},
+    "ignore_index": {"ignore_index": 1},
+    "label_smoothing": {"label_smoothing": 0.6},
+    "refused": {"reduction": "max"},
+    "vocabulary": {"vocabulary": VOCABULARY + 9},
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", APART)
+def test_ranks_that_ask_for_different_losses_are_told(name: str, size: int) -> None:
+    x, targets = drawn(8)
+    targets.clamp_(0)
+
+    def body(comm: rd.Communicator) -> None:
+        odd = comm.rank == size - 1
+        options = {"label_smoothing": 0.1, "vocabulary": VOCABULARY} | (APART[name] if odd else {})
+        mine = targets.roll(1) if odd and name == "targets" else targets
+        refused = odd and name in ("refused", "vocabulary")
+        with pytest.raises(InvalidArgumentError if refused else CollectiveMismatch) as caught:
+            cross_entropy(part(x, comm), mine, comm, **options)
+        assert "cross_entropy" in str(caught.value) or refused
+
+    rd.run(body, size, "threads")
 
 
 def test_it_sends_two_numbers_for_a_token() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = ["Sharding", "mark_divided", "shard_parameter", "sharding_of"]
+__all__ = ["Sharding", "mark_divided", "shard_parameter", "sharding_of", "take_whole"]
 
 Pieces = tuple[tuple[int, int], ...]  # where the pieces that a rank has start and stop
 
@@ -93,3 +93,17 @@ def sharding_of(parameter: torch.Tensor) -> Sharding | None:
     """Return how a parameter is divided along an axis of the mesh; None if ranks have it whole."""
     sharding: Sharding | None = vars(parameter).get("sharding")
     return sharding
+
+
+def take_whole(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Have `load_state_dict` of a module take whole tensors, of which this rank keeps its part.
+
+    It is a hook that torch calls with a copy of the dict that it was given.
+    """
+    for name, parameter in module.named_parameters(recurse=False):
+        sharding, given = sharding_of(parameter), state_dict.get(prefix + name)
+        if sharding is None or not isinstance(given, torch.Tensor):
+            continue
+        whole = sharding.whole_shape(parameter.shape)
+        if tuple(given.shape) == whole != tuple(parameter.shape):
+            state_dict[prefix + name] = sharding.local(given)

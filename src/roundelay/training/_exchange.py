@@ -134,12 +134,13 @@ def _refuse_beside(
                                  f"which have other parts of the model.")  # fmt: skip
     step.given = 0  # which is told once
     try:
-        _refuse_places(places)
-        _refuse_rates(rates)
+        names = range(beside.size)
+        _refuse_places(places, names)
+        _refuse_rates(rates, names)
         _refuse_rows(rows)
-        _refuse_frozen(frozen)
-        _refuse_edits(step, edits)
-        _refuse_deeds(deeds)
+        _refuse_frozen(frozen, names)
+        _refuse_edits(step, edits, names)
+        _refuse_deeds(deeds, names)
     except CollectiveMismatch as error:
         raise CollectiveMismatch(
             f"{error} (These ranks have parts of one model, and are counted along their axes of "
@@ -183,21 +184,24 @@ def told_bytes(count: int) -> int:
 
 def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
     every = comm.all_gather(np.array([float(torn), float(step.number)])).tolist()
-    broken = [rank for rank, (raised, _) in enumerate(every) if raised]
+    names = _names(step, comm.size)
+    broken = [rank for rank, (raised, _) in zip(names, every, strict=True) if raised]
     if broken:
         raise CollectiveMismatch(TORN.format(ranks=", ".join(map(str, broken))))
     if len({number for _, number in every}) == 1:
         places, step.raised = comm.all_gather_object(step.place), 0  # which is told once
-        _refuse_places(places)
-        _refuse_rates(comm.all_gather_object(step.rates))
-        _refuse_frozen(comm.all_gather_object(step.frozen))
-        _refuse_edits(step, comm.all_gather_object((step.written, step.how)))
-        _refuse_deeds(comm.all_gather_object((step.calls, step.done, [*step.deeds])))
+        _refuse_places(places, names)
+        _refuse_rates(comm.all_gather_object(step.rates), names)
+        _refuse_frozen(comm.all_gather_object(step.frozen), names)
+        _refuse_edits(step, comm.all_gather_object((step.written, step.how)), names)
+        _refuse_deeds(comm.all_gather_object((step.calls, step.done, [*step.deeds])), names)
         raise CollectiveMismatch(
             "The ranks have stepped different optimizers of this model since the last backward "
             "pass, so that their weights are no longer the same. Step the same ones on every rank."
         )
-    told = ", ".join(f"rank {rank} in step {steps:.0f}" for rank, (_, steps) in enumerate(every))
+    told = ", ".join(
+        f"rank {rank} in step {steps:.0f}" for rank, (_, steps) in zip(names, every, strict=True)
+    )
     raise CollectiveMismatch(
         f"The ranks bring gradients of different steps together: {told}. A rank has called "
         f"optimizer.step() without a backward pass. Call the model and backward in every step on "
@@ -205,11 +209,20 @@ def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
     )
 
 
-def _refuse_places(every: Sequence[tuple[list[tuple[int, int, int]], int]]) -> None:
+def _names(step: StepState, size: int) -> Sequence[int]:
+    """Return what a mesh calls ranks with other data; without one they are called as they are."""
+    return step.numbers if len(step.numbers) == size else range(size)
+
+
+def _refuse_places(
+    every: Sequence[tuple[list[tuple[int, int, int]], int]], names: Sequence[int]
+) -> None:
     if len({repr(one) for one in every}) == 1:
         return
     if len({repr(places) for places, _ in every}) == 1:
-        ranks = ", ".join(str(rank) for rank, (_, raised) in enumerate(every) if raised)
+        ranks = ", ".join(
+            str(rank) for rank, (_, raised) in zip(names, every, strict=True) if raised
+        )
         raise CollectiveMismatch(
             f"The model raised an error on rank {ranks}, which was caught there, so that the ranks "
             f"may be at different batches. Nothing was updated: have all ranks leave the batch out "
@@ -217,7 +230,7 @@ def _refuse_places(every: Sequence[tuple[list[tuple[int, int, int]], int]]) -> N
         )
     text = "; ".join(
         f"rank {rank} in {' and '.join(map(_placed, places)) or 'none'}"
-        for rank, (places, _) in enumerate(every)
+        for rank, (places, _) in zip(names, every, strict=True)
     )
     raise CollectiveMismatch(
         f"The ranks bring gradients of different batches of their loaders together: {text}. A rank "
@@ -230,26 +243,26 @@ def _placed(place: tuple[int, int, int]) -> str:
     return f"epoch {place[0]} batch {place[1]}" + (f" part {place[2]}" if place[2] else "")
 
 
-def _refuse_rates(every: Sequence[Rates]) -> None:
-    for rank, theirs in enumerate(every):
+def _refuse_rates(every: Sequence[Rates], names: Sequence[int]) -> None:
+    for rank, theirs in zip(names, every, strict=True):
         for (group, key, value), (_, _, other) in zip(every[0], theirs, strict=False):
             if repr(value) != repr(other):
                 raise CollectiveMismatch(
                     f"The optimizers of the ranks differ: {key}={value!r} in group {group} on rank "
-                    f"0, and {other!r} on rank {rank}. Set one for all ranks. A scheduler that "
-                    f"looks at a value, as ReduceLROnPlateau does, needs one for all, as "
+                    f"{names[0]}, and {other!r} on rank {rank}. Set one for all ranks. A scheduler "
+                    f"that looks at a value, as ReduceLROnPlateau does, needs one for all, as "
                     f"rd.evaluate gives it."
                 )
 
 
-def _refuse_deeds(every: Sequence[tuple[int, int, list[str]]]) -> None:
+def _refuse_deeds(every: Sequence[tuple[int, int, list[str]]], names: Sequence[int]) -> None:
     if len({calls for calls, _, _ in every}) == 1 and any(one != every[0] for one in every):
         lists = [deeds for _, _, deeds in every]
         same = takewhile(lambda ones: len({*ones}) == 1, zip(*lists, strict=False))
         first = len([*same])  # in which they differ
         text = "\n".join(
             f"  rank {rank}: {', then '.join(deeds[first : first + SHOWN]) or 'nothing more'}"
-            for rank, deeds in enumerate(lists)
+            for rank, deeds in zip(names, lists, strict=True)
         )
         raise CollectiveMismatch(
             f"Since the last backward pass the ranks did different things to their gradients, or "
@@ -258,27 +271,32 @@ def _refuse_deeds(every: Sequence[tuple[int, int, list[str]]]) -> None:
         )
 
 
-def _refuse_frozen(every: Sequence[dict[int, str]]) -> None:
-    for rank, theirs in enumerate(every):
+def _refuse_frozen(every: Sequence[dict[int, str]], names: Sequence[int]) -> None:
+    for rank, theirs in zip(names, every, strict=True):
         for index in sorted(every[0].keys() ^ theirs.keys()):
-            name, here = (every[0] | theirs)[index], 0 if index in every[0] else rank
+            name = (every[0] | theirs)[index]
+            here, there = (names[0], rank) if index in every[0] else (rank, names[0])
             raise CollectiveMismatch(
                 f"The ranks train different parameters: {name} is frozen on rank {here} and not on "
-                f"rank {rank - here}. Freeze and unfreeze the same on every rank, and call "
+                f"rank {there}. Freeze and unfreeze the same on every rank, and call "
                 f"zero_grad() before going on."
             )
 
 
-def _refuse_edits(step: StepState, every: Sequence[tuple[dict[str, int], dict[str, str]]]) -> None:
+def _refuse_edits(
+    step: StepState,
+    every: Sequence[tuple[dict[str, int], dict[str, str]]],
+    names: Sequence[int],
+) -> None:
     first, did = every[0]
     step.written.update({name: 0 for one, _ in every for name in one})  # to be compared once more
-    for rank, (theirs, how) in enumerate(every):
+    for rank, (theirs, how) in zip(names, every, strict=True):
         for name in sorted({*first, *theirs}):
             if first.get(name) != theirs.get(name):
                 raise CollectiveMismatch(
-                    f"The ranks have different weights: since the last step rank 0 and rank {rank} "
-                    f"did not write the same into the parameter {name}. "
-                    f"{_written('Rank 0', name, first, did)}, and "
+                    f"The ranks have different weights: since the last step rank {names[0]} and "
+                    f"rank {rank} did not write the same into the parameter {name}. "
+                    f"{_written(f'Rank {names[0]}', name, first, did)}, and "
                     f"{_written(f'rank {rank}', name, theirs, how)}. Write the same on every "
                     f"rank, as load_state_dict does, and call zero_grad() before going on."
                 )

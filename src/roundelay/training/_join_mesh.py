@@ -173,6 +173,7 @@ def join_mesh(
     setup.experts = frozenset(
         at for at, one in enumerate(setup.parameters) if mesh.axis_of(one.name) == EXPERTS
     )
+    setup.step.experts = frozenset(setup.parameters[at].name for at in setup.experts)
     together_on(mesh.everyone, "prepare", lambda: _refuse(setup, strategy, mesh))
     if mesh.with_same_modules.size > 1:
         setup.step.beside, setup.step.numbers = mesh.with_same_modules, mesh.numbers

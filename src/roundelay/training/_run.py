@@ -168,7 +168,9 @@ class Run:
         if due and not self._weighing:
             step = self.step
             self._weighing = [
-                weighed(parameter.tensor, step) for parameter in self.setup.parameters
+                weighed(parameter.tensor, step)
+                for at, parameter in enumerate(self.setup.parameters)
+                if at not in self.setup.experts  # whose gradients are weighed where they come from
             ]
         elif not due:
             for hook in self._weighing:

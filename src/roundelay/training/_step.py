@@ -108,6 +108,7 @@ class StepState:
     beside: Communicator | None = None
     numbers: Sequence[int] = ()
     divided: frozenset[str] = frozenset()  # parameters of which those ranks have other parts
+    experts: frozenset[str] = frozenset()  # parameters of which ranks with other data do
     given: int = 0  # a number for what the model was given first, which those ranks share
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
     # ---- of this step
@@ -150,6 +151,8 @@ class StepState:
 
     def wrote(self, name: str, what: str | int) -> None:
         """Note that the user has written into a parameter; how, or a number for what it is now."""
+        if isinstance(what, str) and name in self.experts:  # other ranks have others of that name
+            what = VALUES.sub(r"\1", what)
         self.written[name] = zlib.crc32(str(what).encode(), self.written.get(name, 0))
         if isinstance(what, str):
             self.how[name] = what

@@ -12,6 +12,7 @@ from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.parallel.mesh import Mesh
+from roundelay.training._expert_weights import join_experts
 from roundelay.training._join_mesh import (
     Plan,
     check_divided,
@@ -124,6 +125,7 @@ def prepare(
     run = Run(chosen, setup)
     run.hooks += hooks
     join_norms(run)
+    join_experts(run)
     for place, one in enumerate(setup.optimizer.all):
         take_over(one, run, place)
     return model, optimizer

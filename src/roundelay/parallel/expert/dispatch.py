@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,10 @@ CALL = "rd.MoE"
 CACHED = 1 << 19  # bytes of rows that are added at a time
 
 
+def _alike() -> float:
+    return 1.0
+
+
 @dataclass(frozen=True)
 class Dispatch:
     """Which rows go where: made once for a batch, and used on the way there and back."""
@@ -32,6 +36,8 @@ class Dispatch:
     counts: Matrix  # rows that come, from each rank to each expert that is here
     there: Matrix  # rows from each rank to each
     number: int = 0  # of the forward pass that it is for
+    #: How much this rank's loss weighs, while it goes backward, beside those of others.
+    weight: Callable[[], float] = _alike
 
     @cached_property
     def tokens(self) -> torch.Tensor:
@@ -122,6 +128,8 @@ class _There(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         with going_back(CALL, ctx.plan.comm, ctx.plan.number) as ranks:
             rows = _Back.apply(ctx.plan, ranks, *grads)  # type: ignore[no-untyped-call]
+        weight = ctx.plan.weight()  # which whoever has parameters on this rank will see to
+        rows = rows if weight in (0, 1) else rows / weight
         return rows if ctx.tokens is None else _weighed(rows, None, ctx.plan), None, None, None
 
 
@@ -141,8 +149,13 @@ class _Back(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         there: Any = _There
+        weight = (
+            ctx.plan.weight()
+        )  # where experts add them up, gradients of ranks are as they count
+        grad = grads[0] * weight if weight not in (0, 1) else grads[0]
+        grad = grad if weight else torch.zeros_like(grad)  # a mean over no rows is NaN
         with going_back(CALL, ctx.plan.comm, ctx.plan.number) as ranks:
-            return None, None, *there.apply(grads[0], ctx.plan, None, ranks)
+            return None, None, *there.apply(grad, ctx.plan, None, ranks)
 
 
 def _weighed(rows: torch.Tensor, weights: torch.Tensor | None, plan: Dispatch) -> torch.Tensor:
@@ -230,6 +243,7 @@ def planned(
     kept: torch.Tensor | None,
     counts: torch.Tensor,
     comm: Communicator | None,
+    weight: Callable[[], float] | None = None,
 ) -> Dispatch:
     """Return where this rank's tokens go; `counts[rank][expert]` is what each rank sends."""
     size = counts.shape[0]
@@ -256,4 +270,5 @@ def planned(
             for mine in every
         ],
         number=0 if comm is None else number_of(comm),
+        weight=weight or _alike,
     )

@@ -16,7 +16,7 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.expert.dispatch import planned
 from roundelay.parallel.expert.router import Queues, Router, Routing
 from roundelay.parallel.functions import counts_of
-from roundelay.parallel.sharding import Sharding, mark_divided, sharding_of
+from roundelay.parallel.sharding import Sharding, mark_divided, sharding_of, take_whole
 
 __all__ = ["MoE", "average_gradients", "balance_loss"]
 
@@ -45,6 +45,8 @@ class MoE(nn.Module):
     ) -> None:
         super().__init__()
         self.comm, self.axis = comm, axis
+        #: How much this rank's loss weighs beside those of others; who trains it says so.
+        self.loss_weight: Callable[[], float] | None = None
         problem, mine = _checked(experts, router, comm)
         _compare(problem, _description(router, mine), comm)
         self.router = router
@@ -63,16 +65,22 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return for each token, a row of the last dim, the weighted sum of its experts."""
-        tokens = x.reshape(-1, x.shape[-1])
+        width = self.router.score.in_features
+        if x.dim() == 0 or x.shape[-1] != width:
+            raise InvalidArgumentError(
+                f"MoE takes tokens of {width} features, as its router does, in the last dim of a "
+                f"tensor, not one of shape {tuple(x.shape)}."
+            )
+        tokens = x.reshape(-1, width)
         routing: Routing = self.router(tokens)
         counts = self._everywhere(routing.counts())
         queues = Queues(counts, self.router.capacity_factor)
         taken = queues.taken()
         self._account(routing, counts, int(counts.sum() - taken.sum()))
         kept = queues.kept(routing, 0 if self.comm is None else self.comm.rank)
-        plan = planned(routing.experts, kept, taken, self.comm)
+        plan = planned(routing.experts, kept, taken, self.comm, self.loss_weight)
         said = [
-            functional_call(self.experts, parameters, (rows,))
+            _said(functional_call(self.experts, parameters, (rows,)), rows)
             for parameters, rows in zip(self._each(), plan.scatter(tokens), strict=True)
         ]
         result = plan.gather(said, routing.weights)
@@ -105,6 +113,17 @@ class MoE(nn.Module):
         """Say what a printed model should show."""
         ranks = 1 if self.comm is None else self.comm.size
         return f"{self.router.experts} experts on {ranks} rank{'s' * (ranks > 1)}"
+
+
+def _said(output: object, rows: torch.Tensor) -> torch.Tensor:
+    """Return what an expert made of its rows; refuse what has not one for each."""
+    if isinstance(output, torch.Tensor) and output.dim() and len(output) == len(rows):
+        return output
+    shape = f" of shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else ""
+    raise InvalidArgumentError(
+        f"An expert of MoE gets {len(rows)} tokens and returns a tensor with a row for each, not "
+        f"{type(output).__name__}{shape}."
+    )
 
 
 def balance_loss(model: nn.Module) -> torch.Tensor:
@@ -250,4 +269,7 @@ def _stacked(modules: list[nn.Module], sharding: Sharding | None) -> nn.Module:
                 mark_divided(parameter, sharding)
             stacked[id(value)] = parameter
         setattr(holder, name.rpartition(".")[2], stacked[id(value)])
+    hooked: list[Any] = [] if sharding is None else [*template.modules()]  # Any: torch's
+    for module in hooked:
+        module.register_load_state_dict_pre_hook(take_whole)
     return template

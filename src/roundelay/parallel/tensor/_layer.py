@@ -100,7 +100,8 @@ class LayerPlan(ABC):
             raise InvalidArgumentError(
                 f"{self.place.label} expects {what}, {features} features, and gets {x.size(-1)}. "
                 f"'column' leaves features cut and 'row' makes them whole: take them in turns, say "
-                f"'column gather', or 'replicate' for all of them."
+                f"'column gather', or 'replicate' for all of them. Where 'column:head_dim' or "
+                f"'qkv:head_dim' keeps heads together, 'row:head_dim' cuts alike."
             )
 
     def ranks_per_unit(self, units: int) -> int:

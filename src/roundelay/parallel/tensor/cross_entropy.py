@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import torch
 
 from roundelay.arguments import index_of, number, shown
 from roundelay.communicator import Communicator
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
+from roundelay.parallel.passes import label_of
+from roundelay.training.shards.operands import digest
 
 __all__ = ["cross_entropy"]
 
@@ -35,21 +38,31 @@ def cross_entropy(
     `vocabulary`, cut as a plan cuts it, or else ranks ask each other. Logits of 16 bits give a
     loss of 32.
     """
-    smoothing = _checked(logits, targets, reduction, label_smoothing)
-    start, total = _part(logits.size(-1), comm, vocabulary)
-    if (strange := _strange(targets, ignore_index, total)) is not None:
-        raise InvalidArgumentError(
-            f"cross_entropy: target {strange} is outside of the vocabulary of {total}, and not "
-            f"ignore_index, {ignore_index}."
-        )
+    try:
+        smoothing = _checked(logits, targets, reduction, label_smoothing)
+        start, total = _part(logits.size(-1), comm, vocabulary)
+        _refuse_strange(targets, ignore_index, total)
+    except InvalidArgumentError:
+        _tell_others(comm)
+        raise
     kept = targets != ignore_index
+    facts = reduction, ignore_index, smoothing, total, digest(targets)
     apply: Any = _CrossEntropy.apply  # Any: torch's is not typed
+    rows = logits.reshape(targets.numel(), logits.size(-1))
     losses: torch.Tensor = apply(
-        logits.flatten(0, -2), targets.flatten(), kept.flatten(), comm, start, total, smoothing
-    )
+        rows, targets.flatten(), kept.flatten(), comm, (start, total), smoothing,
+        label_of(f"cross_entropy {facts}"),
+    )  # fmt: skip
     if reduction == "none":
         return losses.view(targets.shape)
     return losses.sum() if reduction == "sum" else losses.sum() / kept.sum()
+
+
+def _tell_others(comm: Communicator) -> None:
+    """Have ranks that wait for this one learn that it has refused what it was given."""
+    if comm.size > 1:
+        with suppress(CommunicationError):
+            comm.all_gather(np.zeros(0), label=label_of("cross_entropy was refused"))
 
 
 def _checked(logits: torch.Tensor, targets: torch.Tensor, reduction: str, smooth: float) -> float:
@@ -89,10 +102,28 @@ def _part(here: int, comm: Communicator, vocabulary: int | None) -> tuple[int, i
     return comm.rank * each + min(comm.rank, more), total
 
 
-def _strange(targets: torch.Tensor, ignore_index: int, total: int) -> int | None:
-    """Return a target that is no token and is not left out."""
+def _refuse_strange(targets: torch.Tensor, ignore_index: int, total: int) -> None:
+    """Refuse a target that is no token and is not left out."""
     outside = ((targets < 0) | (targets >= total)) & (targets != ignore_index)
-    return int(targets[outside][0]) if bool(outside.any()) else None
+    if bool(outside.any()):
+        raise InvalidArgumentError(
+            f"cross_entropy: target {int(targets[outside][0])} is outside of the vocabulary of "
+            f"{total}, and not ignore_index, {ignore_index}."
+        )
+
+
+def _everyone(mine: torch.Tensor, comm: Communicator, label: int) -> torch.Tensor:
+    """Return what all ranks have, if they were asked for the same."""
+    if comm.size == 1:
+        return mine[None]
+    try:
+        return comm.all_gather(mine, label=label)
+    except CollectiveMismatch as error:
+        raise CollectiveMismatch(
+            f"{error}\nThis rank was in cross_entropy, where labels stand for targets, reduction, "
+            f"ignore_index, label_smoothing and vocabulary: give all ranks the same, of which none "
+            f"is refused."
+        ) from None
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -105,19 +136,21 @@ class _CrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         kept: torch.Tensor,
         comm: Communicator,
-        start: int,
-        total: int,
+        part: tuple[int, int],
         smoothing: float,
+        label: int,
     ) -> torch.Tensor:
         ctx.crossing, ctx.comm = "cross_entropy", comm
+        start, total = part
         here = kept & (targets >= start) & (targets < start + logits.size(1))
         column = (targets - start).masked_fill(~here, 0)
         dtype = torch.float32 if logits.dtype in HALVES else logits.dtype
         x = logits.to(dtype)
-        parts = [x.logsumexp(1), x.gather(1, column[:, None])[:, 0].masked_fill(~here, 0)]
+        said = x.gather(1, column[:, None])[:, 0].masked_fill(~here, 0) if x.size(1) else x.sum(1)
+        parts = [x.logsumexp(1), said]
         if smoothing:
             parts.append(x.sum(1))
-        every = comm.all_gather(torch.stack(parts)) if comm.size > 1 else torch.stack(parts)[None]
+        every = _everyone(torch.stack(parts), comm, label)
         log_sum, said, *sums = every[:, 0].logsumexp(0), *every[:, 1:].sum(0)
         loss = log_sum - (1 - smoothing) * said
         if smoothing:
@@ -138,6 +171,7 @@ class _CrossEntropy(torch.autograd.Function):
         grad = (logits.to(log_sum.dtype) - log_sum[:, None]).exp_()
         if ctx.smoothing:
             grad -= ctx.smoothing / ctx.total
-        grad.scatter_add_(1, column[:, None], (here.to(grad) * (ctx.smoothing - 1))[:, None])
+        if grad.size(1):
+            grad.scatter_add_(1, column[:, None], (here.to(grad) * (ctx.smoothing - 1))[:, None])
         grad = grad.mul_(grads[0][:, None]).masked_fill_(~kept[:, None], 0)
-        return grad.to(logits.dtype), None, None, None, None, None, None
+        return grad.to(logits.dtype), *[None] * 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from roundelay.arguments import index_of, shown
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
-from roundelay.parallel.sharding import Sharding, shard_parameter, sharding_of
+from roundelay.parallel.sharding import Sharding, shard_parameter, sharding_of, take_whole
 from roundelay.parallel.staging import staging_of
 from roundelay.parallel.tensor._first_pass import look_at_first_pass
 from roundelay.parallel.tensor._layer import LayerPlan
@@ -63,6 +64,9 @@ def apply_plan(
                 shard_parameter(parameter, sharding)
     for layer, shardings in cuts:
         layer.apply(shardings)
+        if shardings:
+            hooked: Any = layer.place.module  # Any: torch's is not typed
+            hooked.register_load_state_dict_pre_hook(take_whole)
     look_at_first_pass(model, axis)
 
 

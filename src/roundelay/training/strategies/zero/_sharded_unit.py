@@ -31,6 +31,7 @@ LEFT = (
 FORWARD, PINNED, BACKWARD, LOOKING = range(4)
 PURPOSES = ("", " in rd.whole", " in backward", " without gradients")
 #: What all ranks do together, beside: each has a label of its own, after those of the units.
+OTHERS = 1 << 16  # labels above are not of units and parameters
 CALLS = (
     "leaving a backward pass", "leaving rd.evaluate", "rd.evaluate", "rd.full_state_dict",
     "rd.whole_tensors", "rd.save", "rd.load", "rd.unprepare", "optimizer.state_dict",
@@ -187,6 +188,8 @@ class UnitGathering:
 
     def _called(self, label: int) -> str:
         """Return what a call with this label was for."""
+        if label > OTHERS:
+            return "of a call outside of units"
         if label > self.labels:
             return f"parameter {label - self.labels - 1}, of which something was computed"
         purpose, number = divmod(label - 1, len(self._units))
