@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+import roundelay as rd
 
 VOCABULARY = 256  # bytes
 #: Of queries, keys and values [batch, heads, tokens, dim], what each query sees.
@@ -132,3 +136,13 @@ def loss_of(
     """Return the mean cross-entropy over all bytes of a batch."""
     logits = model(tokens) if places is None else model(tokens, places)
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def mesh_of(text: str, comm: rd.Communicator, known: tuple[str, ...]) -> rd.Mesh:
+    """Read `dp=2,tp=2`; what it leaves out of the ranks is data parallel."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    axes = {name: int(length) for name, _, length in pairs}
+    if unknown := axes.keys() - {*known}:
+        sys.exit(f"--mesh knows {', '.join(known)} here, not {', '.join(sorted(unknown))}.")
+    others = math.prod(length for name, length in axes.items() if name != "dp")
+    return rd.Mesh(comm=comm, **{"dp": max(1, comm.size // others), **axes})

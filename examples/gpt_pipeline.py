@@ -1,11 +1,12 @@
-"""The GPT of `train_gpt.py` in stages over ranks: `--mesh pp=4 --pipeline 1f1b`."""
+"""The GPT of `train_gpt.py` in stages over ranks: `--mesh pp=4 --pipeline 1f1b`, or tp=2,pp=2."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
-from gpt import GPT, SIZES, Text, read_text
+from gpt import GPT, SIZES, Text, mesh_of, read_text
 from torch import Tensor, nn
 
 import roundelay as rd
@@ -19,9 +20,9 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 def train_pipeline(options: argparse.Namespace) -> None:
     """Train in stages; what the mesh leaves out of the ranks is data parallel."""
     comm = rd.init()
-    pairs = [pair.partition("=") for pair in options.mesh.split(",") if pair]
-    axes = {name: int(length) for name, _, length in pairs} or {"pp": comm.size}
-    mesh = rd.Mesh(comm=comm, **{"dp": max(1, comm.size // axes.get("pp", 1)), "pp": 1, **axes})
+    mesh = mesh_of(options.mesh or f"pp={comm.size}", comm, ("dp", "tp", "pp"))
+    if "pp" not in mesh:
+        sys.exit("--pipeline has its stages along pp: --mesh pp=2, say.")
     torch.manual_seed(0)
     size = SIZES[options.size]
     pipe = rd.Pipeline(
@@ -30,8 +31,9 @@ def train_pipeline(options: argparse.Namespace) -> None:
     )  # fmt: skip
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=options.rate)
     pipe, optimizer = rd.prepare(
-        pipe, optimizer, strategy=options.strategy, precision=options.precision, mesh=mesh
-    )
+        pipe, optimizer, strategy=options.strategy, precision=options.precision, mesh=mesh,
+        plan="gpt" if "tp" in mesh else None,
+    )  # fmt: skip
     batches = rd.loader(
         Text(read_text(options.text), size.context), options.batch, mesh=mesh, drop_last=True
     )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from gpt import ALONE, GPT, SIZES, Attention, Text, loss_of, read_text
+from gpt import ALONE, GPT, SIZES, Attention, Text, loss_of, mesh_of, read_text
 from gpt_pipeline import train_pipeline
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -52,16 +51,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, default=4, help="of a pipeline's batch")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.svg")
     return parser.parse_args()
-
-
-def mesh_of(text: str, comm: rd.Communicator) -> rd.Mesh:
-    """Read `dp=2,cp=2`; what it leaves out of the ranks is data parallel."""
-    pairs = [pair.partition("=") for pair in text.split(",") if pair]
-    axes = {name: int(length) for name, _, length in pairs}
-    if unknown := axes.keys() - {"dp", "cp", "tp"}:
-        sys.exit(f"--mesh knows dp, cp and tp, not {', '.join(sorted(unknown))}.")
-    others = max(1, math.prod(length for name, length in axes.items() if name != "dp"))
-    return rd.Mesh(comm=comm, **{"dp": max(1, comm.size // others), **axes})
 
 
 @dataclass(frozen=True)
@@ -100,7 +89,7 @@ def main() -> None:
         train_pipeline(options)
         return
     comm = rd.init()
-    mesh = mesh_of(options.mesh, comm)
+    mesh = mesh_of(options.mesh, comm, ("dp", "cp", "tp"))
     sequences = Sequences(mesh["cp"] if mesh.size("cp") > 1 else None, options.context)
     torch.manual_seed(0)
     size = SIZES[options.size]

@@ -150,8 +150,9 @@ def test_a_mixture_of_experts_trains_alike_on_any_number_of_ranks() -> None:
     assert len(losses) == 8
 
 
-def test_the_main_job_learns_in_stages(tmp_path: Path) -> None:
-    printed = on_ranks(4, "train_gpt.py", "--mesh", "dp=2,pp=2", "--pipeline", "1f1b",
+@pytest.mark.parametrize("mesh", ["dp=2,pp=2", "tp=2,pp=2"])
+def test_the_main_job_learns_in_stages(mesh: str, tmp_path: Path) -> None:
+    printed = on_ranks(4, "train_gpt.py", "--mesh", mesh, "--pipeline", "1f1b",
                        "--steps", 20, "--batch", 8, "--micro-batches", 2,
                        "--out", tmp_path)  # fmt: skip
     first, last = re.findall(r"loss ([\d.]+) → ([\d.]+) in 20 steps", printed)[0]

@@ -99,6 +99,7 @@ def _settle(
     beside = step.beside
     if beside is None:
         if apart:
+            step.known = True
             _refuse_apart(comm, step, torn=torn)
         step.told()
         return False
@@ -106,6 +107,7 @@ def _settle(
     numbers = np.array([float(apart), float(broken), mark, mark**2])
     others, bad, total, squares = beside.all_reduce(numbers).tolist()
     if others or beside.size * squares != total * total:
+        step.known = True
         _refuse_beside(comm, beside, step, apart=apart, torn=torn)
     step.told()
     return bool(bad)

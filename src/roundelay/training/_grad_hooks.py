@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from roundelay.errors import InvalidArgumentError, NotFiniteError, RoundelayError
+from roundelay.errors import (
+    CommunicationError,
+    InvalidArgumentError,
+    NotFiniteError,
+    RoundelayError,
+)
 from roundelay.training._autograd import BackwardPass, weakly
 from roundelay.training._parameter_edits import ParameterEdits
 from roundelay.training._phases import TracedPasses
@@ -205,7 +210,7 @@ class GradHooks:
         try:
             act()
         except RoundelayError as error:
-            self.forget()
+            self.drop()
             self._step.torn = not isinstance(error, NotFiniteError)  # whose batch may be left out
             raise
 
@@ -257,8 +262,26 @@ class GradHooks:
         if over.communicates:
             with contextlib.suppress(RoundelayError):  # they know
                 self._state.abandon(whole=not over.adds)
-            self.forget()
+            self.drop()
         self._step.torn = True
+
+    def miss(self) -> None:
+        """Take part in a pass of the other ranks that does not come here, as the model failed."""
+        adds = self._step.accumulating
+        if adds and not self._state.every_pass:
+            return
+        try:
+            self._state.begin_backward()
+            self._state.abandon(whole=not adds)
+        except CommunicationError:
+            self._step.known = True
+
+    def drop(self, *, all_of: bool = True) -> None:
+        """Have this step be one that raised an error; gradients go if all ranks let go of them."""
+        self._step.torn = True  # so that it counts for nothing that the user did
+        if all_of:
+            self.forget()
+            self._step.torn = True
 
     def forget(self) -> None:
         """Let go of all gradients, and of what is known of their step."""

@@ -121,6 +121,9 @@ class StepState:
     shared: bool = False  # whether the gradients there are, are those of all ranks
     torn: bool = False  # whether a pass raised in the middle
     untold: bool = False  # whether the other ranks have yet to hear of that
+    #: Of a pipeline, whose steps have several passes: whether they have.
+    known: bool = False
+    staged: bool = False  # whether it is one
     owner: Turn | None = None  # the loop whose batch the passes belong to
     #: Of each optimizer, its options at the first micro-batch.
     options: dict[int, list[dict[str, Any]]] = field(default_factory=dict)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.mesh import Mesh
 from roundelay.training._run import Run, found_run, live_runs, run_of
 from roundelay.training.scaler import Scaler
 
-__all__ = ["accumulate", "backward", "is_prepared", "loss_scaler"]
+__all__ = ["StepPasses", "accumulate", "backward", "loss_scaler", "passes_of"]
 
 
 ELSEWHERE = (
@@ -37,9 +38,51 @@ def accumulate(model: torch.nn.Module) -> Iterator[None]:
         step.inside -= 1
 
 
-def is_prepared(model: torch.nn.Module) -> bool:
-    """Tell whether a model is one that `rd.prepare` has returned."""
-    return found_run(model) is not None
+class StepPasses:
+    """The backward passes of one step of a pipeline, as the strategy of its model hears of them."""
+
+    def __init__(self, run: Run, model: torch.nn.Module) -> None:
+        self._run, self._model = run, model
+        #: Whether ranks with other data wait for gradients of this step.
+        self._brings = run.state.every_pass or not run.step.accumulating
+        ranks = run.setup.mesh
+        #: Of all ranks that take the step together; None where it is of this pipeline alone.
+        self.mesh: Mesh | None = None if ranks is None or not self._brings else ranks.mesh
+        run.step.known, run.step.staged = False, True
+
+    @property
+    def count(self) -> int:
+        """How many passes there ever were."""
+        return self._run.step.count
+
+    @property
+    def known(self) -> bool:
+        """Whether ranks with other data know that this step has failed, and go back no more."""
+        return self._run.step.known
+
+    def adding(self) -> AbstractContextManager[None]:
+        """Have passes only add up."""
+        return accumulate(self._model)
+
+    def miss(self) -> None:
+        """Take part in a pass of those ranks that does not come here, as the model has failed."""
+        self._run.grad_hooks.miss()
+
+    def miss_units(self) -> None:
+        """Tell them that no more parameters are gathered here, for the same reason."""
+        self._run.state.miss_units()
+
+    def drop(self) -> None:
+        """Let go of the gradients of a step that has failed on some rank."""
+        self._run.grad_hooks.drop(all_of=self._brings)
+        if self._brings:
+            self._run.step.untold = False  # all ranks have heard of it
+
+
+def passes_of(model: torch.nn.Module) -> StepPasses | None:
+    """Return the passes of a step that a prepared model begins; None of one that is not."""
+    run = found_run(model)
+    return None if run is None else StepPasses(run, model)
 
 
 def loss_scaler(model: torch.nn.Module) -> Scaler | None:

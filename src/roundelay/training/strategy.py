@@ -116,6 +116,9 @@ class StrategyState(ABC):
         else:
             self.micro_batch_done()
 
+    def miss_units(self) -> None:  # noqa: B027 - likewise
+        """Hear that the model failed in a forward pass, and asks for no more of its parameters."""
+
     def before_step(self, only: Only = None) -> None:  # noqa: B027 - likewise
         """Make gradients ready for the optimizer."""
 

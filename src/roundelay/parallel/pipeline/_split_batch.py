@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from roundelay.errors import InvalidArgumentError
-from roundelay.training.shards.operands import digest
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -30,14 +29,6 @@ def form_number(value: Any) -> int:
         return 0
     said = repr([(tuple(each.shape), str(each.dtype)) for each in tensors_in(value)])
     return 1 + zlib.crc32(said.encode())
-
-
-def rows_number(value: Any) -> int:
-    """Return a number for what is in a batch; 0 where there is none."""
-    if value is None:
-        return 0
-    told = [digest(each) for each in tensors_in(value) if not each.is_meta]
-    return 1 + zlib.crc32(repr(told).encode())
 
 
 def rows_of(what: str, value: Any) -> int:

@@ -14,6 +14,18 @@ from roundelay.reductions import Array
 from roundelay.training.shards.shard import Shard
 
 ROUNDING = {8: 1e-9, 4: 1e-4}  # of a norm, by the bytes of an element
+NUMBERS = 4  # by which a copy is compared
+APART = (
+    "The parameter {name} is shared by stages of this pipeline, and rank {other} has other values "
+    "of it than rank {first}. Copies stay equal if all ranks write the same into them and step "
+    "with the same options: one lr= for all stages. rd.load or load_state_dict makes them equal "
+    "again."
+)
+FROZEN = (
+    "The parameter {name} is shared by stages of this pipeline, and of ranks {first} and {other} "
+    "one has frozen it by requires_grad_(False) and the other has not. Freeze and unfreeze it on "
+    "all ranks that have it, whatever name it has there."
+)
 
 
 class TiedParameters:
@@ -31,6 +43,8 @@ class TiedParameters:
         self._places: list[int] = []  # of those in `names`
         #: Of all that ranks share, here or elsewhere: the first name.
         self.names = [*shared]
+        #: In a step: those that are trained, and their gradients so far.
+        self._now: list[tuple[nn.Parameter, Communicator]] = []
         self._aside: list[torch.Tensor | None] = []
         groups: dict[tuple[int, ...], Communicator | None] = {}
         own = dict(holder.named_parameters(remove_duplicate=False))
@@ -49,43 +63,51 @@ class TiedParameters:
         self._hooks: list[Any] = []
 
     def __bool__(self) -> bool:
-        return bool(self._shared)
+        """Whether gradients of some are added up, which are not frozen."""
+        return any(parameter.requires_grad for parameter, _ in self._shared)
 
     def marks(self) -> list[int]:
-        """Return the bits of three numbers for each in `names`, by which copies are compared.
+        """Return the bits of four numbers for each in `names`, by which copies are compared.
 
-        A norm, with 1 added, by how much one half is more than the other, and how much of the norm
-        copies may differ by: strategies that step on parts of rows may round the last bit of a
-        copy otherwise. All are 0 for what is not here.
+        A norm, with 1 added, by how much one half is more than the other, whether it is frozen, and
+        how much of the norm copies may differ by: strategies that step on parts of rows may round
+        the last bit of a copy otherwise. All are 0 for what is not here.
         """
-        found = np.zeros((len(self.names), 3))
+        found = np.zeros((len(self.names), NUMBERS))
         for place, (parameter, _) in zip(self._places, self._shared, strict=True):
             values = parameter.full() if isinstance(parameter, Shard) else parameter.detach()
             flat = (torch.view_as_real(values) if values.is_complex() else values).reshape(-1)
             norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
             half, rest = (part.sum(dtype=torch.float64) for part in flat.tensor_split(2))
             more = float(half - rest) / max(1, flat.numel()) ** 0.5
-            found[place] = 1 + float(norm), more, ROUNDING.get(flat.itemsize, 1e-2)
+            frozen = not parameter.requires_grad
+            found[place] = 1 + float(norm), more, frozen, ROUNDING.get(flat.itemsize, 1e-2)
         bits: list[int] = found.reshape(-1).view(np.int64).tolist()
         return bits
 
-    def apart(self, marks: Array) -> tuple[str, int, int] | None:
-        """Return the first that two ranks have other values of, and which; None if none has."""
-        every = np.ascontiguousarray(marks).view(np.float64).reshape(len(marks), -1, 3)
+    def apart(self, marks: Array, ranks: Sequence[int]) -> str:
+        """Say how copies of the first that ranks have otherwise differ; nothing if none does."""
+        every = np.ascontiguousarray(marks).view(np.float64).reshape(len(marks), -1, NUMBERS)
         for at, name in enumerate(self.names):
             here = np.flatnonzero(every[:, at, 0])
             given = every[here, at]
-            off = np.abs(given - given[0]).max(1) > given[0, 2] * (given[:, 0].max() - 1)
-            if off.any():
-                return name, int(here[0]), int(here[off.argmax()])
-        return None
+            for off, why in (
+                (given[:, 2] != given[0, 2], FROZEN),
+                (np.abs(given - given[0])[:, :2].max(1) > given[0, 3] * (given[:, 0].max() - 1),
+                 APART),
+            ):  # fmt: skip
+                if off.any():
+                    first, other = ranks[here[0]], ranks[here[off.argmax()]]
+                    return why.format(name=name, first=first, other=other)
+        return ""
 
     def set_aside(self) -> None:
-        """Keep gradients of these parameters apart from now on."""
-        self._aside = [None] * len(self._shared)
+        """Keep gradients of these parameters apart from now on, where they are trained."""
+        self._now = [each for each in self._shared if each[0].requires_grad]
+        self._aside = [None] * len(self._now)
         self._hooks = [
             parameter.register_hook(self._hook(index))  # type: ignore[no-untyped-call]
-            for index, (parameter, _) in enumerate(self._shared)
+            for index, (parameter, _) in enumerate(self._now)
         ]
 
     def _hook(self, index: int) -> Any:
@@ -106,14 +128,14 @@ class TiedParameters:
         """Add up over ranks what was set aside, and give every copy the sum."""
         sums = [
             _summed(group, torch.zeros_like(parameter) if mine is None else mine)
-            for (parameter, group), mine in zip(self._shared, self._aside, strict=True)
+            for (parameter, group), mine in zip(self._now, self._aside, strict=True)
         ]
-        self._aside = []
         ends = [
-            (parameter * total).sum()
-            for (parameter, _), total in zip(self._shared, sums, strict=True)
+            (parameter * total).sum() for (parameter, _), total in zip(self._now, sums, strict=True)
         ]
-        torch.autograd.backward(ends)
+        self._now, self._aside = [], []
+        if ends:
+            torch.autograd.backward(ends)
 
 
 def _summed(group: Communicator, mine: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 
 from roundelay.communicator import Communicator
-from roundelay.errors import CommunicationError, InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
 from roundelay.parallel.pipeline._halves import backward_inputs
 from roundelay.parallel.pipeline._messages import Form, Mail, form_of
 from roundelay.pipelines import PipelineAction, PipelineSchedule, PipelineSpan
+from roundelay.training.steps import StepPasses
+
+Adding = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass
@@ -38,8 +41,9 @@ class Batch:
     loss: Callable[[Any, Any], torch.Tensor] | None
     learns: bool
     micro_batches: int
-    accumulate: Callable[[], AbstractContextManager[None]] = nullcontext
-    last_adds: bool = False  # whether another pass comes after the last action
+    last_adds: bool  # whether another pass comes after the last action
+    trains: Callable[[int], bool]  # whether a stage has parameters that get gradients
+    passes: StepPasses | None = None  # where the model is prepared
     #: Makes of a loss that from which backward begins.
     scale: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -57,7 +61,8 @@ class Walk:
     """One step, or one evaluation, on one rank.
 
     After an error nothing more is computed, but what others wait for is sent all the same, as
-    zeros: they come to the end of the step, where all hear of it.
+    zeros, and replicas find no gradients missing: they come to the end of the step, where all hear
+    of it.
     """
 
     def __init__(
@@ -81,6 +86,11 @@ class Walk:
         self.losses: list[torch.Tensor] = []
         self.outputs: dict[int, Any] = {}
 
+    @property
+    def learns(self) -> bool:
+        """Whether it goes back, too."""
+        return self._batch.learns
+
     def run(self) -> None:
         """Do all that the schedule has for this rank."""
         actions = [
@@ -93,43 +103,64 @@ class Walk:
             (at for at, each in enumerate(actions) if each.kind in ("backward", "weight_grad")),
             default=-1,
         )
+        passes = self._batch.passes
+        adding = nullcontext if passes is None else passes.adding
         for at, action in enumerate(actions):
             for ahead in actions[at : at + 2]:
                 self._expect(ahead)
             adds = at != last or self._batch.last_adds
             self.now = action
-            self._do(action, self._batch.accumulate if adds else nullcontext)
+            now = adding if adds else nullcontext
+            before = 0 if passes is None else passes.count
+            self._do(action, now)
+            if passes is not None and self.failure is not None and passes.count == before:
+                self._miss(action, passes, now)
             self.record.peak = max(self.record.peak, len(self._live))
         self._mail.wait()
         mail, record = self._mail, self.record
         record.messages, record.nbytes, record.waited = mail.messages, mail.nbytes, mail.waited
 
-    def _do(
-        self, action: PipelineAction, adding: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def _miss(self, action: PipelineAction, passes: StepPasses, adding: Adding) -> None:
+        """Have replicas come to the end of a pass, which is not coming here."""
+        if passes.known or not self._batch.trains(action.stage):
+            return
+        if action.kind in ("forward", "input_grad"):
+            passes.miss_units()
+            return
+        with adding():
+            passes.miss()
+
+    def _do(self, action: PipelineAction, adding: Adding) -> None:
         if action.kind == "forward":
             self._forward(action)
         elif action.kind == "weight_grad":
             live = self._live.pop((action.stage, action.micro_batch), None)
             if live is not None and live.weights is not None:
                 with adding():
-                    self._attempt(live.weights)
+                    self._compute(live.weights)
         else:
             self._backward(action, adding)
 
-    def _attempt(self, act: Callable[[], Any]) -> Any:
+    def attempt(self, act: Callable[[], Any]) -> Any:
         """Do something of the model's, unless it has failed before."""
         if self.failure is not None:
             return None
-        began = time.perf_counter()
         try:
-            result = act()
+            return act()
+        except CollectiveMismatch as error:  # of ranks with this stage, or this part of it
+            self.failure = error
         except CommunicationError:
             raise  # the ranks can't go on together
         except Exception as error:  # noqa: BLE001 - a model may raise anything, and all hear of it
             self.failure = error
-            return None
-        self.record.spans.append(PipelineSpan(self.now, began, time.perf_counter()))
+        return None
+
+    def _compute(self, act: Callable[[], Any]) -> Any:
+        """Do what is to be done now, and note how long it took."""
+        began = time.perf_counter()
+        result = self.attempt(act)
+        if self.failure is None:
+            self.record.spans.append(PipelineSpan(self.now, began, time.perf_counter()))
         return result
 
     # ---- forward
@@ -155,7 +186,7 @@ class Walk:
             return outputs, form
 
         heard = stage in self._forms
-        found = self._attempt(compute)
+        found = self._compute(compute)
         outputs = [] if found is None else found[0]
         if self._batch.learns and found is not None:
             grads = [value for value in inputs if _differentiable(value)] if stage else []
@@ -178,9 +209,9 @@ class Walk:
             )
         if self._batch.learns and not loss.requires_grad:
             raise InvalidArgumentError(
-                "The loss of this pipeline has no gradient, so that step would train nothing: it "
-                "was detached, counts something, is computed inside of torch.inference_mode(), or "
-                "no parameter of any stage requires one. pipe.evaluate is for a loss alone."
+                f"loss of Pipeline returned a tensor of {loss.dtype} that has no gradient, and "
+                f"nothing would be trained. Compute it of the output by operations that autograd "
+                f"knows, without detach() or no_grad(), and have parameters that are not frozen."
             )
         self.losses.append(loss.detach().reshape(()))
         share = loss / self._batch.micro_batches
@@ -221,9 +252,7 @@ class Walk:
 
     # ---- backward
 
-    def _backward(
-        self, action: PipelineAction, adding: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def _backward(self, action: PipelineAction, adding: Adding) -> None:
         kind, stage, number = action
         arrived = self._grads(stage, number)
         live = self._live.get((stage, number))
@@ -238,7 +267,7 @@ class Walk:
                 torch.autograd.backward(live.outputs, list(arrived))
             return [value.grad for value in live.inputs]
 
-        grads = self._attempt(compute)
+        grads = self._compute(compute)
         if kind == "backward":
             self._live.pop((stage, number), None)
         if stage:

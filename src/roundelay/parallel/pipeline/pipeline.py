@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import count
 from typing import Any, NoReturn
 
@@ -16,22 +14,17 @@ import torch
 from torch import nn
 
 from roundelay.communicator import Communicator
-from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RankFailed
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.parallel.pipeline._agree import CallRanks, Told, rows_number
 from roundelay.parallel.pipeline._messages import Form
-from roundelay.parallel.pipeline._parts import attach, left_over, tied
+from roundelay.parallel.pipeline._parts import attach, left_over, names_in, tied
 from roundelay.parallel.pipeline._plan import Wanted, agreed_plan, device_of
-from roundelay.parallel.pipeline._split_batch import (
-    form_number,
-    joined,
-    rows_number,
-    rows_of,
-    split_batch,
-)
+from roundelay.parallel.pipeline._split_batch import form_number, joined, rows_of, split_batch
 from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
 from roundelay.parallel.staging import stage_model
 from roundelay.pipelines import PipelineSchedule
-from roundelay.training.steps import accumulate, is_prepared, loss_scaler
+from roundelay.training.steps import StepPasses, loss_scaler, passes_of
 
 __all__ = ["Pipeline"]
 
@@ -87,12 +80,13 @@ class Pipeline(nn.Module):
         shared = tied(model, plan.stages, plan.schedule.placement)
         names = _names_of(model)
         self._tied = TiedParameters(self, comm, shared, lambda name: names[name])
+        self._uses = {number: sorted(names_in(model, stage)) for number, stage in mine.items()}
+        #: Which one it is of the pipelines over these ranks, which all make in the same order.
+        self._number = next(vars(comm).setdefault("pipelines", count(1)))
+        self._called: set[int] = set()  # errands of which all rows were compared
         self._forms: dict[tuple[int, ...], dict[int, Form | None]] = {}
         self._record = StepRecord()
         self._walk: Walk | None = None
-        made: count[int] = vars(comm).setdefault("pipelines", count(1))
-        self._number = next(made)  # of those that were made with these ranks
-        self._met = False  # whether ranks have compared the rows of a batch
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse copies and pickles: their stages would run the modules of this one."""
@@ -148,20 +142,25 @@ class Pipeline(nn.Module):
         given: Any = None if not x or x[0] is None else x
         if errand is None:
             errand = _Errand(None, learns=False, loss=None)
-        batch, key = self._batch(given, errand)
+        passes = passes_of(self) if errand.learns else None
+        together = None if passes is None else passes.mesh
+        ranks = CallRanks(self._comm, together if self._comm.size > 1 else None)
+        batch, key = self._batch(given, errand, ranks)
+        batch.passes = passes
         forms = dict(self._forms.get(key, {}))
         walk = Walk(self._schedule, self._programs, self._comm, batch, forms, device_of(self))
         scaler = loss_scaler(self)
         with nullcontext() if scaler is None else scaler.from_elsewhere():
-            loss = self._walked(walk, learns=batch.learns)
+            loss = self._walked(walk, ranks, passes)
         self._forms[key] = forms
         if errand.loss is not None:
             return loss
         outputs = [walk.outputs[number] for number in sorted(walk.outputs)]
         return joined(outputs) if outputs else None
 
-    def _walked(self, walk: Walk, *, learns: bool) -> torch.Tensor:
+    def _walked(self, walk: Walk, ranks: CallRanks, passes: StepPasses | None) -> torch.Tensor:
         """Do all that there is to do, and return the loss."""
+        learns = walk.learns
         if learns and self._tied:
             self._tied.set_aside()
         self._walk = walk
@@ -170,11 +169,17 @@ class Pipeline(nn.Module):
         finally:
             self._tied.release()
             self._walk = None
-        loss = self._ended(walk)
+        try:
+            loss = self._ended(walk, ranks)
+            if learns and self._tied.names:
+                walk.attempt(self._tied.bring_together)
+                self._ended(walk, ranks)
+        except Exception:
+            if passes is not None:
+                passes.drop()
+            raise
         if learns:
             self._record = walk.record
-            if self._tied:
-                self._tied.bring_together()
         return loss
 
     def _loss_on(self, x: Any, target: Any, *, learns: bool) -> torch.Tensor:
@@ -184,41 +189,45 @@ class Pipeline(nn.Module):
                 "target) gives a tensor of one number."
             )
         inputs = x if isinstance(x, tuple) else (x,)
-        # By a call, so that hooks on the model see it: rd.prepare casts inputs by one.
-        result: torch.Tensor = self(*inputs, errand=_Errand(target, learns=learns, loss=self._loss))
+        errand = _Errand(target, learns=learns, loss=self._loss)
+        with torch.enable_grad() if learns else nullcontext():
+            # By a call, so that hooks on the model see it: rd.prepare casts inputs by one.
+            result: torch.Tensor = self(*inputs, errand=errand)
         return result
 
-    def _batch(self, x: Any, errand: _Errand) -> tuple[Batch, tuple[int, ...]]:
+    def _batch(self, x: Any, errand: _Errand, ranks: CallRanks) -> tuple[Batch, tuple[int, ...]]:
         """Return this rank's micro-batches, and a key for their form, which all ranks share."""
-        pieces = self._schedule.micro_batches
-        problem = ""
+        parts, problem = self._schedule.micro_batches, ""
         try:
-            pieces = self._count(x, errand)
+            parts = self._count(x, errand)
         except InvalidArgumentError as error:
             problem = str(error)
-        numbers = [form_number(x), form_number(errand.target), pieces, errand.key,
-                   self._trained(), bool(problem)]  # fmt: skip
-        rows = [0, 0] if self._met else [rows_number(x), rows_number(errand.target)]
-        told = np.array([*numbers, self._number, *rows, *self._tied.marks()], np.int64)
-        every, which, given, marks = np.split(
-            self._comm.all_gather(told).reshape(-1, len(told)),
-            [len(numbers), len(numbers) + 1, len(numbers) + 3], axis=1,
+        whole = errand.key not in self._called
+        rows, right = (
+            0 if problem else rows_number(each, whole=whole) for each in (x, errand.target)
+        )
+        mine = Told(
+            form_number(x), form_number(errand.target), parts, errand.key, self._trained(),
+            self._number, rows, right, bool(problem),
         )  # fmt: skip
-        if every[:, -1].any():
-            self._refuse(problem)
-        self._compare_pipelines(which[:, 0])
-        self._compare_copies(marks)
-        self._compare(every)
-        self._compare_rows(given)
-        self._met = True
-        pieces = int(every[every[:, 0] > 0, 2][0])
-        inputs = [()] * pieces if x is None else split_batch(tuple(x), pieces)
-        targets = [None] * pieces if errand.target is None else split_batch(errand.target, pieces)
-        adding = partial(accumulate, self) if is_prepared(self) else nullcontext
-        batch = Batch(inputs, targets, errand.loss, errand.learns, pieces, adding, bool(self._tied))
+        every, marks = ranks.tell(mine, self._tied.marks(), problem)
+        for those in ranks.pipelines:
+            self._compare_copies(marks[those], those)
+        self._called.add(errand.key)
+        told = [every[rank] for rank in ranks.mine]
+        parts = next(each.micro_batches for each in told if each.x)
+        inputs = [()] * parts if x is None else split_batch(tuple(x), parts)
+        targets = [None] * parts if errand.target is None else split_batch(errand.target, parts)
+        last_adds = errand.learns and bool(self._tied)
+        batch = Batch(inputs, targets, errand.loss, errand.learns, parts, last_adds, self._trains)
         scaler = loss_scaler(self)
         batch.scale = scaler.apply if scaler is not None and errand.learns else None
-        return batch, tuple(every[:, :-1].flatten().tolist())
+        return batch, tuple(number for each in told for number in each.form)
+
+    def _trains(self, stage: int) -> bool:
+        """Tell whether a stage here has parameters that get gradients."""
+        own = dict(self.named_parameters(remove_duplicate=False))
+        return any(own[name].requires_grad for name in self._uses[stage] if name in own)
 
     def _trained(self) -> int:
         """Return a number for which parameters are trained: it decides which gradients travel."""
@@ -226,8 +235,13 @@ class Pipeline(nn.Module):
 
     def _count(self, x: Any, errand: _Errand) -> int:
         """Return how many micro-batches this batch is cut into."""
-        pieces, here = self._schedule.micro_batches, self._schedule.stages_of(self._comm.rank)
+        count, here = self._schedule.micro_batches, self._schedule.stages_of(self._comm.rank)
         last = self._schedule.stages - 1
+        if errand.learns and torch.is_inference_mode_enabled():
+            raise InvalidArgumentError(
+                "step of a pipeline was called inside torch.inference_mode(), where there are no "
+                "gradients. Call it outside; pipe.evaluate and pipe(x) may be inside."
+            )
         if x is None and 0 in here:
             raise InvalidArgumentError("The rank of a pipeline's first stage needs a batch.")
         if errand.loss is not None and errand.target is None and last in here:
@@ -240,101 +254,34 @@ class Pipeline(nn.Module):
                 f"x and target of a pipeline are cut into micro-batches alike, and have {told} "
                 f"rows. Give step as many of each."
             )
-        uneven = [each for each in rows if each % pieces]
+        uneven = [each for each in rows if each % count]
         if uneven and errand.learns:
             raise InvalidArgumentError(
-                f"A batch of {uneven[0]} rows does not divide into {pieces} micro-batches. Give "
-                f"step a multiple of {pieces} rows, or the pipeline another micro_batches=."
+                f"A batch of {uneven[0]} rows does not divide into {count} micro-batches. Give "
+                f"step a multiple of {count} rows, or the pipeline another micro_batches=."
             )
-        return 1 if uneven else pieces
+        return 1 if uneven else count
 
-    def _refuse(self, problem: str) -> None:
-        every = self._comm.all_gather_object(problem)
-        if problem:
-            raise InvalidArgumentError(problem)
-        rank = next(rank for rank, each in enumerate(every) if each)
-        raise CollectiveMismatch(f"step of Pipeline was refused on rank {rank}: {every[rank]}")
-
-    def _compare(self, every: np.ndarray[Any, Any]) -> None:
-        """Refuse batches that differ between ranks, where they have some."""
-        for column, what in enumerate(("x", "target")):
-            given = every[:, column]
-            if len(set(given[given > 0].tolist())) > 1:
-                raise CollectiveMismatch(
-                    f"All ranks pass the same batch to a pipeline, but {what} has other shapes or "
-                    f"dtypes on rank {self._differs(given)} than on the first rank that has it."
-                )
-        if len(set(every[:, 3].tolist())) > 1:
-            raise CollectiveMismatch(
-                f"All ranks call the same of a pipeline, but rank {self._differs(every[:, 3])} "
-                f"does not do what rank 0 does: step, evaluate, or a plain call."
-            )
-
-    def _compare_pipelines(self, which: np.ndarray[Any, Any]) -> None:
-        if len({*which.tolist()}) > 1:
-            raise CollectiveMismatch(
-                f"All ranks call the same pipeline, but of those that were made with this "
-                f"communicator rank {self._differs(which)} calls number "
-                f"{which[self._differs(which)]} and rank 0 number {which[0]}."
-            )
-
-    def _compare_rows(self, given: np.ndarray[Any, Any]) -> None:
-        for column, what in enumerate(("x", "target")):
-            marks = given[:, column]
-            if len({*marks[marks > 0].tolist()}) > 1:
-                raise CollectiveMismatch(
-                    f"All ranks pass the same batch to a pipeline, but {what} has other values on "
-                    f"rank {self._differs(marks)} than on the first rank that has it. Ranks along "
-                    f"pp get the same rows, as rd.loader(…, mesh=mesh) gives them; those that have "
-                    f"neither the first stage nor the last may pass None."
-                )
-
-    def _compare_copies(self, marks: np.ndarray[Any, Any] | None = None) -> None:
+    def _compare_copies(
+        self, marks: np.ndarray[Any, Any] | None = None, ranks: Sequence[int] | None = None
+    ) -> None:
         """Refuse copies of a parameter that are no longer equal; every rank calls it."""
         if marks is None and not self._tied.names:
             return
         if marks is None:
             marks = self._comm.all_gather(np.array(self._tied.marks(), np.int64))
-        found = self._tied.apart(marks)
-        if found is not None:
-            name, first, other = found
-            raise CollectiveMismatch(
-                f"The parameter {name} is shared by stages of this pipeline, and rank {other} has "
-                f"other values of it than rank {first}. Copies stay equal if all ranks write the "
-                f"same into them and step with the same options: one lr= for all stages. rd.load "
-                f"or load_state_dict makes them equal again."
-            )
+        problem = self._tied.apart(marks, range(self._comm.size) if ranks is None else ranks)
+        if problem:
+            raise CollectiveMismatch(problem)
 
-    @staticmethod
-    def _differs(given: np.ndarray[Any, Any]) -> int:
-        first = next(number for number in given.tolist() if number > 0)
-        return next(rank for rank, number in enumerate(given.tolist()) if number not in (0, first))
-
-    def _ended(self, walk: Walk) -> torch.Tensor:
+    def _ended(self, walk: Walk, ranks: CallRanks) -> torch.Tensor:
         """Share the loss, and hear whether all came to the end well."""
-        own = walk.failure if not is_elsewhere(walk.failure) else None
         losses = [float(loss) for loss in walk.losses]
         mean = sum(losses) / len(losses) if losses else 0.0
-        told = np.array([own is not None, walk.failure is not None, bool(losses), mean])
-        every = self._comm.all_gather(told).reshape(-1, len(told))
-        if every[:, :2].any():
-            self._raise(own)
-        last = self._schedule.placement[-1]
-        return torch.tensor(float(every[last, 3]), dtype=torch.float64, device=device_of(self))
-
-    def _raise(self, own: Exception | None) -> None:
-        """Raise, on every rank, what went wrong on the first that failed."""
-        told = None
-        if own is not None:
-            lines = "".join(traceback.format_exception(own))
-            told = [type(own).__name__, str(own), lines]
-        every = self._comm.all_gather_object(told)
-        if own is not None:
-            raise own
-        for rank, error in enumerate(every):
-            if error is not None:
-                kind, message, lines = error
-                raise RankFailed(rank, kind, message, traceback=lines)
+        own = None if is_elsewhere(walk.failure) else walk.failure
+        every = ranks.end(own, failed=walk.failure is not None, result=mean)
+        last = ranks.mine[self._schedule.placement[-1]]
+        return torch.tensor(float(every[last]), dtype=torch.float64, device=device_of(self))
 
 
 class _Errand:

@@ -19,9 +19,10 @@ from roundelay.training.strategies.zero.offload import Copy
 from roundelay.training.strategies.zero.units import Unit
 
 LOST = (
-    "A backward pass raised an error on rank {ranks}, and this rank needs units that were not "
-    "gathered in the pass before, so that they no longer come and the job can't go on. Have "
-    "backward raise on no rank: make a loss that is not finite 0 on all of them, say."
+    "A backward pass, or a stage of a pipeline, raised an error on rank {ranks}, and this rank "
+    "needs units that were not gathered in the pass before, so that they no longer come and the "
+    "job can't go on. Have neither raise on any rank: make a loss that is not finite 0 on all of "
+    "them, say. Or use strategy='zero2'."
 )
 LEFT = (
     "rd.evaluate raised an error on rank {ranks}, so that units which this rank needs no longer "
@@ -239,17 +240,26 @@ class UnitGathering:
 
     # ---- a backward pass that raises
 
-    def leave(self) -> None:
+    def leave(self, *, follow: bool = True) -> None:
         """Leave a backward pass in the middle: gather with the others what they still need.
 
-        What that is, the pass before has shown; where they need something else, they are told.
+        What that is, the pass before has shown; where they need something else, they are told. Of
+        the stages of a pipeline it does not show that, and nobody is followed.
         """
+        if self._leaving is not None:
+            return
         self.reshard_all()
         seen, before = self._prefetched, self._prefetched_before or self._expected()
-        for one in before[len(seen) :] if seen == before[: len(seen)] else ():
+        for one in before[len(seen) :] if follow and seen == before[: len(seen)] else ():
             self._prefetch(one, BACKWARD)
             self._reshard(one)
         self._leaving = self._tell("leaving a backward pass")
+
+    def miss(self) -> None:
+        """Leave a forward pass in the middle: others who need more units are told."""
+        if self._leaving is None:
+            self._finish()
+            self._leaving = self._tell("leaving a backward pass")  # which then does not come
 
     def leave_evaluation(self, *, together: bool) -> None:
         """Leave `rd.evaluate` in the middle, where others may still need units; or end that."""
@@ -260,11 +270,11 @@ class UnitGathering:
             leaving, self._leaving = self._leaving, None
             leaving.wait()
 
-    def left(self) -> None:
+    def left(self, *, follow: bool = True) -> None:
         """End a pass that some ranks have left, together with them."""
         if self._leaving is None:
             self._finish()
-            self.leave()
+            self.leave(follow=follow)
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
             leaving.wait()

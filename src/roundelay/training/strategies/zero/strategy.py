@@ -202,7 +202,7 @@ class _Divided(ShardedGrads):
         except CollectiveMismatch:
             if self.partition.scheduler is not None:
                 with contextlib.suppress(CommunicationError):  # where ranks can't go on at all
-                    self.partition.scheduler.left()
+                    self.partition.scheduler.left(follow=not step.staged)
             raise
         if told.late:
             buckets.add_late()
@@ -212,9 +212,16 @@ class _Divided(ShardedGrads):
         """Finish a pass that raised here; other ranks may wait for units, and for gradients."""
         if self.partition.scheduler is not None:
             wait = self.buckets.give_up()
-            self.partition.scheduler.leave()
+            with contextlib.suppress(CommunicationError):  # gradients are waited for all the same
+                self.partition.scheduler.leave(follow=not self.setup.step.staged)
             wait()
         super().abandon(whole=whole)
+
+    def miss_units(self) -> None:
+        """Tell other ranks, who may wait for units."""
+        if self.partition.scheduler is not None and self.setup.comm.size > 1:
+            with contextlib.suppress(CommunicationError):
+                self.partition.scheduler.miss()
 
     def _torn(self) -> None:
         """Finish a pass that raised here before any gradient came."""

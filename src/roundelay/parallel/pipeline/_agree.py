@@ -1,0 +1,158 @@
+"""What ranks tell one another around a call of a pipeline: all of them go on, or none does.
+
+Where replicas step together, they are told, too: who went on alone would wait for gradients.
+"""
+
+from __future__ import annotations
+
+import traceback
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from roundelay.communicator import Communicator
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NotFiniteError, RankFailed
+from roundelay.parallel.mesh import Mesh
+from roundelay.parallel.pipeline._split_batch import tensors_in
+from roundelay.reductions import Array
+from roundelay.training.shards.operands import digest
+
+SOME = 1024  # elements of a tensor that are looked at in every call but the first
+
+
+class Told(NamedTuple):
+    """What a rank says before a call, as numbers; 0 of a batch that it does not have."""
+
+    x: int  # its form
+    target: int
+    micro_batches: int
+    errand: int  # step, evaluate, or a plain call
+    trained: int  # which parameters are: it decides which gradients travel
+    pipeline: int  # which one it is of those over these ranks
+    x_rows: int
+    target_rows: int
+    problem: int  # whether this rank can't
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """What decides in which form data goes from stage to stage."""
+        return self[:5]
+
+
+class CallRanks:
+    """The ranks that are told of a call: those of all stages, or of all replicas that step."""
+
+    def __init__(self, stages: Communicator, mesh: Mesh | None) -> None:
+        self.comm = stages if mesh is None else mesh.comm
+        #: The ranks of each pipeline, by stages.
+        self.pipelines: list[list[int]] = [list(range(stages.size))]
+        if mesh is not None:
+            places = np.arange(mesh.comm.size).reshape([*mesh.axes.values()])
+            along = np.moveaxis(places, [*mesh.axes].index("pp"), -1)
+            self.pipelines = along.reshape(-1, stages.size).tolist()
+        self.mine = next(ranks for ranks in self.pipelines if self.comm.rank in ranks)
+
+    def tell(self, mine: Told, marks: Sequence[int], problem: str) -> tuple[list[Told], Array]:
+        """Return what all ranks say, with their marks; refuse on all what one of them can't do."""
+        told = np.array([*mine, *marks], np.int64)
+        numbers = self.comm.all_gather(told).reshape(-1, len(told))
+        every = [Told(*row) for row in numbers[:, : len(mine)].tolist()]
+        if any(each.problem for each in every):
+            self._refuse(problem)
+        for ranks in self.pipelines:
+            _compare(ranks, [every[rank] for rank in ranks])
+        return every, numbers[:, len(mine) :]
+
+    def _refuse(self, problem: str) -> NoReturn:
+        texts = self.comm.all_gather_object(problem)
+        if problem:
+            raise InvalidArgumentError(problem)
+        rank = next(rank for rank, each in enumerate(texts) if each)
+        raise CollectiveMismatch(f"step of Pipeline was refused on rank {rank}: {texts[rank]}")
+
+    def end(self, failure: Exception | None, *, failed: bool, result: float) -> Array:
+        """Return every rank's result, or raise on all of them what went wrong on one.
+
+        A rank that has only heard that another one failed has no failure.
+        """
+        every = self.comm.all_gather(np.array([float(failed), result])).reshape(-1, 2)
+        if every[:, 0].any():
+            self._raise(failure)
+        results: Array = every[:, 1]
+        return results
+
+    def _raise(self, own: Exception | None) -> None:
+        """Raise, on every rank, what went wrong on the first that failed.
+
+        What others make of that comes after it: gradients that are missing, or not finite.
+        """
+        told = None
+        if own is not None:
+            later = isinstance(own, CollectiveMismatch) + 0.5 * isinstance(own, NotFiniteError)
+            lines = "".join(traceback.format_exception(own))
+            told = [later, type(own).__name__, str(own), lines]
+        found = [(rank, each) for rank, each in enumerate(self.comm.all_gather_object(told))
+                 if each is not None]  # fmt: skip
+        rank, (first, kind, message, lines) = min(found, key=lambda each: each[1][0])
+        if own is not None and told is not None and told[0] == first:
+            raise own
+        if kind == CollectiveMismatch.__name__:
+            raise CollectiveMismatch(f"{message} (Rank {rank} says so, of its stage.)")
+        raise RankFailed(rank, kind, message, traceback=lines)
+
+
+def rows_number(value: Any, *, whole: bool) -> int:
+    """Return a number for what is in a batch: all of it (`whole`), or some; 0 if there is none."""
+    if value is None:
+        return 0
+    marks = [digest(each if whole else _some(each)) for each in tensors_in(value)]
+    return 1 + zlib.crc32(repr(marks).encode())
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    """Return some elements, in other places of each row."""
+    if tensor.numel() <= SOME or tensor.layout is not torch.strided:
+        return tensor
+    return tensor.detach().reshape(-1)[:: tensor.numel() // SOME | 1]
+
+
+def _compare(ranks: Sequence[int], every: Sequence[Told]) -> None:
+    """Refuse what differs between the ranks of one pipeline, where they have it."""
+
+    def first_other(given: Sequence[int]) -> int | None:
+        first = next((number for number in given if number), 0)
+        return next((rank for rank, number in zip(ranks, given, strict=True)
+                     if number not in (0, first)), None)  # fmt: skip
+
+    other = first_other([each.pipeline for each in every])
+    if other is not None:
+        numbers = dict(zip(ranks, (each.pipeline for each in every), strict=True))
+        raise CollectiveMismatch(
+            f"All ranks call the same pipeline, but of those that were made over these ranks, "
+            f"rank {ranks[0]} calls number {numbers[ranks[0]]}, and rank {other} number "
+            f"{numbers[other]}. Call several pipelines in the same order on every rank."
+        )
+    other = first_other([each.errand for each in every])
+    if other is not None:
+        raise CollectiveMismatch(
+            f"All ranks call the same of a pipeline, but rank {other} does not do what rank "
+            f"{ranks[0]} does: step, evaluate, or a plain call."
+        )
+    for what in ("x", "target"):
+        other = first_other([getattr(each, what) for each in every])
+        if other is not None:
+            raise CollectiveMismatch(
+                f"All ranks pass the same batch to a pipeline, but {what} has other shapes or "
+                f"dtypes on rank {other} than on the first rank that has it."
+            )
+        other = first_other([getattr(each, f"{what}_rows") for each in every])
+        if other is not None:
+            raise CollectiveMismatch(
+                f"All ranks pass the same batch to a pipeline, but {what} has other rows on rank "
+                f"{other} than on the first rank that has it: the first stage would compute with "
+                f"one batch, and the loss with the targets of another. Give all ranks of pp the "
+                f"same rows, as rd.loader(…, mesh=mesh) does, or None to those that need none."
+            )
