@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "frameworks.py"
 
 
 @pytest.fixture(scope="module")
-def frameworks() -> Any:
+def frameworks() -> Iterator[Any]:
+    sys.path.insert(0, str(FILE.parent))  # as for a script that is run
     spec = importlib.util.spec_from_file_location("frameworks_benchmark", FILE)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules["frameworks_benchmark"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(FILE.parent))
 
 
 def test_every_program_has_a_framework_and_a_result(frameworks: Any) -> None:

@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Absent())
 NOT_THERE = ("roundelay._core", "fcntl", "resource", "termios", "tty", "pty", "pwd", "grp")
 NUMBERS = ("numpy", "torch", "msgspec", "mpi4py")
 MAIN = "from roundelay.cli import main; main()"
-LOOKING = ("list", "prove", "explain", "kube", "plan")
+LOOKING = ("list", "prove", "explain", "kube", "plan", "view")
 
 
 def run(

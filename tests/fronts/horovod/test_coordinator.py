@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from roundelay.fronts.horovod.control import Entry
+from roundelay.fronts.horovod.control import RankMessage
 from roundelay.fronts.horovod.coordinator import Coordinator, Decision, Outcome, Said
 from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
 
@@ -16,7 +16,7 @@ ALLGATHER = KINDS.index("allgather")
 
 def heard(coordinator: Coordinator, *said: tuple[int, ...]) -> list[Decision]:
     """Tell a coordinator what ranks say, and return all that it decides."""
-    return [one for words in said for one in coordinator.heard(Entry(*words))]
+    return [one for words in said for one in coordinator.heard(RankMessage(*words))]
 
 
 def submit(

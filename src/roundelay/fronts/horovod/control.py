@@ -16,14 +16,14 @@ from roundelay.communicator import Communicator
 from roundelay.engines import MessageCall
 from roundelay.errors import CommunicationError
 
-__all__ = ["QUIET", "Control", "Entry", "Told"]
+__all__ = ["QUIET", "Control", "CoordinatorMessage", "RankMessage"]
 
 SAID, DECIDED, TEXT = 1, 2, 3  # tags
 MOST = 16  # entries of a message; all messages of a tag have the same length
 QUIET = 1e8  # seconds: who waits for work waits for ever, and is not surprised
 
 
-class Entry(NamedTuple):
+class RankMessage(NamedTuple):
     """What a rank tells the coordinator, in numbers."""
 
     rank: int
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     nbytes: int = 0
 
 
-class Told(NamedTuple):
+class CoordinatorMessage(NamedTuple):
     """What the coordinator tells a rank."""
 
     outcome: int
@@ -73,11 +73,11 @@ class Control:
     def __init__(self, comm: Communicator) -> None:
         self._comm, self._first = comm, comm.rank == 0
         self._engine = comm._engine  # noqa: SLF001 - our own; a call there costs half as much
-        self._queue: deque[Entry] = deque()
+        self._queue: deque[RankMessage] = deque()
         self._sending = threading.Lock()
         self._nudges = 0  # messages of rank 0 to itself, under way
         self._listening = False  # somebody waits for a message, and for nothing else
-        said, told = len(Entry._fields), len(Told._fields)
+        said, told = len(RankMessage._fields), len(CoordinatorMessage._fields)
         self._out, self._in = Page(said), Page(said if self._first else told)
         self._decided = Page(told)
         self._saying = MessageCall(self._out.data, "int64", 0, SAID, sends=True, background=False)
@@ -89,7 +89,7 @@ class Control:
         ]
         comm.timeout = self._patience = QUIET
 
-    def say(self, entry: Entry) -> None:
+    def say(self, entry: RankMessage) -> None:
         """Tell the coordinator something: soon, or at once if somebody listens already."""
         self._queue.append(entry)  # first: who begins to listen looks here after saying so
         if self._listening:
@@ -108,7 +108,7 @@ class Control:
                 self._out.write(self._taken())
                 self._engine.post(self._saying).wait()
 
-    def hear(self, patience: float) -> list[Entry]:
+    def hear(self, patience: float) -> list[RankMessage]:
         """Return what ranks have said, once one of them has said anything. On rank 0."""
         self._listening = True
         try:
@@ -119,9 +119,9 @@ class Control:
             self._listening = False
         if not rows:
             self._nudges -= 1
-        return [Entry(*row) for row in rows]
+        return [RankMessage(*row) for row in rows]
 
-    def listen(self, patience: float) -> list[Told]:
+    def listen(self, patience: float) -> list[CoordinatorMessage]:
         """Return what the coordinator has decided, once it has. On other ranks."""
         self._listening = True
         try:
@@ -130,9 +130,11 @@ class Control:
             rows = self._received(patience)
         finally:
             self._listening = False
-        return [Told(a, b, c, d, e, self._text(length)) for a, b, c, d, e, length in rows]
+        return [
+            CoordinatorMessage(a, b, c, d, e, self._text(length)) for a, b, c, d, e, length in rows
+        ]
 
-    def tell(self, rank: int, decided: Sequence[Told]) -> None:
+    def tell(self, rank: int, decided: Sequence[CoordinatorMessage]) -> None:
         """Tell a rank what was decided, in this order."""
         for start in range(0, len(decided), MOST):
             some = decided[start : start + MOST]
@@ -151,7 +153,7 @@ class Control:
                 self._nudges -= 1
         self._comm.close()
 
-    def _taken(self) -> list[Entry]:
+    def _taken(self) -> list[RankMessage]:
         return [self._queue.popleft() for _ in range(min(MOST, len(self._queue)))]
 
     def _received(self, patience: float) -> list[list[int]]:

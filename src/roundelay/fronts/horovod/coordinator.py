@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from roundelay.errors import ranks_text
-from roundelay.fronts.horovod.control import Entry
+from roundelay.fronts.horovod.control import RankMessage
 from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
 
 __all__ = ["JOINED", "Coordinator", "Decision", "Outcome", "Said", "chained"]
@@ -59,12 +59,12 @@ class Coordinator:
 
     def __init__(self, size: int) -> None:
         self.members: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
-        self._waiting: dict[tuple[int, int], dict[int, Entry]] = {}  # by key and rank
+        self._waiting: dict[tuple[int, int], dict[int, RankMessage]] = {}  # by key and rank
         self._joined: dict[int, None] = {}  # in the order they did
         self._left: set[int] = set()
         self._paired: set[frozenset[int]] = set()  # different lines that were told of
 
-    def heard(self, entry: Entry) -> Iterable[Decision]:
+    def heard(self, entry: RankMessage) -> Iterable[Decision]:
         """Take what a rank has said; return what follows from it."""
         if entry.said != SUBMIT:
             return self._others(entry)
@@ -81,7 +81,7 @@ class Coordinator:
             return (self._complete(key, members, [*told.values()]),)
         return self._incomplete(key, members, told) if self._left or self._joined else ()
 
-    def _others(self, entry: Entry) -> Iterator[Decision]:
+    def _others(self, entry: RankMessage) -> Iterator[Decision]:
         rank, said, *numbers = entry[:4]
         key = numbers[0], numbers[1]
         if said == Said.JOIN:
@@ -112,7 +112,7 @@ class Coordinator:
             yield from self._incomplete(key, self.members[key[0]], self._waiting[key])
 
     def _complete(
-        self, key: tuple[int, int], members: tuple[int, ...], told: Sequence[Entry]
+        self, key: tuple[int, int], members: tuple[int, ...], told: Sequence[RankMessage]
     ) -> Decision:
         first = told[0]
         if len({entry.terms for entry in told}) > 1:
@@ -124,7 +124,7 @@ class Coordinator:
         return Decision(members, Outcome.RUN, *key, 0, "", first.family, first.nbytes)
 
     def _incomplete(
-        self, key: tuple[int, int], members: tuple[int, ...], told: dict[int, Entry]
+        self, key: tuple[int, int], members: tuple[int, ...], told: dict[int, RankMessage]
     ) -> Iterator[Decision]:
         missing = [rank for rank in members if rank not in told]
         entries = [*told.values()]

@@ -14,7 +14,7 @@ from typing import Any
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveTimeout, CommunicationError, InvalidArgumentError
-from roundelay.fronts.horovod.control import QUIET, Control, Entry, Told
+from roundelay.fronts.horovod.control import QUIET, Control, CoordinatorMessage, RankMessage
 from roundelay.fronts.horovod.coordinator import (
     JOINED,
     SUBMIT,
@@ -65,7 +65,9 @@ class Negotiation:
         if self._coordinator is not None:
             self._coordinator.members = self.members
         self._removed: list[int] = []  # process sets, since the last decisions
-        self._chain: list[Told] = []  # decisions for one call, of which the last has not come yet
+        self._chain: list[
+            CoordinatorMessage
+        ] = []  # decisions for one call, of which the last has not come yet
         self._next_set = 1
         self.epoch = 0  # how often all have joined
         self._leaving = False
@@ -94,7 +96,7 @@ class Negotiation:
         line = number_of(line_of(operation.place)) if paired else 0
         terms, kind = number_of(operation.terms), NUMBERS[operation.kind]
         family, nbytes = operation.together[:2] if operation.together else (0, 0)
-        self._control.say(Entry(self.rank, SUBMIT, *key, terms, kind, line, family, nbytes))
+        self._control.say(RankMessage(self.rank, SUBMIT, *key, terms, kind, line, family, nbytes))
         self._turns.ring()
         return operation
 
@@ -148,7 +150,7 @@ class Negotiation:
             raise self._broken
 
     def _say(self, said: Said, *numbers: int) -> None:
-        self._control.say(Entry(self.rank, said, *numbers))
+        self._control.say(RankMessage(self.rank, said, *numbers))
 
     def _tell_stalled(self, operation: Operation) -> None:
         self._say(Said.STALLED, *operation.key)
@@ -189,12 +191,12 @@ class Negotiation:
             waited |= self._act_on(self._told(self._coordinator.removed(self._removed.pop())))
         return waited
 
-    def _told(self, decided: list[Decision]) -> list[Told]:
+    def _told(self, decided: list[Decision]) -> list[CoordinatorMessage]:
         """Tell other ranks what was decided; return what concerns this one."""
-        by_rank: dict[int, list[Told]] = {}
+        by_rank: dict[int, list[CoordinatorMessage]] = {}
         for decision, more in zip(decided, chained(decided, self._together), strict=True):
             to, outcome, process_set, name, argument, text, *_ = decision
-            told = Told(outcome, process_set, name, argument, more, text)
+            told = CoordinatorMessage(outcome, process_set, name, argument, more, text)
             for rank in to:
                 by_rank.setdefault(rank, []).append(told)
         mine = by_rank.pop(0, [])
@@ -202,7 +204,7 @@ class Negotiation:
             self._control.tell(rank, some)
         return mine
 
-    def _act_on(self, decided: list[Told]) -> bool:
+    def _act_on(self, decided: list[CoordinatorMessage]) -> bool:
         waited = False
         for told in decided:
             self._chain.append(told)
@@ -211,7 +213,7 @@ class Negotiation:
                 waited |= self._act(told) if len(chain) == 1 else self._act_together(chain)
         return waited
 
-    def _act(self, decision: Told) -> bool:
+    def _act(self, decision: CoordinatorMessage) -> bool:
         """Do what has been decided, and tell whether somebody waited for it."""
         outcome, process_set, name, argument, _, text = decision
         if outcome == Outcome.END:
@@ -244,7 +246,7 @@ class Negotiation:
             _raise_if_broken(error)
         return operation.waited
 
-    def _act_together(self, decided: list[Told]) -> bool:
+    def _act_together(self, decided: list[CoordinatorMessage]) -> bool:
         """Run operations of one family in one call."""
         comm = self.comms[decided[0].process_set]
         found = [self._pending.pop((told.process_set, told.name)) for told in decided]

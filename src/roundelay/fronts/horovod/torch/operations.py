@@ -50,13 +50,13 @@ def allreduce(
     if op == Adasum:
         require_adasum(len(members), number)
     terms, family = _reducing(_kinds(tensors), op, scales)
-    reduction = Reduction(_given(tensors), outputs, op, scales, here.together)
+    reduction = SubmittedAllReduce(_given(tensors), outputs, op, scales, here.together)
     nbytes = sum([tensor.nbytes for tensor in tensors])
     together = Together(family, nbytes, reduction, reduction.with_others)
     return here.submit("allreduce", name, number, terms, reduction, together)
 
 
-class Reduction:
+class SubmittedAllReduce:
     """An all-reduce that has been submitted: what goes in, and where it goes."""
 
     __slots__ = ("given", "most", "op", "outputs", "scales")
@@ -72,7 +72,7 @@ class Reduction:
             return self.outputs
         return self.with_others(comm, [self])[0]
 
-    def with_others(self, comm: Communicator, some: list[Reduction]) -> list[Tensors]:
+    def with_others(self, comm: Communicator, some: list[SubmittedAllReduce]) -> list[Tensors]:
         """Run several, this one among them, with the same op and factors."""
         pairs = (pair for one in some for pair in zip(one.given(), one.outputs, strict=True))
         reduce_all(pairs, self.op, self.most, partial(_reduce, comm, self.op, self.scales))
