@@ -26,7 +26,13 @@ def grad_norm(state: StrategyState, order: float, only: Only) -> float:
         raise InvalidArgumentError(
             f"clip_grad_norm_ under a mesh takes norms above 0 or infinity, not {order!r}."
         )
-    _meet(setup, mesh, order)
+    try:
+        meet(setup, mesh, f"clip_grad_norm_ {order}")
+    except CollectiveMismatch as error:
+        raise CollectiveMismatch(
+            f"{error}\nThis rank was in clip_grad_norm_, which all ranks of {mesh.mesh!r} call "
+            f"with the same norm_type, or none: the norm is that of all parts of the model."
+        ) from None
     total = 0.0
     for axis, numbers in _by_axis(setup, mesh, only).items():
         norm = state.grad_norm(order, numbers)
@@ -39,22 +45,16 @@ def grad_norm(state: StrategyState, order: float, only: Only) -> float:
     return float(found[0] if math.isinf(order) else found[0] ** (1 / order))
 
 
-def _meet(setup: Setup, mesh: MeshRanks, order: float) -> None:
+def meet(setup: Setup, mesh: MeshRanks, call: str) -> None:
     """Have ranks come together in the groups where they meet next, without a byte.
 
-    Those that do not call it make their next call there, and all of them are told by which. In a
-    group of all ranks these would wait for them, and they for these.
+    Those that do not make this call make their next one there, and all of them are told by which.
+    In a group of all ranks these would wait for them, and they for these.
     """
     beside = [] if setup.step.beside is None else [setup.step.beside]
     stages = [mesh.mesh[STAGES]] if mesh.staged else []
     for ranks in (setup.comm, *beside, *stages):
-        try:
-            ranks.all_gather(np.zeros(0, np.uint8), label=label_of(f"clip_grad_norm_ {order}"))
-        except CollectiveMismatch as error:
-            raise CollectiveMismatch(
-                f"{error}\nThis rank was in clip_grad_norm_, which all ranks of {mesh.mesh!r} call "
-                f"with the same norm_type, or none: the norm is that of all parts of the model."
-            ) from None
+        ranks.all_gather(np.zeros(0, np.uint8), label=label_of(call))
 
 
 def _by_axis(setup: Setup, mesh: MeshRanks, only: Only) -> dict[str | None, list[int]]:

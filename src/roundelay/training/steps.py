@@ -11,6 +11,7 @@ import torch
 from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
+from roundelay.training._mesh_state import meet
 from roundelay.training._run import Run, found_run, live_runs, run_of
 from roundelay.training.scaler import Scaler
 
@@ -45,10 +46,15 @@ class StepPasses:
         self._run, self._model = run, model
         #: Whether ranks with other data wait for gradients of this step.
         self._brings = run.state.every_pass or not run.step.accumulating
-        ranks = run.setup.mesh
+        self._ranks = ranks = run.setup.mesh
         #: Of all ranks that take the step together; None where it is of this pipeline alone.
         self.mesh: Mesh | None = None if ranks is None or not self._brings else ranks.mesh
         run.step.known, run.step.staged = False, True
+
+    def meet(self) -> None:
+        """See that all of them come to this step, and none to another call."""
+        if self._ranks is not None and self.mesh is not None:
+            meet(self._run.setup, self._ranks, "step of Pipeline")
 
     @property
     def count(self) -> int:

@@ -143,8 +143,10 @@ class Pipeline(nn.Module):
         if errand is None:
             errand = _Errand(None, learns=False, loss=None)
         passes = passes_of(self) if errand.learns else None
-        together = None if passes is None else passes.mesh
-        ranks = CallRanks(self._comm, together if self._comm.size > 1 else None)
+        together = None if passes is None or self._comm.size == 1 else passes.mesh
+        if passes is not None and together is not None:
+            passes.meet()
+        ranks = CallRanks(self._comm, together)
         batch, key = self._batch(given, errand, ranks)
         batch.passes = passes
         forms = dict(self._forms.get(key, {}))
