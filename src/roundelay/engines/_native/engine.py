@@ -12,11 +12,9 @@ from typing import Any, Self
 import numpy as np
 
 from roundelay import _core
-from roundelay.collectives import collectives
 from roundelay.engines._base import Engine
 from roundelay.engines._call import (
     AXIS,
-    COLLECTIVES,
     ENDINGS,
     INNER_TAGS,
     CollectiveCall,
@@ -51,8 +49,6 @@ from roundelay.processes.death import DEAD, LOSSES
 from roundelay.processes.limits import limit_hit
 from roundelay.reductions import CODES, Array
 
-#: Whose output (1), input (2) or both (3) have blocks of all ranks; of others, shapes are alike.
-SHAPES = {"all_gather": 1, "gather": 1, "scatter": 2, "reduce_scatter": 2, "all_to_all": 3}
 CLOSED = "This communicator is closed."
 REGROUP = INNER_TAGS + (1 << 61)  # a tag that no other message has
 PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
@@ -156,13 +152,7 @@ class NativeEngine(Engine):
     def _register(self, collective: str, root: int, word: int, program: _core.Program) -> None:
         """Give the native core the programs of plain calls, by size."""
         self._registered[collective, root, word] = self._programs.made
-        blocks = program.in_here, program.out_here, program.most
-        reduces = collectives.load(collective).reduces
-        size_classes = self._programs.size_classes(collective, root)
-        shapes = SHAPES.get(collective, 0)
-        self._open().register(
-            COLLECTIVES[collective], word, shapes, bool(word & AXIS), reduces, *blocks, size_classes
-        )
+        self._open().register(*self._programs.plain_calls(collective, root, word, program))
 
     def begin(self, call: CollectiveCall, algorithm: str | None) -> NativeCallRequest:
         """Have the native progress thread walk the program."""

@@ -15,7 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from roundelay import _core
-from roundelay.engines._call import COLLECTIVES, CollectiveCall
+from roundelay.collectives import collectives
+from roundelay.engines._call import AXIS, COLLECTIVES, CollectiveCall
 from roundelay.engines._native.encode import encoded, idle, view
 from roundelay.engines._selector import Selector
 from roundelay.live.call_words import word_of
@@ -45,6 +46,9 @@ EVER = 1 << 62
 #: so many ranks, slots are quicker: both ends work then.
 ALONE = {"gather": EVER, "reduce": 2, "broadcast": 2}
 ALONE_UP_TO = 4 * 1024 * 1024
+
+#: Whose output (1), input (2) or both (3) have blocks of all ranks; of others, shapes are alike.
+SHAPES = {"all_gather": 1, "gather": 1, "scatter": 2, "reduce_scatter": 2, "all_to_all": 3}
 
 #: Up to so many ranks, compiling costs each less than to wait for another.
 ALONE_RANKS = 8
@@ -129,6 +133,16 @@ class ProgramCache:
 
     def _reach(self, collective: str) -> Reach | None:
         return IN_ARENA.get(collective) if self.size > 1 else None
+
+    def plain_calls(
+        self, collective: str, root: int, word: int, program: _core.Program
+    ) -> tuple[Any, ...]:
+        """Return what the native core must know to run plain calls by itself, in its order."""
+        blocks = program.in_here, program.out_here, program.most
+        shapes, along_axis = SHAPES.get(collective, 0), bool(word & AXIS)
+        reduces = collectives.load(collective).reduces
+        number, classes = COLLECTIVES[collective], self.size_classes(collective, root)
+        return (number, word, shapes, along_axis, reduces, *blocks, classes)
 
     def size_classes(self, collective: str, root: int) -> list[NativeClass]:
         """Return the programs of plain calls by size; those that were asked for need no Python."""

@@ -1,5 +1,5 @@
 """`roundelay.horovod.torch.elastic`."""
 
-from roundelay.fronts.horovod.torch.elastic import ElasticSampler, TorchState, run
+from roundelay.fronts.horovod.torch.elastic import ElasticSampler, TorchState, __getattr__, run
 
-__all__ = ["ElasticSampler", "TorchState", "run"]
+__all__ = ["ElasticSampler", "TorchState", "__getattr__", "run"]

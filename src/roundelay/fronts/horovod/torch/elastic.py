@@ -8,6 +8,11 @@ from roundelay.fronts.horovod.errors import UnsupportedOperationError
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
 
+#: What else Horovod has here.
+OTHERS = (
+    *("State", "ObjectState", "StateHandler", "ModelStateHandler", "OptimizerStateHandler"),
+    *("SamplerStateHandler", "init"),
+)
 WAY = (
     "After the loss of a rank the group can't be repaired, so there is nothing to go on with. Let "
     "the launcher start all ranks again (torchrun --max-restarts, `roundelay run --max-restarts`), "
@@ -20,9 +25,9 @@ def _refuse(name: str) -> NoReturn:
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Refuse whatever else Horovod has here; what begins with an underscore is nothing of it."""
-    if name.startswith("_"):
-        raise AttributeError(name)
+    """Refuse whatever else Horovod has here."""
+    if name not in OTHERS:
+        raise AttributeError(f"hvd.elastic has no {name!r}")
     _refuse(name)
 
 
