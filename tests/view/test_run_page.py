@@ -86,10 +86,12 @@ def test_the_page_steps_in_a_browser(runs: Any, visit: Callable[..., Page], widt
     shown = page.locator("section:not([hidden])")
     assert shown.get_attribute("id") == "step-2"
     page.keyboard.press("ArrowLeft")
-    page.wait_for_function("location.hash === '#step-1'")
+    page.wait_for_selector("section#step-1:not([hidden])")  # what is shown comes after the address
     assert shown.get_attribute("id") == "step-1"
     page.get_by_label("Next step").click()
-    page.wait_for_function("location.hash === '#step-2'")
+    page.wait_for_selector("section#step-2:not([hidden])")
+    assert page.evaluate("location.hash") == "#step-2"
+    page.wait_for_selector("nav a[href='#step-2'][aria-current]")
     assert page.locator("nav a[aria-current]").inner_text() == "step 2"
     # The page itself never scrolls sideways; the drawing does.
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
