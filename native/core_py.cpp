@@ -72,6 +72,7 @@ NB_MODULE(_core, module) {
     export_names(module, "TRACED", roundelay::traced_names);
     module.attr("ENDING") = int(roundelay::ending);
     module.attr("INNER_TAGS") = roundelay::inner_tags;
+    module.attr("WINDOW") = roundelay::window;
     roundelay::register_reduce(module);
     roundelay::register_world(module);
     roundelay::register_group(module);

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 #include "peer_memory.hpp"
@@ -21,12 +20,15 @@ constexpr int few_yields = 4;
 // Of slots that one slice uses, for each rank: with two sets, and what is read and written beside
 // them, they then stay in a core's own cache.
 constexpr std::size_t slice_bytes = 32 * 1024;
-// Of what is read from other processes at a time, of one of them at least, and of all to be folded.
-constexpr std::size_t piece_bytes = 32 * 1024;
-constexpr std::size_t scratch_bytes = 512 * 1024;
+constexpr std::uint64_t look_around_every = 1 << 16;  // turns
 // Results from here on are written past the caches, in which they would not stay; four times that where
 // others fold meanwhile. Both were measured.
 constexpr std::size_t stream_bytes = 8 * 1024 * 1024;
+
+// Areas, then cells, then large slots.
+std::size_t slots_at(int size) {
+    return round_up((sizeof(RankArea) + window * sizeof(Cell)) * std::size_t(size), page_bytes);
+}
 
 bool reached(std::uint32_t flag, std::uint32_t target) {
     return std::int32_t(flag - target) >= 0;  // flags wrap around
@@ -35,8 +37,7 @@ bool reached(std::uint32_t flag, std::uint32_t target) {
 }  // namespace
 
 std::size_t Group::bytes_for(int size, std::size_t slot_bytes) {
-    return round_up(sizeof(RankArea) * std::size_t(size), 4096) +
-           std::size_t(size) * 2 * slot_bytes;
+    return slots_at(size) + std::size_t(size) * 2 * slot_bytes;
 }
 
 Group::Group(std::shared_ptr<World> world, std::shared_ptr<Block> block, int rank,
@@ -50,7 +51,8 @@ Group::Group(std::shared_ptr<World> world, std::shared_ptr<Block> block, int ran
       slot_bytes_(slot_bytes),
       areas_(world_->at<RankArea>(at_)),
       mine_(areas_ + rank),
-      slots_(world_->at<std::byte>(at_) + round_up(sizeof(RankArea) * std::size_t(size_), 4096)),
+      cells_(world_->at<Cell>(at_ + sizeof(RankArea) * std::size_t(size_))),
+      slots_(world_->at<std::byte>(at_ + slots_at(size_))),
       known_(std::size_t(size_), 0),
       compared_(std::size_t(size_), 0),
       pulled_(std::size_t(size_)),
@@ -69,7 +71,7 @@ Group::Group(std::shared_ptr<World> world, std::shared_ptr<Block> block, int ran
 void Group::tell(Stage stage) {
     if (world_->foreign()) return;  // a child's end is not the rank's
     mine_->stage = stage;
-    futex_wake(mine_->line.flag.value);
+    futex_wake(mine_->flag.value);
     for (int member : world_ranks_) world_->rank(member).bell.ring();
 }
 
@@ -127,17 +129,7 @@ void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> count
     begin(call);
     CallMark mark(*world_, world_rank(rank_), at_, trace_.get());
     const std::uint64_t bytes = show(mark, call, *ways.by_slots, counts, count);
-    if (size_ > 1) {
-        // Nobody gets more than two slices ahead: two sets of slots and hashes are enough. Where the last
-        // call had everybody hear of everybody, all have begun it, and each was compared by another.
-        if (slices_ > 0 && !met_)
-            for (int other = 0; other < size_; ++other)
-                if (other != rank_) compare_previous(other, call, waiter);
-        mine_->line.hash[call.record.call % 2].store(call.record.hash, std::memory_order_relaxed);
-        last_hash_ = call.record.hash;
-    }
     Program& program = choose(call, ways, waiter);
-    met_ = program.meets;
     if (counts.empty()) {
         slices(call, program, program.even(count), waiter);
     } else {
@@ -147,24 +139,29 @@ void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> count
     mine_->finished.store(calls_, std::memory_order_relaxed);
 }
 
-// Wait until a rank has begun the call before this one, and see that it was the same: a rank that
-// got nothing from another in that call has not compared it yet.
-void Group::compare_previous(int rank, const Call& call, Waiter& waiter) {
-    arrive(rank, previous_ + 1, call, waiter);
-    if (compared_[std::size_t(rank)] + 1 < calls_) compare(rank, calls_ - 1, last_hash_);
-}
-
 void Group::begin(Call& call) {
     const bool troubled = world_->troubled();
     // Who comes late to the very call that went wrong still shows what it came with.
     const Header& header = world_->header();
     if (troubled && (header.group != at_ || header.call != calls_ + 1)) throw Broken{};
     call.record.call = ++calls_;
+    // With the hash of all calls before, any later comparison tells of an old difference.
+    hash_ = mix(hash_, std::uint64_t(call.record.collective) << 32 | call.record.hash);
+    call.record.hash = hash_;
     call.record.in_at = call.in == nullptr ? World::absent : world_->offset_of(call.in);
     call.record.out_at = call.out == nullptr ? World::absent : world_->offset_of(call.out);
     call.record.in_address = std::uint64_t(reinterpret_cast<std::uintptr_t>(call.in));
     mine_->records[calls_ % record_count].put(call.record);
     if (troubled) throw Broken{};
+    // A rank that is lost may not be needed before the window ends, though the job goes on without it.
+    if (const std::uint32_t losses = header.losses.load(std::memory_order_acquire); losses != losses_) {
+        losses_ = losses;
+        for (const int member : world_ranks_)
+            if (world_->dead(member) && call.record.collective != ending) {
+                world_->fail(Trouble::lost, member, world_rank(rank_), at_, calls_, "");
+                throw Broken{};
+            }
+    }
 }
 
 Program& Group::choose(const Call& call, const Ways& ways, Waiter& waiter) {
@@ -180,7 +177,8 @@ Program& Group::choose(const Call& call, const Ways& ways, Waiter& waiter) {
 // buffer that others can't reach knows the answer and need not wait for it.
 bool Group::agree(const Call& call, const Program& program, Waiter& waiter) {
     kill_point();
-    post(base_ + 1);
+    begin_turn(call, waiter);
+    post(1);
     const auto fits = [&](const CallRecord& record) {
         return (!program.reaches_in || record.in_at != World::nowhere) &&
                (!program.reaches_out || record.out_at != World::nowhere) &&
@@ -188,19 +186,20 @@ bool Group::agree(const Call& call, const Program& program, Waiter& waiter) {
     };
     bool all = fits(call.record);
     for (int other = 0; all && other < size_; ++other) {
-        if (other != rank_) wait(other, base_ + 1, call, waiter);
+        if (other != rank_) wait(other, 1, call, waiter);
         all = fits(areas_[other].record(calls_));
     }
-    base_ += 1;  // no slice: it touches no slots
+    end_turn(1);
     return all;
 }
 
 void Group::meet(const Call& call, Waiter& waiter) {
     kill_point();
-    post(base_ + 1);
+    begin_turn(call, waiter);
+    post(1);
     for (int other = 0; other < size_; ++other)
-        if (other != rank_) wait(other, base_ + 1, call, waiter);
-    base_ += 1;
+        if (other != rank_) wait(other, 1, call, waiter);
+    end_turn(1);
 }
 
 // Whether every rank can read every other's memory. All find out together, in the first call that asks:
@@ -238,215 +237,133 @@ const Group::Buffers& Group::buffers(int rank) {
     return found;
 }
 
+// The cell of this turn was last written a window ago. It is ours again once all others have left that turn.
+void Group::begin_turn(const Call& call, Waiter& waiter) {
+    const Turn& last = taken_[turns_ % window];
+    if (turns_ >= window && !reached(passed_, last.end + 1)) catch_up(last, call, waiter);
+}
+
+void Group::end_turn(std::uint32_t posts) {
+    taken_[turns_ % window] = {base_, base_ + posts, calls_};
+    base_ += posts;
+    ++turns_;
+    prefetch_to_write(&cell(rank_));  // which others have read, a window ago
+    // Flags wrap around: who was never asked for must not seem to be ahead one day.
+    if (turns_ % look_around_every == 0)
+        for (int other = 0; other < size_; ++other)
+            known_[std::size_t(other)] = areas_[other].flag.value.load(std::memory_order_acquire);
+}
+
+// Wait until all have left a turn. How far each has come by now is remembered, so this is seldom asked.
+void Group::catch_up(const Turn& turn, const Call& call, Waiter& waiter) {
+    std::uint32_t least = base_;
+    for (int other = 0; other < size_; ++other) {
+        if (other == rank_) continue;
+        arrive(other, turn.end + 1, areas_[other].flag.value, call, waiter);
+        compare_begun(other);
+        if (!reached(known_[std::size_t(other)], least)) least = known_[std::size_t(other)];
+    }
+    passed_ = least;
+}
+
+// See that a rank made the same calls as this one, up to the last that both are known to have begun: who gets
+// nothing from another in a call has not compared it yet.
+void Group::compare_begun(int rank) {
+    std::uint64_t turn = turns_ - 1;
+    while (!reached(known_[std::size_t(rank)], taken_[turn % window].begin + 1)) --turn;
+    const std::uint64_t number = taken_[turn % window].call;
+    std::uint64_t& compared = compared_[std::size_t(rank)];
+    if (compared >= number) return;
+    const CallRecord theirs = areas_[rank].record(number);
+    if (theirs.call != number || theirs.hash != mine_->record(number).hash) differ(rank, number);
+    compared = number;
+}
+
+// Slots of the last turn but one that used large ones are written again when all are known to have read them:
+// by a later post, or by the post that ended that turn.
+void Group::take_large(const Call& call, const Program& program, Waiter& waiter) {
+    LargeSet& set = large_sets_[larges_ % 2];
+    if (larges_ >= 2 && !reached(passed_, set.end + 1))
+        for (int other = 0; other < size_; ++other)
+            if (other != rank_)
+                arrive(other, set.end + (set.posts_last[std::size_t(other)] ? 0 : 1),
+                       areas_[other].flag.value, call, waiter);
+    set.end = base_ + program.posts;
+    set.posts_last = program.posts_last;
+}
+
 void Group::slices(const Call& call, const Program& program, const Geometry& geometry,
                    Waiter& waiter) {
     std::size_t width = std::max<std::size_t>(geometry.longest, 1);
     const std::size_t out_blocks = program.out_here * program.parts;
     streams_ = out_blocks * geometry.longest * call.item >= (program.folds ? 4 : 1) * stream_bytes;
-    inline_ = program.slots == 1 && geometry.longest * call.item <= inline_bytes;
-    if (program.slots > 0 && !inline_) {
+    const std::size_t slots = program.slots * geometry.longest * call.item;
+    large_ = slots > small_bytes;
+    apart_ = slots == 0;
+    if (large_) {
         const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
         const std::size_t bytes = std::min(slot_bytes_, slice_bytes * std::size_t(size_));
         const std::size_t room = bytes / program.slots / call.item;
         if (room == 0) throw std::length_error("this algorithm needs more slots than there are");
         width = room < grain ? room : room / grain * grain;
     }
-    std::size_t slice = 0;
-    for (std::size_t from = 0; slice == 0 || from < geometry.longest; from += width, ++slice) {
-        // Slots of two slices ago are written again when all are known to have read them: by a post
-        // of the last slice, or by the post that ended that one.
-        for (int other = 0; slice > 0 && other < size_; ++other) {
-            const bool ended = slice > 1 && program.posts_last[std::size_t(other)];
-            if (other != rank_) wait(other, previous_ + (ended ? 0 : 1), call, waiter);
-        }
-        parity_ = slices_ % 2;
+    for (std::size_t from = 0; from == 0 || from < geometry.longest; from += width) {
+        if (program.posts > 0) begin_turn(call, waiter);
+        if (large_) take_large(call, program, waiter);
         show_core();
         for (std::size_t number = 0; number < program.instructions.size(); ++number) {
             const Instruction& instruction = program.instructions[number];
             kill_point();
             switch (instruction.kind) {
                 case Kind::wait:
-                    wait(instruction.rank, base_ + instruction.post, call, waiter);
+                    wait(instruction.rank, instruction.post, call, waiter);
                     break;
                 case Kind::post:
-                    post(base_ + instruction.post);
+                    post(instruction.post);
                     break;
                 case Kind::apply:
                     apply(call, program, geometry, number, from, width);
                     break;
             }
         }
-        if (program.posts > 0) {
-            previous_ = base_;
-            base_ += program.posts;
-            ++slices_;
-        }
+        if (program.posts == 0) continue;
+        if (program.hears_all) passed_ = base_ + 1;
+        if (large_) ++larges_;
+        end_turn(program.posts);
     }
 }
 
-// What an instruction does with one slice: destinations, then sources. A source in another process's
-// memory has no place here yet, but a rank and an address there.
-struct Group::Fold {
-    Op op;
-    DType dtype;
-    std::size_t item, count;
-    std::byte** places;
-    const std::uint64_t* far;  // by source; 0 where it has a place
-    const Operand* operands;
-    std::size_t dsts, srcs;
-    int divisor;
-    const std::byte* ahead;
-    bool streams;
-
-    void run() const {
-        if (srcs == 1)
-            move(reinterpret_cast<void* const*>(places), int(dsts), places[dsts], count, streams);
-        else
-            fold(op, dtype, reinterpret_cast<void* const*>(places), dsts,
-                 reinterpret_cast<const void* const*>(places + dsts), srcs, count, divisor, ahead);
-    }
-};
-
-void Group::apply(const Call& call, const Program& program, const Geometry& geometry,
-                  std::size_t number, std::size_t from, std::size_t width) {
-    const Instruction& instruction = program.instructions[number];
-    const std::size_t length = geometry.lengths[number];
-    if (from >= length) return;
-    const std::size_t count = std::min(width, length - from);
-    constexpr std::size_t few = 32;
-    std::array<std::byte*, few> small;
-    std::array<std::uint64_t, few> small_far;
-    std::vector<std::byte*> large;
-    std::vector<std::uint64_t> large_far;
-    std::byte** places = small.data();
-    std::uint64_t* far = small_far.data();
-    const std::size_t total = std::size_t(instruction.dsts) + instruction.srcs;
-    if (total > few) {
-        large.resize(total);
-        places = large.data();
-        large_far.resize(total);
-        far = large_far.data();
-    }
-    bool pulls = false;
-    for (std::size_t index = 0; index < total; ++index) {
-        const Operand& operand = program.operands[instruction.first + index];
-        far[index] = 0;
-        if (operand.rank != rank_) {
-            auto& moved = (index < instruction.dsts ? pushed_ : pulled_)[operand.rank];
-            moved.store(moved.load(std::memory_order_relaxed) + count * call.item,
-                        std::memory_order_relaxed);
-        }
-        if (operand.space == Space::slot) {
-            places[index] = inline_ ? areas_[operand.rank].line.payload[parity_].data()
-                                    : slot(operand.rank, operand.at, width * call.item);
-            continue;
-        }
-        const std::size_t offset = (geometry.operands[instruction.first + index] + from) * call.item;
-        std::byte* buffer = nullptr;
-        if (operand.rank == rank_) {
-            buffer = operand.space == Space::in ? const_cast<std::byte*>(call.in) : call.out;
-        } else {
-            const Buffers& theirs = buffers(operand.rank);
-            buffer = operand.space == Space::in ? theirs.in : theirs.out;
-            if (buffer == nullptr) {
-                far[index] = theirs.far_in + offset;
-                pulls = true;
-                continue;
-            }
-        }
-        places[index] = buffer + offset;
-    }
-    const Geometry::Ahead& next = geometry.ahead[number];
-    const std::byte* ahead = nullptr;
-    if (next.operand != Geometry::Ahead::none && from + 2 * width <= next.length)
-        ahead = call.in + (geometry.operands[next.operand] + from + width) * call.item;
-    const bool divides = instruction.complete && call.op == Op::avg;
-    // A lone contribution is only moved: as bytes, whatever they mean.
-    const bool moves = instruction.srcs == 1;
-    const Fold fold{.op = moves ? Op::bor : call.op,
-                    .dtype = moves ? DType::uint8 : call.dtype,
-                    .item = moves ? 1 : call.item,
-                    .count = moves ? count * call.item : count,
-                    .places = places,
-                    .far = far + instruction.dsts,
-                    .operands = program.operands.data() + instruction.first + instruction.dsts,
-                    .dsts = instruction.dsts,
-                    .srcs = instruction.srcs,
-                    .divisor = divides && !moves ? size_ : 0,
-                    .ahead = ahead,
-                    .streams = streams_ && program.operands[instruction.first].space == Space::out};
-    if (pulls)
-        pull(fold);
-    else
-        fold.run();
-}
-
-// Piece by piece: what is read from other processes is folded while it lies in the cache. What is only
-// moved is read to where it goes.
-void Group::pull(Fold fold) {
-    const bool moves = fold.srcs == 1;
-    std::size_t piece = fold.count;
-    if (!moves || fold.dsts > 1) {
-        const std::size_t bytes = std::clamp(scratch_bytes / fold.srcs, piece_bytes, 4 * piece_bytes);
-        piece = bytes / fold.item / 64 * 64;
-        if (!moves && scratch_.size() < fold.srcs * bytes) scratch_.resize(fold.srcs * bytes);
-    }
-    const std::size_t count = fold.count;
-    for (std::size_t done = 0; done < count; done += piece) {
-        kill_point();
-        fold.count = std::min(piece, count - done);
-        const std::size_t bytes = fold.count * fold.item;
-        // Each rank begins with another: the kernel locks a process's memory while it is read.
-        for (std::size_t turn = 0; turn < fold.srcs; ++turn) {
-            const std::size_t source = (turn + std::size_t(rank_)) % fold.srcs;
-            if (fold.far[source] == 0) continue;
-            std::byte* to = moves ? fold.places[0] : scratch_.data() + source * piece * fold.item;
-            read(fold.operands[source].rank, to, fold.far[source] + done * fold.item, bytes,
-                 done + piece >= count);
-            fold.places[fold.dsts + source] = to;
-        }
-        if (!moves || fold.dsts > 1) fold.run();
-        for (std::size_t index = 0; index < fold.dsts + fold.srcs; ++index)
-            fold.places[index] += bytes;
-    }
-}
-
-void Group::read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last) {
-    if (read_peer(world_->rank(world_rank(rank)), to, from, bytes, last)) return;
-    // Its process is gone, or going: who watches it says so within a moment.
-    const std::int64_t limit = now_ns() + 20 * nap_ns;
-    while (!world_->troubled() && !world_->dead(world_rank(rank)) && now_ns() < limit) sched_yield();
-    world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_,
-                 world_->dead(world_rank(rank)) ? "" : "unreadable");
-    throw Broken{};
-}
-
-void Group::arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {
+void Group::arrive(int rank, std::uint32_t target, const std::atomic<std::uint32_t>& flag,
+                   const Call& call, Waiter& waiter) {
     std::uint32_t& known = known_[std::size_t(rank)];
     if (reached(known, target)) return;
-    known = areas_[rank].line.flag.value.load(std::memory_order_acquire);
+    known = flag.load(std::memory_order_acquire);
     if (reached(known, target)) return;
     const WaitMark wait(mark_, world_rank(rank));
-    wait_long(rank, target, call, waiter);
+    wait_long(rank, target, flag, call, waiter);
 }
 
-void Group::wait(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {
-    arrive(rank, target, call, waiter);
-    const std::uint32_t known = known_[std::size_t(rank)];
-    // Compare before any of its data is touched. What it had posted before this call says nothing.
-    if (compared_[std::size_t(rank)] != calls_ && reached(known, base_ + 1))
-        compare(rank, calls_, call.record.hash);
+// Until a rank has posted in this turn. Its calls are compared before any of its data is touched.
+void Group::wait(int rank, std::uint32_t post, const Call& call, Waiter& waiter) {
+    const Mark& theirs = cell(rank).of(post, apart_);
+    arrive(rank, base_ + post, theirs.flag, call, waiter);
+    if (compared_[std::size_t(rank)] == calls_) return;
+    compared_[std::size_t(rank)] = calls_;
+    if (theirs.hash.load(std::memory_order_relaxed) != hash_) differ(rank, calls_);
 }
 
-void Group::compare(int rank, std::uint64_t number, std::uint32_t hash) {
-    compared_[std::size_t(rank)] = number;
-    if (areas_[rank].line.hash[number % 2].load(std::memory_order_relaxed) != hash)
-        differ(rank, number);
+// The first call in which this rank and another differ, of those that both still remember, or 0.
+std::uint64_t Group::first_difference(int rank) const {
+    const std::uint64_t kept = record_count - 1;
+    for (std::uint64_t number = calls_ > kept ? calls_ - kept : 1; number <= calls_; ++number) {
+        const CallRecord theirs = areas_[rank].record(number), mine = mine_->record(number);
+        if (theirs.call == number && mine.call == number && theirs.hash != mine.hash) return number;
+    }
+    return 0;
 }
 
 void Group::differ(int rank, std::uint64_t number) {
-    const CallRecord before = areas_[rank].record(number - 1), mine = mine_->record(number - 1);
-    if (before.call == number - 1 && mine.call == number - 1 && before.hash != mine.hash) --number;
+    if (const std::uint64_t first = first_difference(rank); first != 0) number = first;
     // A script that ends while others need it may have been ended: that is a loss, to those others,
     // whichever of the two sees it first.
     const auto left = [&](int one, int other) {
@@ -471,7 +388,7 @@ void Group::show_end(Ending how, std::uint32_t site) {
     call.record.site = site;
     begin(call);
     mine_->ended.set(1);
-    mine_->line.flag.wake();  // whoever sleeps on it sees that nothing more comes
+    mine_->flag.wake();  // whoever sleeps on it sees that nothing more comes
 }
 
 void Group::end(Ending how, std::uint32_t site) {
@@ -511,20 +428,16 @@ void Group::end_together(Ending how, std::uint32_t site, Waiter& waiter) {
     if (world_->troubled()) throw Broken{};
 }
 
-// Of ranks that have ended: all calls but the last were compared when the next one began.
+// Of ranks that have ended, by the last call that all of them made.
 void Group::compare_ends() {
-    std::uint64_t first = calls_;
+    std::uint64_t last = calls_;
     for (int other = 0; other < size_; ++other)
         if (areas_[other].ended.value.load(std::memory_order_acquire) != 0)
-            first = std::min(first, areas_[other].latest().call);
-    for (std::uint64_t number = std::max<std::uint64_t>(first, 2) - 1; number <= first; ++number) {
-        const CallRecord mine = mine_->record(number);
-        for (int other = 0; other < size_; ++other) {
-            const CallRecord theirs = areas_[other].record(number);
-            if (theirs.call == number && mine.call == number &&
-                (theirs.hash != mine.hash || theirs.collective != mine.collective))
-                differ(other, number);
-        }
+            last = std::min(last, areas_[other].latest().call);
+    const CallRecord mine = mine_->record(last);
+    for (int other = 0; other < size_; ++other) {
+        const CallRecord theirs = areas_[other].record(last);
+        if (theirs.call == last && mine.call == last && theirs.hash != mine.hash) differ(other, last);
     }
 }
 
@@ -535,11 +448,12 @@ void Group::show_core() {
     mine_->core.store(now, std::memory_order_relaxed);
 }
 
-void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& waiter) {
-    Signal& flag = areas_[rank].line.flag;
+void Group::wait_long(int rank, std::uint32_t target, const std::atomic<std::uint32_t>& word,
+                      const Call& call, Waiter& waiter) {
+    Signal& flag = areas_[rank].flag;
     std::uint32_t& known = known_[std::size_t(rank)];
     const auto arrived = [&] {
-        known = flag.value.load(std::memory_order_acquire);
+        known = word.load(std::memory_order_acquire);
         return reached(known, target);
     };
     // A couple of microseconds are spent with all that the caller holds; then it is told.
@@ -570,10 +484,14 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
                          .site = call.record.site, .kind = Waits::call});
     while (true) {
         kill_point();
+        const std::uint32_t seen = flag.value.load(std::memory_order_acquire);
         if (arrived()) return;
         if (world_->troubled()) throw Broken{};
         const CallRecord theirs = areas_[rank].record(calls_);
         if (theirs.call == calls_ && theirs.hash != call.record.hash) differ(rank, calls_);
+        // It may wait itself, in an earlier call that this rank has already left.
+        if (now_ns() - start > nap_ns)
+            if (const std::uint64_t number = first_difference(rank); number != 0) differ(rank, number);
         if (world_->dead(world_rank(rank)) && !arrived()) {
             world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_, "");
             throw Broken{};
@@ -585,7 +503,7 @@ void Group::wait_long(int rank, std::uint32_t target, const Call& call, Waiter& 
                          going(world_rank(rank)));
             throw Broken{};
         }
-        flag.sleep(known, nap_ns);
+        flag.sleep(seen, nap_ns);
         const std::int64_t waited = now_ns() - start;
         const bool on = waiter.goes_on(rank, waited);
         if (world_->foreign()) throw Broken{};  // forked by a signal handler: it is no rank

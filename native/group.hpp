@@ -1,6 +1,7 @@
 // One communicator of one rank: flags, call records, slots, and the interpreter that walks programs.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -19,21 +20,44 @@
 
 namespace roundelay {
 
-constexpr std::size_t inline_bytes = 24;
 constexpr std::size_t default_slot_bytes = 256 * 1024;
+// So many turns a rank may be ahead of any other: a turn is a slice of a call, or a meeting before it.
+constexpr std::size_t window = 32;
+constexpr std::size_t small_bytes = 56 + 1024;  // the rest of a cache line, and then some
 
-// What a rank shows of its progress. The payload of tiny messages travels in the same cache line.
-struct alignas(64) FlagLine {
-    Signal flag;
-    std::array<std::atomic<std::uint32_t>, 2> hash;  // of the call, by parity of its number
-    std::array<std::array<std::byte, inline_bytes>, 2> payload;  // by parity of the slice
+// Every bit of the value counts in every bit of the result.
+inline std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
+    std::uint64_t mixed = (value ^ hash) * 0x9e3779b97f4a7c15u;
+    mixed = (mixed ^ (mixed >> 32)) * 0xd6e8feb86659fd93u;
+    return std::uint32_t(mixed ^ (mixed >> 32));
+}
+
+struct Mark {
+    std::atomic<std::uint32_t> flag;  // how far the rank is: the last flag of this turn, or before it
+    std::atomic<std::uint32_t> hash;  // of all calls up to this one
 };
-static_assert(sizeof(FlagLine) == 64);
+
+// What a rank shows in one turn, all of it in one cache line where the message is tiny. The cells of a rank
+// are a ring; one is written again when all others have left the turn that it was used for.
+struct alignas(64) Cell {
+    Mark mark;
+    std::array<std::byte, small_bytes> slots;  // of a turn in which all of them fit in here
+    // Where nothing lies in slots, each post has a line of its own, the last ones share one: it is written
+    // once and read by few, who would else take it from its writer between two posts.
+    struct alignas(64) Line {
+        Mark mark;
+    };
+    std::array<Line, 4> later;
+
+    Mark& of(std::uint32_t post, bool apart) {
+        return !apart || post < 2 ? mark : later[std::min<std::size_t>(post - 2, later.size() - 1)].mark;
+    }
+};
 
 // What a rank is doing: for the error that names it.
 struct alignas(64) CallRecord {
     std::uint64_t call;
-    std::uint32_t hash;
+    std::uint32_t hash;  // of this call, then of all up to it
     std::uint32_t site;
     std::uint64_t count;
     std::int32_t root;
@@ -47,7 +71,8 @@ struct alignas(64) CallRecord {
 };
 static_assert(sizeof(CallRecord) == 64);
 
-constexpr std::size_t record_count = 4;  // nobody is ever more than two calls ahead
+// Who is behind by a window reads those of who is ahead by one.
+constexpr std::size_t record_count = 2 * window;
 
 // How far a rank is on its way out of a group: all that it will ever send has been sent; it is gone.
 enum class Stage : std::uint32_t { in, quiet, left };
@@ -56,8 +81,8 @@ enum class Stage : std::uint32_t { in, quiet, left };
 enum class Reads : std::uint32_t { unknown, no, yes };
 
 struct alignas(64) RankArea {
-    FlagLine line;
-    std::array<Shown<CallRecord>, record_count> records;
+    Signal flag;  // as in the cell of its turn: for those who sleep, or ask how far it is at all
+    alignas(64) std::array<Shown<CallRecord>, record_count> records;
     std::atomic<std::int32_t> core;  // that the rank was last seen on
     std::atomic<Stage> stage;
     std::atomic<Reads> reads;        // all others of the group
@@ -131,6 +156,7 @@ class Group {
     std::uint64_t pushed(int rank) const { return pushed_[std::size_t(rank)].load(); }
     void set_timeout(std::int64_t ns) { timeout_ns_ = ns; }
     void set_spin(std::int64_t ns) { spin_ns_ = ns; }
+    std::int64_t spin() const { return spin_ns_; }
     void set_trace(std::shared_ptr<Trace> trace);
     Trace* trace() const { return trace_.get(); }
 
@@ -161,37 +187,65 @@ class Group {
         std::byte *in = nullptr, *out = nullptr;
         std::uint64_t far_in = 0;
     };
+    // A turn that this rank has taken: the flags before its first post and after its last, and its call.
+    struct Turn {
+        std::uint32_t begin = 0, end = 0;
+        std::uint64_t call = 0;
+    };
+    // The last turn that used a set of large slots.
+    struct LargeSet {
+        std::uint32_t end = 0;
+        std::vector<bool> posts_last;
+    };
     void begin(Call& call);
     std::uint64_t show(CallMark& mark, const Call& call, const Program& program,
                        std::span<const std::size_t> counts, std::size_t count);
     void show_end(Ending how, std::uint32_t site);
     void compare_ends();
+    std::uint64_t first_difference(int rank) const;
     [[noreturn]] void differ(int rank, std::uint64_t number);
-    void compare_previous(int rank, const Call& call, Waiter& waiter);
     void show_core();
     Program& choose(const Call& call, const Ways& ways, Waiter& waiter);
     bool agree(const Call& call, const Program& program, Waiter& waiter);
     void meet(const Call& call, Waiter& waiter);
     bool all_read(const Call& call, Waiter& waiter);
     const Buffers& buffers(int rank);
+    void begin_turn(const Call& call, Waiter& waiter);
+    void end_turn(std::uint32_t posts);
+    void catch_up(const Turn& turn, const Call& call, Waiter& waiter);
+    void compare_begun(int rank);
+    void take_large(const Call& call, const Program& program, Waiter& waiter);
     void slices(const Call& call, const Program& program, const Geometry& geometry, Waiter& waiter);
     void apply(const Call& call, const Program& program, const Geometry& geometry, std::size_t number,
                std::size_t from, std::size_t width);
     struct Fold;
     void pull(Fold fold);
     void read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last);
-    void arrive(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
-    void wait(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
-    void wait_long(int rank, std::uint32_t target, const Call& call, Waiter& waiter);
-    void compare(int rank, std::uint64_t number, std::uint32_t hash);
-    void post(std::uint32_t value) { mine_->line.flag.set(value); }
-    // Where a rank's slot lies moves on to the next rank every two slices, so that two ranks write
+    void arrive(int rank, std::uint32_t target, const std::atomic<std::uint32_t>& flag, const Call& call,
+                Waiter& waiter);
+    void wait(int rank, std::uint32_t post, const Call& call, Waiter& waiter);
+    void wait_long(int rank, std::uint32_t target, const std::atomic<std::uint32_t>& flag,
+                   const Call& call, Waiter& waiter);
+    // The cells of one turn lie side by side, an odd number of cache lines apart.
+    Cell& cell(int rank) {
+        return cells_[(turns_ % window) * std::size_t(size_) + std::size_t(rank)];
+    }
+    // Posts are counted from the turn's first, which is 1.
+    void post(std::uint32_t number) {
+        Mark& mark = cell(rank_).of(number, apart_);
+        mark.hash.store(hash_, std::memory_order_relaxed);
+        mark.flag.store(base_ + number, std::memory_order_release);
+        mine_->flag.set(base_ + number);
+        if (apart_) prefetch_to_write(&cell(rank_).of(number + 1, true));
+    }
+    // Where a rank's large slot lies moves on to the next rank every two slices, so that two ranks write
     // in turn where they have just read, into cache lines that are theirs already; else each write
     // would have to take every line back first. Any place will do, as long as all ranks agree:
-    // nobody begins a slice before all have ended the last but one, the last to use these slots.
+    // nobody begins such a slice before all have ended the last but one, the last to use these slots.
     std::byte* slot(int rank, std::uint32_t index, std::size_t stride) {
-        const std::size_t place = (std::size_t(rank) + slices_ / 2) % std::size_t(size_);
-        return slots_ + (place * 2 + parity_) * slot_bytes_ + index * stride;
+        if (!large_) return cell(rank).slots.data() + index * stride;
+        const std::size_t place = (std::size_t(rank) + larges_ / 2) % std::size_t(size_);
+        return slots_ + (place * 2 + larges_ % 2) * slot_bytes_ + index * stride;
     }
 
     std::shared_ptr<World> world_;
@@ -199,21 +253,26 @@ class Group {
     std::uint64_t at_;
     int rank_, size_;
     std::vector<int> world_ranks_;
+    std::uint32_t losses_ = 0;  // that were seen
     std::size_t slot_bytes_;
     RankArea* areas_;
     RankArea* mine_;
+    Cell* cells_;
     std::byte* slots_;
 
     std::uint64_t calls_ = 0;
-    std::uint32_t base_ = 0;           // flag value at which this slice began
-    std::uint32_t previous_ = 0;       // and the one before
-    std::uint32_t last_hash_ = 0;      // of the call before
-    std::uint32_t slices_ = 0;
+    std::uint32_t hash_ = 0;    // of all of them
+    std::uint64_t turns_ = 0;
+    std::uint64_t larges_ = 0;  // turns that used large slots
+    std::uint32_t base_ = 0;    // flag value at which this turn began
+    // All ranks are known to have come as far, and to have made the same calls until then.
+    std::uint32_t passed_ = 0;
+    std::array<Turn, window> taken_{};
+    std::array<LargeSet, 2> large_sets_;
     bool ended_ = false;
-    std::size_t parity_ = 0;
-    bool inline_ = false;
+    bool large_ = false;    // this call uses large slots
+    bool apart_ = false;    // or none: its posts have lines of their own
     bool streams_ = false;  // the result of this call is written past the caches
-    bool met_ = false;      // in the call before, by its program
     Reads reads_ = Reads::unknown;  // agreed by all
     std::vector<Buffers> buffers_;  // of this call, by rank
     std::vector<std::byte> scratch_;

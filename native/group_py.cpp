@@ -48,13 +48,6 @@ struct PreparedCall {
     }
 };
 
-// Every bit of the value counts in every bit of the result.
-std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
-    std::uint64_t mixed = (value ^ hash) * 0x9e3779b97f4a7c15u;
-    mixed = (mixed ^ (mixed >> 32)) * 0xd6e8feb86659fd93u;
-    return std::uint32_t(mixed ^ (mixed >> 32));
-}
-
 // The programs for messages of up to so many bytes: by slots, or none while nobody has asked for it; in
 // the arena; by reading others' memory; the number of the algorithm; and whether it rounds halves once,
 // else it is not for them.
@@ -259,8 +252,9 @@ class PyGroup {
     }
 
     // True when done; false when the caller must go the long way, which knows more kinds of
-    // buffers and names what it refuses.
-    bool fast_path(int collective, nb::handle given, nb::handle result, int op, int root) {
+    // buffers and names what it refuses. `label` lies where it does in the word of a labelled call.
+    bool fast_path(int collective, nb::handle given, nb::handle result, int op, int root,
+                   int label) {
         if (*closed_) return false;  // the long way says so
         const auto found = registered_.find({collective, root});
         if (found == registered_.end() || op < 0) return false;
@@ -292,7 +286,7 @@ class PyGroup {
                 return false;
             try {
                 PreparedCall prepared = prepare({program, in_arena, by_reading}, in ? &*in : nullptr, to, collective,
-                                          algorithm, root, int(some.dtype), op, item, count, {});
+                                          algorithm, root | label, int(some.dtype), op, item, count, {});
                 run(prepared);
             } catch (const Broken&) {
                 const Stay here;
@@ -491,7 +485,7 @@ void register_group(nb::module_& module) {
         .def("leave", &PyGroup::leave)
         .def("register", &PyGroup::register_plain)
         .def("fast_path", &PyGroup::fast_path, nb::arg("collective"), nb::arg("given").none(),
-             nb::arg("result").none(), nb::arg("op"), nb::arg("root"))
+             nb::arg("result").none(), nb::arg("op"), nb::arg("root"), nb::arg("label") = 0)
         .def("end", &PyGroup::end, nb::arg("how"), nb::arg("together"));
 }
 

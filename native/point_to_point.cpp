@@ -203,6 +203,18 @@ bool PointToPoint::half_way() {
            std::ranges::any_of(arriving_, [](const auto& parcel) { return parcel != nullptr; });
 }
 
+// Whether none that could bring it was last seen on this core: then waiting here is in nobody's way.
+bool PointToPoint::apart(const MessageRequest& request, const Group& group) {
+    const int here = sched_getcpu() + 1;
+    world_->rank(rank_).core.store(here, std::memory_order_relaxed);
+    for (int rank = 0; rank < world_->size(); ++rank) {
+        const bool concerned = request.other == any_rank ? group.holds(rank) : request.other == rank;
+        const int there = world_->rank(rank).core.load(std::memory_order_relaxed);
+        if (rank != rank_ && concerned && there == here) return false;
+    }
+    return true;
+}
+
 // The rank without which this request will never be done; for any rank, the last of all others.
 int PointToPoint::gone(const MessageRequest& request, const Group& group) const {
     if (request.other != any_rank) return group.gone(request.other) ? request.other.load() : -1;
@@ -239,7 +251,7 @@ void PointToPoint::wait(MessageRequest& request, const Group& group, std::int64_
                         Waiter& waiter,
                    std::int64_t losses) {
     RankInfo& mine = world_->rank(rank_);
-    std::int64_t start = 0;
+    std::int64_t start = 0, spin = 0;
     std::optional<Waiting> shown;
     for (int idle = 0; !request.done.load(std::memory_order_acquire); ++idle) {
         const std::uint32_t seen = mine.bell.value.load();
@@ -261,8 +273,14 @@ void PointToPoint::wait(MessageRequest& request, const Group& group, std::int64_
                           Wait{.since = start, .group = group.at(), .call = 0,
                                .tag = request.envelope.tag, .other = request.other,
                                .site = request.site, .kind = request.sends ? Waits::send : Waits::recv});
+            // The same as in a collective: who sleeps is woken late, and often on the waker's core.
+            if (apart(request, group) && waiter.may_spin()) spin = group.spin();
         }
-        if (idle < 128) {
+        if (spin > 0 && now_ns() - start < spin) {
+            for (int turn = 0; turn < 32 && mine.bell.value.load() == seen; ++turn) cpu_pause();
+            continue;
+        }
+        if (spin == 0 && idle < 128) {
             sched_yield();
             continue;
         }

@@ -106,6 +106,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     bool pull(int src);
     bool matches(const MessageRequest& request, const Parcel& parcel) const;
     void hand_over(Parcel& parcel);
+    bool apart(const MessageRequest& request, const Group& group);
     int gone(const MessageRequest& request, const Group& group) const;
     std::shared_ptr<MessageRequest> under_way(bool sends, std::uint64_t number);
     bool cancel(MessageRequest& request, Fate fate);

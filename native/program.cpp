@@ -54,6 +54,7 @@ std::unique_ptr<Program> Program::decode(std::span<const std::uint32_t> words) {
     Reader reader(words);
     auto program = std::make_unique<Program>();
     program->rank = int(reader.next());
+    program->hears_all = reader.flag();
     program->posts = reader.next();
     program->slots = reader.next();
     program->blocks = reader.next();
@@ -61,7 +62,6 @@ std::unique_ptr<Program> Program::decode(std::span<const std::uint32_t> words) {
     program->reaches_in = reader.flag();
     program->reaches_out = reader.flag();
     program->in_place = reader.flag();
-    program->meets = reader.flag();
     program->name = reader.next();
     program->in_here = reader.next();
     program->out_here = reader.next();

@@ -77,7 +77,7 @@ class Program {
     bool reaches_in = false;   // reads other ranks' inputs where they lie
     bool reaches_out = false;  // reads and writes other ranks' outputs
     bool in_place = false;     // every rank's input and output are one buffer
-    bool meets = false;        // nobody ends it before all have begun it, and somebody waits for each
+    bool hears_all = false;    // this rank ends it after all have begun it; each was compared on the way
     bool folds = false;        // this rank does: several sources into one
     std::vector<bool> posts_last;  // by rank: its program ends with a post, after all its reads
     std::uint32_t name = 0;    // hash of collective, algorithm and root

@@ -49,9 +49,10 @@ struct TraceGroup {
 };
 static_assert(sizeof(TraceGroup) == 16);
 
-enum class Traced : std::uint8_t { call, forward, backward, exchange, gather, step, checkpoint, phase };
-inline constexpr std::array<std::string_view, 8> traced_names = {
-    "call", "forward", "backward", "exchange", "gather", "step", "checkpoint", "phase"};
+enum class Traced : std::uint8_t { call, forward, backward, exchange, gather, step, checkpoint, phase,
+                                     message };
+inline constexpr std::array<std::string_view, 9> traced_names = {
+    "call", "forward", "backward", "exchange", "gather", "step", "checkpoint", "phase", "message"};
 
 struct TraceEvent {
     std::atomic<std::uint64_t> number;  // from 1; 0 while the event is written

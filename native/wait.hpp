@@ -21,6 +21,15 @@ inline void cpu_pause() {
 #endif
 }
 
+// Have a line in this core's cache, and in no other, before it is written.
+inline void prefetch_to_write(const void* line) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
 // Sleep until `word` is no longer `seen`, somebody wakes it, or `ns` have passed.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t ns);
 void futex_wake(std::atomic<std::uint32_t>& word);

@@ -102,6 +102,7 @@ struct alignas(64) RankInfo {
     std::array<Shown<Wait>, wait_count> waits;
     std::atomic<Loss> loss;
     std::atomic<std::uint64_t> step;  // of training that it is in, counted from 1; 0: of none
+    std::atomic<std::int32_t> core;   // on which it last waited for a message, counted from 1
     std::array<char, 256> why;        // it was lost though it lived on; complete once it is dead
     // For those who look on: the group in which it began a call last, and the bytes of all calls.
     std::atomic<std::uint64_t> group_now, moved;

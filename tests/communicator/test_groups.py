@@ -192,9 +192,9 @@ def test_large_arena_buffers_are_reduced_in_place_and_others_are_not(threads: An
 
 
 def slots(comm: Any) -> bytes:
-    """Return the group's staging memory as it is now."""
+    """Return the group's memory for large messages as it is now; flags lie before it."""
     group = comm._engine.native
-    length = type(group).bytes_for(comm.size)
+    first, length = (type(group).bytes_for(comm.size, each) for each in (0, 256 * 1024))
     fd = comm._engine.world.fd
     with mmap.mmap(fd, group.at + length, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
-        return memory[group.at + 4096 : group.at + length]
+        return memory[group.at + first : group.at + length]

@@ -438,9 +438,11 @@ def test_a_full_arena_is_told_and_nothing_has_moved(ranks: Any) -> None:
 def test_a_broken_group_says_why(ranks: Any) -> None:
     def work(comm: Any) -> None:
         x, y = np.ones(50_000), np.ones(50_000)
-        comm.register(x)
+        comm.register(x)  # which waits for nobody
         if comm.rank == 1:
+            comm.recv(np.empty(1), 0)
             raise KeyError("on purpose")
+        comm.send(np.ones(1), 1)
         with pytest.raises(CommunicationError, match="on purpose"):
             comm.recv(np.empty(1), 1)
         with pytest.raises(CommunicationError, match="on purpose"):

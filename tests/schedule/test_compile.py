@@ -12,6 +12,7 @@ from roundelay.algorithms import algorithms
 from roundelay.engines._native.programs import IN_ARENA
 from roundelay.errors import InvalidArgumentError, ProofError
 from roundelay.schedule import (
+    WINDOW,
     Apply,
     Operand,
     Program,
@@ -76,6 +77,30 @@ def test_programs_for_the_arena_are_proved_in_place_too(name: str) -> None:
             prove_program(reaching, also_in_place=True)
 
 
+@pytest.mark.parametrize("name", algorithms.names())
+def test_programs_are_proved_where_small_slots_are_used_again(name: str, sample: Any) -> None:
+    grid = [(size, root) for size in (2, 3, 5, 8) for root in roots(name, size)]
+    for size, root in sample.cells(grid, 3):
+        prove_program(compiled(name, size, PRIVATE, root), window=WINDOW)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_who_hears_of_all_is_known_and_nobody_else_may_say_so(name: str) -> None:
+    """Those need not ask whether slots can be written again; where all need all, these are all."""
+    for size in (2, 3, 5):
+        programs = compiled(name, size, PRIVATE)
+        heard = [program.hears_all for program in programs.ranks]
+        after = programs.schedule.collective.after
+        for rank, program in enumerate(programs.ranks):
+            needs = set().union(*after(size, programs.schedule.root, rank).values())
+            assert heard[rank] or needs != set(range(size))
+            liar = dataclasses.replace(program, hears_all=True)
+            ranks = (*programs.ranks[:rank], liar, *programs.ranks[rank + 1 :])
+            if not heard[rank]:
+                with pytest.raises(ProofError, match=r"says that it does"):
+                    prove_program(dataclasses.replace(programs, ranks=ranks))
+
+
 def without(programs: Programs, kind: type) -> Iterator[Programs]:
     """Yield the programs with one instruction of a kind left out, for each there is."""
     for program in programs.ranks:
@@ -137,6 +162,13 @@ def test_a_wait_for_a_post_that_never_comes_is_a_deadlock_that_names_it() -> Non
     )
     with pytest.raises(ProofError, match=r"deadlock: nobody can go on: .*rank 1 in WAIT 0,9"):
         prove_program(with_code(programs, programs.ranks[1], code))
+
+
+def test_a_wait_for_a_post_that_is_passed_over_is_malformed() -> None:
+    programs = compiled("all_reduce_two_shot", 3, PRIVATE)
+    code = tuple(line for line in programs.ranks[0].instructions if str(line) != "POST 1")
+    with pytest.raises(ProofError, match=r"WAIT 0,1: which that rank passes over"):
+        prove_program(with_code(programs, programs.ranks[0], code))
 
 
 def test_flags_must_end_alike() -> None:

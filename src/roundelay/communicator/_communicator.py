@@ -105,7 +105,7 @@ class Communicator(GroupCalls, ObjectCalls):
         twin = copy.copy(self)
         vars(twin).pop("start", None)
         twin._label, twin._parent, twin._goodbyes = label, self, []
-        twin._fast_path, twin._quick = no_fast_path, False
+        twin._fast_path = self._engine.labelled_path(label)
         return twin
 
     def __copy__(self) -> Self:

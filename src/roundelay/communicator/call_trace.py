@@ -8,11 +8,12 @@ from hashlib import blake2b
 from pathlib import Path
 
 from roundelay import _core
-from roundelay.engines import COLLECTIVES, CollectiveCall, Engine, Request
+from roundelay.engines import COLLECTIVES, CollectiveCall, Engine, MessageCall, Request
 from roundelay.records import Trace
+from roundelay.records.phases import NUMBERS
 from roundelay.reductions import CODES, REDUCTIONS
 
-__all__ = ["CallTrace"]
+__all__ = ["CallTrace", "MessageMark"]
 
 UNKNOWN = 0xFF  # an algorithm that another library has chosen, a reduction of the user's own
 OPS = {name: number for number, name in enumerate(REDUCTIONS)}
@@ -83,6 +84,22 @@ class _TracedRequest:
             self._trace.end(self._number, failed=True)
             raise
         self._trace.end(self._number)
+
+
+class MessageMark:
+    """A message in a trace, from where it is posted until somebody has waited for it."""
+
+    def __init__(self, trace: Trace, call: MessageCall) -> None:
+        whom = "any rank" if call.other is None else f"rank {call.other}"
+        name = trace.string(f"send to {whom}" if call.sends else f"recv from {whom}")
+        self._trace = trace
+        self._number = trace.begin(NUMBERS["message"], name, 0, call.data.nbytes)
+
+    def __enter__(self) -> None:
+        """Wait for it."""
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._trace.end(self._number, kind is not None)
 
 
 def _site() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Generic, TypeAlias, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from roundelay._typing import Buffer, BufferT, ResultT
 from roundelay.arguments import index_of, shown
 from roundelay.communicator.buffers import Bound, bind
+from roundelay.communicator.call_trace import MessageMark
 from roundelay.communicator.memory import contiguous, require_host
 from roundelay.engines import INNER_TAGS, Engine, MessageCall, MessageRequest
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
@@ -27,13 +29,19 @@ class _Any:
 ANY: Final = _Any()
 #: The number of a rank or a tag, or any.
 Wanted: TypeAlias = int | _Any
+#: What is entered while a message is waited for.
+Mark: TypeAlias = "AbstractContextManager[None] | MessageMark"
+NOT_TRACED: Final = nullcontext()
 
 
 class Message(Generic[ResultT]):
     """A send or receive under way; after `wait`, `source` and `tag` say what came."""
 
-    def __init__(self, rank: int, request: MessageRequest, bound: Bound, keep: Any) -> None:
+    def __init__(
+        self, rank: int, request: MessageRequest, bound: Bound, keep: Any, mark: Mark
+    ) -> None:
         self._rank, self.request, self._bound, self._keep = rank, request, bound, keep
+        self._mark = mark
         self.source: int | None = None
         self.tag: int | None = None
 
@@ -43,7 +51,8 @@ class Message(Generic[ResultT]):
 
     def wait(self) -> ResultT:
         """Return the buffer once it is filled, or may be used again."""
-        self.request.wait()
+        with self._mark:
+            self.request.wait()
         return cast(ResultT, self._bound.given)
 
 
@@ -168,7 +177,9 @@ class PointToPoint(ABC):
 
         def post() -> Message[BufferT]:
             call = MessageCall(data.reshape(-1), bound.dtype, rank, number, sends, background)
-            return kind(self.rank, self._engine.post(call), bound, data)
+            trace = self._engine.tracer
+            mark = NOT_TRACED if trace is None else MessageMark(trace, call)
+            return kind(self.rank, self._engine.post(call), bound, data, mark)
 
         return post
 

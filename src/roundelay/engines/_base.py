@@ -115,6 +115,10 @@ class Engine(ABC):
     def begin(self, call: CollectiveCall, algorithm: str | None) -> Request:
         """Run a call in the background, in the order of the calls."""
 
+    def labelled_path(self, label: int) -> FastPath:  # noqa: ARG002 - of engines that have none
+        """Return the fast path of calls with a label."""
+        return no_fast_path
+
     def bind(self, call: CollectiveCall) -> int | None:  # noqa: ARG002 - of engines that can't
         """Return the number by which compiled programs make a call, with no Python in between.
 

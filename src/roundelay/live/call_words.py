@@ -42,11 +42,14 @@ def word_of(call: CollectiveCall) -> int:
     Word(call='close', axis=False, root=0, rest=7)
     """
     rest = _hash(call.custom_op) if call.custom_op else call.label
-    if call.root or rest:
-        rooted = collectives.load(call.collective).rooted
-        room = CALL - ROOT if rooted else CALL
-        rest = call.root | rest % (1 << room) << ROOT if rooted else rest % (1 << room)
-    return rest | NUMBERS[call.part_of] << CALL | AXIS * call.axis
+    if rest:
+        rest = label_bits(rest, rooted=collectives.load(call.collective).rooted)
+    return call.root | rest | NUMBERS[call.part_of] << CALL | AXIS * call.axis
+
+
+def label_bits(label: int, *, rooted: bool) -> int:
+    """Return a label where it lies in the number of a call."""
+    return label % (1 << CALL - ROOT) << ROOT if rooted else label % (1 << CALL)
 
 
 def read_word(word: int, *, rooted: bool) -> Word:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from roundelay import _core
 from roundelay.errors import ranks_text
+from roundelay.live.hang_words import live_say
 from roundelay.live.world_report import WorldReport
 
 __all__ = ["JobNow", "RankNow", "look"]
@@ -51,16 +52,15 @@ class JobNow:
         return all(rank.state in ("left", "dead", "ended") for rank in self.ranks)
 
 
-def look(world: _core.World, algorithms: Sequence[str]) -> JobNow:
+def look(world: _core.World, algorithms: Sequence[str], language: str = "en") -> JobNow:
     """Look at all ranks once; `algorithms` has the names of algorithms by number."""
     report, now = WorldReport(world, algorithms), time.monotonic_ns()
     ranks = [_rank(world, report, rank, now) for rank in range(world.size)]
     straggler = _blamed({one.rank: one.waits_for for one in ranks if one.waits_for is not None})
     if straggler is None:
         straggler = next((one.rank for one in ranks if one.state in ("stopped", "dead")), None)
-    return JobNow(
-        now / 1e9, ranks, straggler, _hangs(ranks, straggler, report), _trouble(world, ranks)
-    )
+    hangs = _hangs(ranks, straggler, report, language)
+    return JobNow(now / 1e9, ranks, straggler, hangs, _trouble(world, ranks, language))
 
 
 def _rank(world: _core.World, report: WorldReport, rank: int, now: int) -> RankNow:
@@ -129,51 +129,54 @@ def _blamed(waits_for: Mapping[int, int]) -> int | None:
     return max(ends, key=lambda rank: (ends[rank], -rank)) if ends else None
 
 
-def _hangs(ranks: Sequence[RankNow], straggler: int | None, report: WorldReport) -> str:
+def _hangs(
+    ranks: Sequence[RankNow], straggler: int | None, report: WorldReport, language: str
+) -> str:
     waiting = [one for one in ranks if one.waits_for is not None]
     if straggler is None:
         longest = max((one.waited for one in waiting), default=0.0)
-        circle = report.circle().strip()
-        return circle if circle and longest > HANGS_S else ""
+        pairs = report.circle_of() if longest > HANGS_S else []
+        steps = [live_say("circle step", language, rank=one, other=other) for one, other in pairs]
+        return live_say("circle", language, steps=", ".join(steps)) if steps else ""
     their = [one for one in waiting if one.rank != straggler and one.waited > HANGS_S]
     culprit = ranks[straggler]
     if not their:
-        return f"{_condition(culprit)}." if culprit.state in ("stopped", "dead") else ""
-    longest = max(one.waited for one in their)
+        return _condition(culprit, language) if culprit.state in ("stopped", "dead") else ""
     what = {f"{one.call.split(' ')[0]} #{one.number}" for one in their if one.number}
-    calls = f" in {', '.join(sorted(what))}" if what else ""
-    return (
-        f"{ranks_text([one.rank for one in their]).capitalize()} "
-        f"{'wait' if len(their) > 1 else 'waits'} for rank {straggler}{calls}, for "
-        f"{longest:.1f} s. {_condition(culprit)}."
+    told = live_say(
+        "wait" if len(their) > 1 else "waits",
+        language,
+        who=_who([one.rank for one in their], language),
+        rank=straggler,
+        calls=live_say("calls", language, calls=", ".join(sorted(what))) if what else "",
+        time=f"{max(one.waited for one in their):.1f}",
+    )
+    return f"{told}{' ' if language == 'en' else ''}{_condition(culprit, language)}"
+
+
+def _who(ranks: Sequence[int], language: str) -> str:
+    return ranks_text(list(ranks)) if language == "en" else "rank " + "、".join(map(str, ranks))
+
+
+def _condition(rank: RankNow, language: str) -> str:
+    """Say what is known of a rank that keeps others waiting."""
+    known = ("stopped", "dead", "left", "ended")
+    key = "calls now" if rank.state == "calls" else rank.state
+    last = f"{rank.call.split(' ')[0]} #{rank.number}" if rank.number else ""
+    return live_say(
+        key if key in (*known, "calls now") else "computes",
+        language,
+        who=live_say("who", language, rank=rank.rank, pid=rank.pid),
+        last=last or live_say("none", language),
+        where=live_say("where", language, site=rank.site) if rank.site else "",
     )
 
 
-def _condition(rank: RankNow) -> str:
-    """Say what is known of a rank that keeps others waiting."""
-    who = f"Rank {rank.rank} (process {rank.pid})"
-    last = f"{rank.call.split(' ')[0]} #{rank.number}" if rank.number else "none"
-    where = f" at {rank.site}" if rank.site else ""
-    if rank.state == "stopped":
-        return f"{who} is stopped; its last call is {last}{where}"
-    if rank.state == "calls":
-        return f"{who} is at work in {last}{where}"
-    if rank.state in ("dead", "left", "ended"):
-        word = {"dead": "has died", "left": "has left", "ended": "has ended"}[rank.state]
-        return f"{who} {word}; its last call was {last}{where}"
-    return f"{who} runs its own code; its last call was {last}{where}"
-
-
-def _trouble(world: _core.World, ranks: Sequence[RankNow]) -> str:
+def _trouble(world: _core.World, ranks: Sequence[RankNow], language: str) -> str:
     if world.trouble is None:
         return ""
     kind, culprit, finder, _, _, text = world.trouble
     site = ranks[culprit].site if culprit < len(ranks) else ""
-    where = f", last seen at {site}" if site else ""
-    told = {
-        "mismatch": f"ranks {finder} and {culprit} made different calls",
-        "lost": f"rank {culprit} is lost{where}",
-        "timeout": f"rank {finder} gave up on rank {culprit}{where}",
-        "failed": f"rank {culprit} failed: {text}",
-    }
-    return told.get(kind, f"rank {culprit} was interrupted")
+    where = live_say("last seen", language, site=site) if site else ""
+    key = kind if kind in ("mismatch", "lost", "timeout", "failed") else "interrupted"
+    return live_say(key, language, rank=culprit, finder=finder, where=where, text=text)

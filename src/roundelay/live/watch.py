@@ -65,15 +65,15 @@ class JobSeen:
 class JobWatch:
     """Looks at one job again and again, without touching anything of it."""
 
-    def __init__(self, job: LiveJob, algorithms: Sequence[str]) -> None:
-        self.job, self._algorithms = job, algorithms
+    def __init__(self, job: LiveJob, algorithms: Sequence[str], language: str = "en") -> None:
+        self.job, self._algorithms, self._language = job, algorithms, language
         self._world: _core.World = job.world()
         self._before = self._look()
         self._blamed: Counter[int] = Counter()
         self._looks = 0
 
     def _look(self) -> JobNow:
-        return look(self._world, self._algorithms)
+        return look(self._world, self._algorithms, self._language)
 
     def for_a_while(self, seconds: float) -> JobSeen:
         """Look for so long, and return what was seen."""

@@ -117,7 +117,12 @@ class WorldReport:
         return f"{'recv from' if kind == RECV else 'send to'} {who}, {_tag(tag)}"
 
     def circle(self) -> str:
-        """Name ranks that wait for one another in a circle, in a line of its own, if any do.
+        """Name ranks that wait for one another in a circle, in a line of its own, if any do."""
+        steps = [f"rank {one} waits for rank {other}" for one, other in self.circle_of()]
+        return f"\nThey wait in a circle: {', '.join(steps)}." if steps else ""
+
+    def circle_of(self) -> list[tuple[int, int]]:
+        """Return who waits for whom in a circle, if ranks do.
 
         A rank that waits in several threads counts by one of them.
         """
@@ -128,9 +133,8 @@ class WorldReport:
             while (after := waits_for.get(path[-1], -1)) not in (-1, *path):
                 path.append(after)
             if after == start and len(path) > 1:
-                steps = ", ".join(f"rank {one} waits for rank {waits_for[one]}" for one in path)
-                return f"\nThey wait in a circle: {steps}."
-        return ""
+                return [(one, waits_for[one]) for one in path]
+        return []
 
 
 def left_over(rank: int, requests: list[tuple[bool, int, int, int, int, str]]) -> str:

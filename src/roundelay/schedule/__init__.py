@@ -8,6 +8,7 @@ from roundelay.schedule.nested import Axis, NestedCall, NestedPhase, NestedSched
 from roundelay.schedule.over_hosts import lanes_for, over_hosts
 from roundelay.schedule.price import Link, Network, Price, StepPrice, price
 from roundelay.schedule.program import (
+    WINDOW,
     Apply,
     Operand,
     Post,
@@ -24,6 +25,7 @@ from roundelay.schedule.schedule import Cell, Schedule, Transfer
 from roundelay.schedule.serialize import from_json, load, save, to_json
 
 __all__ = [
+    "WINDOW",
     "Algebra",
     "Apply",
     "Axis",

@@ -172,7 +172,13 @@ class _Emitter:
             self.schedule,
             self.reach,
             tuple(
-                Program(rank, tuple(code), len(self.slots[rank]), tuple(sorted(readers[rank])))
+                Program(
+                    rank,
+                    tuple(code),
+                    len(self.slots[rank]),
+                    tuple(sorted(readers[rank])),
+                    hears_all=min(self.known[rank]) > 0,
+                )
                 for rank, code in enumerate(self.code)
             ),
             last,

@@ -5,9 +5,10 @@
     POST k              all before this is done and may be seen by others
 
 Operands lie in a rank's input, its output, or one of its slots in memory that all can reach. A
-program describes one slice of the data and holds no lengths. Slices are numbered across calls;
-slice g uses the slots of parity g mod 2, and before its slots are written, every rank that read
-them in slice g - 2 must have posted in slice g - 1, or have ended slice g - 2 with a post. All
+program describes one slice of the data and holds no lengths. Slices are numbered across calls.
+Large slices use two sets of slots in turn: before slice g writes its own, every rank that read
+them in slice g - 2 must have posted in slice g - 1, or have ended slice g - 2 with a post. Small
+ones use `WINDOW` sets: before slice g, all ranks must have posted in slice g - WINDOW + 1. All
 programs of a call end at one flag value.
 """
 
@@ -20,6 +21,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.schedule.schedule import Schedule
 
 __all__ = [
+    "WINDOW",
     "Apply",
     "Instruction",
     "Operand",
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 Space = Literal["in", "out", "slot"]
+
+#: Sets of small slots, and so how many slices a rank may be ahead of any other.
+WINDOW = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,7 @@ class Program:
     instructions: tuple[Instruction, ...]
     slots: int  # how many it owns
     readers: tuple[int, ...]  # the other ranks that read them
+    hears_all: bool  # it can't end before every rank has posted in the same slice
 
     @property
     def posts_last(self) -> bool:

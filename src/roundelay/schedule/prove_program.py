@@ -1,9 +1,9 @@
 """Proof that programs do what their schedule says, whatever the timing.
 
 What is proved must be what runs, so nothing of the compiler is trusted or used. All programs run
-symbolically, for three slices in a row where there are slots to be used again. Every access is
-checked against every other on the same memory by what its rank can know of the others' posts
-(vector clocks): two accesses of which one writes, with no order between them, are a race.
+symbolically, for one slice more than there are sets of slots where these are used again. Every
+access is checked against every other on the same memory by what its rank can know of the others'
+posts (vector clocks): two accesses of which one writes, with no order between them, are a race.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from roundelay.schedule.schedule import Cell
 
 __all__ = ["prove_program"]
 
-SLICES = 3
+LARGE = 2  # sets of large slots
 AFTERWARDS = 1 << 62  # no post ever covers what a caller does after the call
 
 
-def prove_program(programs: Programs, *, also_in_place: bool = False) -> None:
+def prove_program(programs: Programs, *, also_in_place: bool = False, window: int = LARGE) -> None:
     """Raise `ProofError` naming rank and instruction unless the programs keep the contract.
 
     Private buffers are tried both apart and in place, since callers may pass either; others are
-    where that is asked for.
+    where that is asked for. So many sets of slots as `window` says are used in turn: two of large
+    messages; of small ones `WINDOW`.
 
     >>> from roundelay.algorithms import algorithms
     >>> from roundelay.schedule import compile_schedule
@@ -37,16 +38,16 @@ def prove_program(programs: Programs, *, also_in_place: bool = False) -> None:
     reach = programs.reach
     private = not reach.input and not reach.output
     both = also_in_place or (private and programs.schedule.collective.in_place)
-    slices = SLICES if any(program.slots for program in programs.ranks) else 1
+    slices = window + 1 if any(program.slots for program in programs.ranks) else 1
     runs = [(reach.in_place, slices)] + ([(True, 1)] if both else [])
     for in_place, count in runs:
-        failures = _Machine(programs, in_place=in_place, slices=count).run()
+        failures = _Machine(programs, in_place=in_place, slices=count, window=window).run()
         if failures:
             raise ProofError(f"The program of {programs.schedule.name} ({reach})", failures)
 
 
 class Address(NamedTuple):
-    """A piece of memory: `turn` is the slice for buffers, its parity for slots."""
+    """A piece of memory: `turn` is the slice for buffers, the number of its set for slots."""
 
     space: Space | Literal["buffer"]  # one buffer when in and out are the same
     rank: int
@@ -74,9 +75,9 @@ class _FaultError(Exception):
 
 
 class _Machine:
-    def __init__(self, programs: Programs, *, in_place: bool, slices: int) -> None:
+    def __init__(self, programs: Programs, *, in_place: bool, slices: int, window: int) -> None:
         self.programs, self.schedule, self.reach = programs, programs.schedule, programs.reach
-        self.in_place, self.slices = in_place, slices
+        self.in_place, self.slices, self.window = in_place, slices, window
         size = self.schedule.size
         self.algebra = Algebra()
         self.memory: dict[Address, Memory] = {}
@@ -122,14 +123,16 @@ class _Machine:
         program, posts = self.programs.ranks[rank], self.programs.posts
         for turn in range(self.slices):
             base = turn * posts
-            if turn > 1:
-                for reader in program.readers:
-                    ended = self.programs.ranks[reader].posts_last
-                    yield from self.wait(rank, Wait(reader, base - posts + (not ended)))
+            # Who hears of all need not ask: the check below holds it to that.
+            for first in () if program.hears_all else self.before_reuse(rank, turn - self.window):
+                yield from self.wait(rank, first)
             for number, line in enumerate(program.instructions):
                 self.line[rank] = number
                 if isinstance(line, Wait):
                     yield from self.wait(rank, Wait(line.rank, base + line.post))
+                    # Each post may have a place of its own: one that is passed over is never seen.
+                    if all(flag != base + line.post for flag, _ in self.posted[line.rank]):
+                        self.fail("malformed", rank, 0, f"{line}: which that rank passes over")
                 elif isinstance(line, Post):
                     self.post(rank, base + line.post)
                 else:
@@ -138,7 +141,26 @@ class _Machine:
                 self.fail(
                     "malformed", rank, 0, f"ends at flag {self.flags[rank] - base}, not {posts}"
                 )
+            if program.hears_all and min(self.known[rank]) <= base:
+                detail = "does not hear of every rank, and says that it does"
+                self.fail("malformed", rank, 0, detail)
         self.leave(rank)
+
+    def before_reuse(self, rank: int, last: int) -> list[Wait]:
+        """Return the waits before the slots of slice `last` are written again, as the core does.
+
+        For small slots it waits for all; for large ones, of which there are few, for their readers.
+        """
+        if last < 0:
+            return []
+        program, end = self.programs.ranks[rank], (last + 1) * self.programs.posts
+        if self.window != LARGE:
+            return [Wait(other, end + 1) for other in range(self.schedule.size) if other != rank]
+        ends = [self.programs.ranks[reader].posts_last for reader in program.readers]
+        return [
+            Wait(reader, end + (not ended))
+            for reader, ended in zip(program.readers, ends, strict=True)
+        ]
 
     def wait(self, rank: int, line: Wait) -> Iterator[Wait]:
         while self.flags[line.rank] < line.post:
@@ -244,7 +266,7 @@ class _Machine:
 
     def place(self, operand: Operand, turn: int) -> Address:
         if operand.space == "slot":
-            return Address("slot", operand.rank, operand.at, turn % 2)
+            return Address("slot", operand.rank, operand.at, turn % self.window)
         space = "buffer" if self.in_place else operand.space
         return Address(space, operand.rank, operand.at, turn)
 

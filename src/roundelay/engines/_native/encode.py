@@ -39,7 +39,6 @@ def encoded(programs: Programs, ranks: Sequence[int]) -> list[bytes]:
         programs.reach.input,
         programs.reach.output,
         programs.reach.in_place,
-        _meets(schedule),
         zlib.crc32(name.encode()),
     ]
     most = max(len(blocks) for lists in buffers.values() for blocks in lists)
@@ -47,19 +46,11 @@ def encoded(programs: Programs, ranks: Sequence[int]) -> list[bytes]:
     found = []
     for rank in ranks:
         here = [len(buffers["in"][rank]), len(buffers["out"][rank]), most]
-        words = array("I", [rank, *head, *here, len(last), *last])
+        hears_all = programs.ranks[rank].hears_all
+        words = array("I", [rank, hears_all, *head, *here, len(last), *last])
         _add_code(words, schedule, buffers, programs, rank)
         found.append(words.tobytes())
     return found
-
-
-def _meets(schedule: Schedule) -> bool:
-    """Tell whether every rank's result needs every rank: then none ends before all have begun."""
-    after, everyone = schedule.collective.after, set(range(schedule.size))
-    return all(
-        everyone <= set().union(*after(schedule.size, schedule.root, rank).values())
-        for rank in everyone
-    )
 
 
 def idle(rank: int) -> bytes:

@@ -18,11 +18,13 @@ from roundelay.engines._call import (
     ENDINGS,
     INNER_TAGS,
     CollectiveCall,
+    FastPath,
     MessageCall,
     no_fast_path,
 )
 from roundelay.engines._native.arena import NativeArena
 from roundelay.engines._native.encode import view
+from roundelay.engines._native.labels import labelled
 from roundelay.engines._native.lazily import Lazily
 from roundelay.engines._native.pool import Pool
 from roundelay.engines._native.programs import ProgramCache
@@ -31,10 +33,10 @@ from roundelay.engines._native.trouble import (
     explain,
     own_doing,
     refuse_nested,
+    slow_message,
     tell_broken,
     tell_slow,
     told_lost,
-    warn_slow,
 )
 from roundelay.engines._selector import Selector
 from roundelay.errors import (
@@ -51,7 +53,6 @@ from roundelay.reductions import CODES, Array
 
 CLOSED = "This communicator is closed."
 REGROUP = INNER_TAGS + (1 << 61)  # a tag that no other message has
-PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
 
 # Source lines in errors are the caller's, never ours.
 _core.set_package(str(Path(__file__).parents[2]) + "/")
@@ -139,7 +140,7 @@ class NativeEngine(Engine):
         native = self._open()  # first: while the interpreter ends, nothing can be compiled
         try:
             arguments = self._programs.arguments(call, algorithm)
-            plain = algorithm is None and not (call.label or call.part_of or call.custom_op)
+            plain = algorithm is None and not (call.part_of or call.custom_op)
             key = call.collective, call.root, call.root | AXIS * call.axis
             if plain and self._registered.get(key) != self._programs.made:
                 self._register(*key, arguments[0])
@@ -148,6 +149,12 @@ class NativeEngine(Engine):
             raise explain(self) from None
         except _core.Closed:
             raise InvalidArgumentError(CLOSED) from None
+
+    def labelled_path(self, label: int) -> FastPath:
+        """Put the label on what the native core runs by itself."""
+        if self.fast_path is no_fast_path:
+            return no_fast_path
+        return labelled(self._open(), label)
 
     def _register(self, collective: str, root: int, word: int, program: _core.Program) -> None:
         """Give the native core the programs of plain calls, by size."""
@@ -200,27 +207,28 @@ class NativeEngine(Engine):
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Let the first rank of every new group find room for it, and tell the others where."""
-        told = np.zeros(2, np.uint64)  # where it lies, and its serial; or what there is
-        nbytes = _core.Group.bytes_for(max(1, len(ranks)))
-        if ranks and ranks[0] == self.rank:
-            place = self._room(nbytes, len(ranks))
-            told[:] = place, self.world.next_serial() if place else _core.available_memory()
-        every = self._told_by_all(told)
+        first = ranks and ranks[0] == self.rank
+        every = self._told_by_all(self._place(ranks) if first else np.zeros(2, np.uint64))
         if self.rank not in ranks:
             return None
         return self._grouped(ranks, *map(int, every[ranks[0]]))
 
     def regroup(self, ranks: Sequence[int]) -> Self | None:
         """Let the first of them find room, and tell the others where by a message to each."""
-        told = np.zeros(2, np.uint64)
         if ranks[0] == self.rank:
-            place = self._room(_core.Group.bytes_for(len(ranks)), len(ranks))
-            told[:] = place, self.world.next_serial() if place else _core.available_memory()
+            told = self._place(ranks)
             for other in ranks[1:]:
                 self.post(MessageCall(told, "uint64", other, REGROUP, sends=True)).wait()
         else:
+            told = np.zeros(2, np.uint64)
             self.post(MessageCall(told, "uint64", ranks[0], REGROUP, sends=False)).wait()
         return self._grouped(ranks, *map(int, told))
+
+    def _place(self, ranks: Sequence[int]) -> Array:
+        """Find room for a group: where it lies, and its serial; or 0, and the memory left."""
+        place = self._room(_core.Group.bytes_for(len(ranks)), len(ranks))
+        told = place, self.world.next_serial() if place else _core.available_memory()
+        return np.array(told, np.uint64)
 
     def _grouped(self, ranks: Sequence[int], place: int, serial: int) -> Self:
         """Be in a group that lies at `place`; at 0 lies none, as so little memory was left."""
@@ -287,10 +295,9 @@ class NativeEngine(Engine):
 
     def _told_by_all(self, mine: Array) -> Array:
         every = np.empty((self.size, mine.size), mine.dtype)
-        self.run(CollectiveCall(
-            "all_gather", mine.dtype.name, mine.itemsize, mine.size, every.nbytes, lambda: None,
-            mine, every,
-        ), None)  # fmt: skip
+        sizes = mine.itemsize, mine.size, every.nbytes
+        call = CollectiveCall("all_gather", mine.dtype.name, *sizes, lambda: None, mine, every)
+        self.run(call, None)
         return every
 
     def _room(self, nbytes: int, ranks: int) -> int:
@@ -384,17 +391,10 @@ class NativeEngine(Engine):
                 group.close()
         whole = self._root is self
         native.drain(whole)
-        number = None if whole else self._serial
-        self._messages.drain(native, number, self.timeout, self.slow_message)
+        number, slow = None if whole else self._serial, partial(slow_message, self)
+        self._messages.drain(native, number, self.timeout, slow)
 
     def _open(self) -> _core.Group:
         if self._closed or self.native is None:
             raise InvalidArgumentError(CLOSED)
         return self.native
-
-    def slow_message(self, world_rank: int, seconds: float) -> None:
-        """Warn that a message does not come; who waits for ever is not surprised."""
-        if self.timeout > PATIENT:
-            return
-        rank = self.ranks.index(world_rank) if world_rank in self.ranks else -1
-        warn_slow(self, rank, seconds)

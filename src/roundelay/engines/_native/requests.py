@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from roundelay import _core
-from roundelay.engines._native.trouble import cancelled, explain, told_lost
+from roundelay.engines._native.trouble import cancelled, explain, slow_message, told_lost
 from roundelay.errors import PeerLost
 from roundelay.reductions import DTYPES
 
@@ -61,9 +62,8 @@ class NativeMessageRequest:
         engine, request = self._engine, self._request
         try:
             if engine.native is not None:
-                engine._messages.wait(
-                    request, engine.native, engine.timeout, engine.slow_message, known
-                )
+                slow = partial(slow_message, engine)
+                engine._messages.wait(request, engine.native, engine.timeout, slow, known)
         except _core.Broken:
             raise explain(engine) from None
         return request.done

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from roundelay.engines._native.engine import NativeEngine
 
 
+PATIENT = 86400.0  # seconds; a longer timeout says that waiting is all there is to do
 PATIENCE = 1.0  # seconds, for ranks that are on their way, and perhaps still compile
 BEAT = 0.5  # seconds without a heartbeat that mean a stopped process
 GONE = {"left": "finished", "closed": "closed the group"}
@@ -140,6 +141,14 @@ def warn_slow(engine: NativeEngine, rank: int, seconds: float) -> None:
             f"roundelay: rank {me} has waited {seconds:.0f} s for {whom}; it gives up after "
             f"{engine.timeout:g} s. It is in {what}.\n"
         )
+
+
+def slow_message(engine: NativeEngine, world_rank: int, seconds: float) -> None:
+    """Warn that a message does not come; who waits for ever is not surprised."""
+    if engine.timeout > PATIENT:
+        return
+    rank = engine.ranks.index(world_rank) if world_rank in engine.ranks else -1
+    warn_slow(engine, rank, seconds)
 
 
 def _report(engine: NativeEngine) -> WorldReport:

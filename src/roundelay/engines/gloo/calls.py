@@ -19,7 +19,7 @@ from roundelay.engines._call import CollectiveCall, divide
 from roundelay.engines.gloo.groups import as_tensor
 from roundelay.reductions import Array
 
-__all__ = ["GlooCalls", "LibraryCalls", "Work", "library_word"]
+__all__ = ["BETWEEN_TWO_FROM", "TWO", "GlooCalls", "LibraryCalls", "Work", "library_word"]
 
 #: Of torch; what is begun, and what is to be done when it is over; None where the library can't.
 Work = tuple[Any, Callable[[], None] | None] | None

@@ -19,7 +19,7 @@ from roundelay.engines._selector import Select
 from roundelay.engines.gloo._agreement import GlooAgreement
 from roundelay.engines.gloo._point_to_point import GlooPointToPoint
 from roundelay.engines.gloo._requests import GlooMessageRequest, SlotRequest
-from roundelay.engines.gloo.calls import GlooCalls
+from roundelay.engines.gloo.calls import BETWEEN_TWO_FROM, TWO, GlooCalls
 from roundelay.engines.gloo.groups import (
     HeldGroup,
     Trouble,
@@ -66,6 +66,7 @@ class Gloo(Engine):
         self._trouble = Trouble(rendezvous)
         self._queue = CallQueue()
         self._group: HeldGroup | None = connected(self._torch, rendezvous, timeout)
+        self._back: HeldGroup | None = None  # a second line, see `_both_ways`
         self._messages = GlooPointToPoint(
             self._torch, self._group, self.rank, self.size, self._explain, self._trouble.has_left
         )
@@ -107,7 +108,8 @@ class Gloo(Engine):
         return cls(at.within(name), select, timeout=timeout)
 
     def _limit_waiting(self, limit: float) -> None:
-        self._open()._set_default_timeout(seconds(limit))  # noqa: SLF001 - there is no other name
+        for group in filter(None, (self._open(), self._back)):
+            group._set_default_timeout(seconds(limit))  # noqa: SLF001 - there is no other name
 
     def run(self, call: CollectiveCall, algorithm: str | None) -> None:
         """Have Gloo do it, or walk a schedule over Gloo's messages."""
@@ -134,7 +136,13 @@ class Gloo(Engine):
             done = self._agreement.settle(group, call, algorithm)
             if done or (algorithm is None and self._own.run(group, call)):
                 return
+            self._both_ways(call.nbytes)
             self._walk.run(call, self._selector.schedule_for(call, algorithm))
+
+    def _both_ways(self, nbytes: int) -> None:
+        """Give two ranks a line for each direction: Gloo's threads read or write one, not both."""
+        if self.size == TWO and nbytes >= BETWEEN_TWO_FROM and self._back is None:
+            self._back = connected(self._torch, self._rendezvous.within("back"), self._timeout)
 
     def waiting(self) -> AbstractContextManager[None]:
         """See meanwhile whether the others give signs of life."""
@@ -143,7 +151,8 @@ class Gloo(Engine):
     def slot(self, data: Array, other: int, *, sends: bool) -> SlotRequest:
         """Send or receive bytes in the order of a schedule, apart from users' messages."""
         tensor = as_tensor(self._torch, data)
-        group = self._open()
+        down = (self.rank > other) == sends
+        group = self._back if down and self._back is not None else self._open()
         post = group.send if sends else group.recv
         return SlotRequest(post([tensor], other, WALK), tensor)
 
@@ -204,14 +213,17 @@ class Gloo(Engine):
     def _hang_up(self) -> None:
         """Let go of the group: neither others nor threads, ours or Gloo's, wait for anything."""
         _unclosed.discard(self)
-        group, self._group = self._group, None
-        if group is None:
+        groups = [group for group in (self._group, self._back) if group is not None]
+        self._group = self._back = None
+        if not groups:
             return
         if self._messages.listens or self._queue.busy or self._trouble.told is not None:
-            self._cut(group)
+            for group in groups:
+                self._cut(group)
         self._queue.run(lambda: None)  # after all that were started
         self._messages.hung_up()
-        group.let_go()
+        for group in groups:
+            group.let_go()
         if not self._rendezvous.ranks:  # the whole call, not a group of some
             with contextlib.suppress(StoreLost):
                 self._rendezvous.store.in_hurry().rest(self.rank)
@@ -257,12 +269,15 @@ def connected(torch: Any, rendezvous: StoreRendezvous, timeout: float) -> HeldGr
     kind = torch.distributed.ProcessGroupGloo
     store = signed_store(torch.distributed, rendezvous.store, timeout)
     try:
-        if rendezvous.address is None:  # or by GLOO_SOCKET_IFNAME
-            return HeldGroup(kind(store, rendezvous.rank, rendezvous.size, seconds(timeout)), store)
-        options = kind._Options()  # noqa: SLF001 - torch has no other name for them
-        options._devices = [kind.create_device(hostname=rendezvous.address)]  # noqa: SLF001
-        options._timeout = seconds(timeout)  # noqa: SLF001
-        return HeldGroup(kind(store, rendezvous.rank, rendezvous.size, options), store)
+        options: Any = seconds(timeout)
+        if rendezvous.address is not None:  # or by GLOO_SOCKET_IFNAME
+            options = kind._Options()  # noqa: SLF001 - torch has no other name for them
+            options._devices = [kind.create_device(hostname=rendezvous.address)]  # noqa: SLF001
+            options._timeout = seconds(timeout)  # noqa: SLF001
+        group = HeldGroup(kind(store, rendezvous.rank, rendezvous.size, options), store)
+        # Who needs nothing of the others may close at once, while they still connect.
+        group.barrier().wait()
+        return group  # noqa: TRY300 - what has come to pass
     except (RuntimeError, TimeoutError) as error:
         raise RendezvousError(
             f"rank {rendezvous.rank} of {rendezvous.size} could not connect to the others by Gloo "

@@ -1,0 +1,158 @@
+// What an instruction that applies does: where its operands lie, reading those of other processes, folding.
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "group.hpp"
+#include "peer_memory.hpp"
+
+namespace roundelay {
+
+namespace {
+
+// Of what is read from other processes at a time, of one of them at least, and of all to be folded.
+constexpr std::size_t piece_bytes = 32 * 1024;
+constexpr std::size_t scratch_bytes = 512 * 1024;
+// Until the death is told of a rank whose memory can't be read.
+constexpr std::int64_t unreadable_ns = 1'000'000'000;
+}  // namespace
+
+// What an instruction does with one slice: destinations, then sources. A source in another process's
+// memory has no place here yet, but a rank and an address there.
+struct Group::Fold {
+    Op op;
+    DType dtype;
+    std::size_t item, count;
+    std::byte** places;
+    const std::uint64_t* far;  // by source; 0 where it has a place
+    const Operand* operands;
+    std::size_t dsts, srcs;
+    int divisor;
+    const std::byte* ahead;
+    bool streams;
+
+    void run() const {
+        if (srcs == 1)
+            move(reinterpret_cast<void* const*>(places), int(dsts), places[dsts], count, streams);
+        else
+            fold(op, dtype, reinterpret_cast<void* const*>(places), dsts,
+                 reinterpret_cast<const void* const*>(places + dsts), srcs, count, divisor, ahead);
+    }
+};
+
+void Group::apply(const Call& call, const Program& program, const Geometry& geometry,
+                  std::size_t number, std::size_t from, std::size_t width) {
+    const Instruction& instruction = program.instructions[number];
+    const std::size_t length = geometry.lengths[number];
+    if (from >= length) return;
+    const std::size_t count = std::min(width, length - from);
+    constexpr std::size_t few = 32;
+    std::array<std::byte*, few> small;
+    std::array<std::uint64_t, few> small_far;
+    std::vector<std::byte*> large;
+    std::vector<std::uint64_t> large_far;
+    std::byte** places = small.data();
+    std::uint64_t* far = small_far.data();
+    const std::size_t total = std::size_t(instruction.dsts) + instruction.srcs;
+    if (total > few) {
+        large.resize(total);
+        places = large.data();
+        large_far.resize(total);
+        far = large_far.data();
+    }
+    bool pulls = false;
+    for (std::size_t index = 0; index < total; ++index) {
+        const Operand& operand = program.operands[instruction.first + index];
+        far[index] = 0;
+        if (operand.rank != rank_) {
+            auto& moved = (index < instruction.dsts ? pushed_ : pulled_)[operand.rank];
+            moved.store(moved.load(std::memory_order_relaxed) + count * call.item,
+                        std::memory_order_relaxed);
+        }
+        if (operand.space == Space::slot) {
+            places[index] = slot(operand.rank, operand.at, width * call.item);
+            continue;
+        }
+        const std::size_t offset = (geometry.operands[instruction.first + index] + from) * call.item;
+        std::byte* buffer = nullptr;
+        if (operand.rank == rank_) {
+            buffer = operand.space == Space::in ? const_cast<std::byte*>(call.in) : call.out;
+        } else {
+            const Buffers& theirs = buffers(operand.rank);
+            buffer = operand.space == Space::in ? theirs.in : theirs.out;
+            if (buffer == nullptr) {
+                far[index] = theirs.far_in + offset;
+                pulls = true;
+                continue;
+            }
+        }
+        places[index] = buffer + offset;
+    }
+    const Geometry::Ahead& next = geometry.ahead[number];
+    const std::byte* ahead = nullptr;
+    if (next.operand != Geometry::Ahead::none && from + 2 * width <= next.length)
+        ahead = call.in + (geometry.operands[next.operand] + from + width) * call.item;
+    const bool divides = instruction.complete && call.op == Op::avg;
+    // A lone contribution is only moved: as bytes, whatever they mean.
+    const bool moves = instruction.srcs == 1;
+    const Fold fold{.op = moves ? Op::bor : call.op,
+                    .dtype = moves ? DType::uint8 : call.dtype,
+                    .item = moves ? 1 : call.item,
+                    .count = moves ? count * call.item : count,
+                    .places = places,
+                    .far = far + instruction.dsts,
+                    .operands = program.operands.data() + instruction.first + instruction.dsts,
+                    .dsts = instruction.dsts,
+                    .srcs = instruction.srcs,
+                    .divisor = divides && !moves ? size_ : 0,
+                    .ahead = ahead,
+                    .streams = streams_ && program.operands[instruction.first].space == Space::out};
+    if (pulls)
+        pull(fold);
+    else
+        fold.run();
+}
+
+// Piece by piece: what is read from other processes is folded while it lies in the cache. What is only
+// moved is read to where it goes.
+void Group::pull(Fold fold) {
+    const bool moves = fold.srcs == 1;
+    std::size_t piece = fold.count;
+    if (!moves || fold.dsts > 1) {
+        const std::size_t bytes = std::clamp(scratch_bytes / fold.srcs, piece_bytes, 4 * piece_bytes);
+        piece = bytes / fold.item / 64 * 64;
+        if (!moves && scratch_.size() < fold.srcs * bytes) scratch_.resize(fold.srcs * bytes);
+    }
+    const std::size_t count = fold.count;
+    for (std::size_t done = 0; done < count; done += piece) {
+        kill_point();
+        fold.count = std::min(piece, count - done);
+        const std::size_t bytes = fold.count * fold.item;
+        // Each rank begins with another: the kernel locks a process's memory while it is read.
+        for (std::size_t turn = 0; turn < fold.srcs; ++turn) {
+            const std::size_t source = (turn + std::size_t(rank_)) % fold.srcs;
+            if (fold.far[source] == 0) continue;
+            std::byte* to = moves ? fold.places[0] : scratch_.data() + source * piece * fold.item;
+            read(fold.operands[source].rank, to, fold.far[source] + done * fold.item, bytes,
+                 done + piece >= count);
+            fold.places[fold.dsts + source] = to;
+        }
+        if (!moves || fold.dsts > 1) fold.run();
+        for (std::size_t index = 0; index < fold.dsts + fold.srcs; ++index)
+            fold.places[index] += bytes;
+    }
+}
+
+void Group::read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last) {
+    if (read_peer(world_->rank(world_rank(rank)), to, from, bytes, last)) return;
+    // Its process is gone, or going: who watches it says so within a moment.
+    const std::int64_t limit = now_ns() + unreadable_ns;
+    while (!world_->troubled() && !world_->dead(world_rank(rank)) && now_ns() < limit) sched_yield();
+    world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_,
+                 world_->dead(world_rank(rank)) ? "" : "unreadable");
+    throw Broken{};
+}
+
+}  // namespace roundelay
