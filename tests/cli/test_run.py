@@ -93,6 +93,27 @@ print(*(os.environ[name] for name in names), int(os.environ["MASTER_PORT"]) > 0,
     assert sorted(stdout) == due
 
 
+def test_the_port_is_nobodys_but_the_jobs(launch: Launch) -> None:
+    script = """
+import os, socket
+port = int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    for reuse in False, True:
+        for address in "127.0.0.1", "0.0.0.0":
+            with socket.socket() as server:
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                try:
+                    server.bind((address, port))
+                    server.listen()
+                    print(reuse, "listens")
+                except OSError as error:
+                    print(reuse, error.strerror)
+"""
+    code, stdout, stderr = launch(script, "-n", "2", "script.py").end()
+    assert (code, stderr) == (0, [])
+    assert stdout == ["[0] False Address already in use"] * 2 + ["[0] True listens"] * 2
+
+
 @pytest.mark.parametrize("words", [["auto"], ["cpu"]])
 def test_one_rank_per_core_by_name(launch: Launch, words: list[str]) -> None:
     from roundelay.launch.ranks_here import ranks_here  # noqa: PLC0415

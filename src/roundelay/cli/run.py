@@ -8,7 +8,8 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -165,11 +166,14 @@ def command(
         command = torchrun_command(ranks, handed, target, timeout, shutdown_timeout)
         exec_launcher(command, without_others(environ, handed))
     job = secrets.token_hex(8)
-    environments = rank_environments(environ, ranks, job=job, port=_free_port(), timeout=timeout)
-    try:
-        ending = run_job([sys.executable, *target], environments, shutdown_timeout or SHUTDOWN_S)
-    finally:
-        forget(found_place(environments[0]).job)
+    with _held_port() as port:
+        environments = rank_environments(environ, ranks, job=job, port=port, timeout=timeout)
+        try:
+            ending = run_job(
+                [sys.executable, *target], environments, shutdown_timeout or SHUTDOWN_S
+            )
+        finally:
+            forget(found_place(environments[0]).job)
     _report(ending)
     raise click.exceptions.Exit(ending.code)
 
@@ -221,11 +225,18 @@ def _module(name: str) -> list[str]:
     return ["-m", name]
 
 
-def _free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
+@contextmanager
+def _held_port() -> Iterator[int]:
+    """Yield a port at which rank 0 may listen and that nobody is given meanwhile.
+
+    The kernel gives a port that is bound to nobody who asks for any, nor to a connection. With
+    SO_REUSEADDR on both sides, who asks for it by number still gets it while this one does not
+    listen; stores of torch and most servers set that.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def _report(ending: Ending) -> None:
