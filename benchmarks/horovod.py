@@ -27,7 +27,6 @@ RESULTS = Path(__file__).parent / "results"
 ROUNDS, REPEATS = 15, 100
 MANY = 32  # tensors under way at once
 GRADS, ELEMENTS = 64, 256  # of a step of an optimizer
-THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 
 
 def contenders() -> dict[str, Callable[[], object]]:
@@ -49,8 +48,8 @@ def contenders() -> dict[str, Callable[[], object]]:
     }
 
 
-def optimizer_steps() -> dict[str, Callable[[], object]]:
-    """Return a step with many small gradients, of which several go in one call, or each alone."""
+def optimizer_step() -> Callable[[], object]:
+    """Return a step with many small gradients."""
     weights = [torch.nn.Parameter(torch.ones(ELEMENTS)) for _ in range(GRADS)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=0.0))
     ones = torch.ones(ELEMENTS)
@@ -60,8 +59,7 @@ def optimizer_steps() -> dict[str, Callable[[], object]]:
         optimizer.step()
         optimizer.zero_grad()
 
-    alone = os.environ.get(THRESHOLD) == "0"
-    return {f"a step with {GRADS} gradients{f', {THRESHOLD}=0' if alone else ''}": step}
+    return step
 
 
 def timed(every: dict[str, Callable[[], object]], times: dict[str, list[float]]) -> None:
@@ -81,16 +79,9 @@ def measure() -> dict[str, float]:
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {}
     hvd.init()
-    every = contenders() | optimizer_steps()
+    every = contenders() | {f"a step with {GRADS} gradients": optimizer_step()}
     for _ in range(ROUNDS):
         timed(every, times)
-    for turn in range(6):  # with several in one call, and without: a session each
-        hvd.shutdown()
-        os.environ[THRESHOLD] = "0" if turn % 2 else ""
-        hvd.init()
-        steps = optimizer_steps()
-        for _ in range(ROUNDS // 3):
-            timed(steps, times)
     found = {name: round(statistics.median(took) * 1e6, 1) for name, took in times.items()}
     began = sum(os.times()[:2])
     time.sleep(2.0)

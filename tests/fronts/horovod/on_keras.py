@@ -67,6 +67,23 @@ def check_training(make: Any, **options: Any) -> None:
     np.testing.assert_array_equal(losses[0], losses[1])
 
 
+def check_loss_scaling(make: Any) -> None:
+    """Where one rank's gradients are not finite, no rank steps; weights stay bit-equal."""
+    x, y = data()
+    keras.utils.set_random_seed(100 + hvd.rank())
+    model = model_of(make(keras.optimizers.SGD(0.1, momentum=0.9)))
+    mine = [whole_batches(one)[:, hvd.rank()].reshape(3 * ROWS, -1) for one in (x, y)]
+    if hvd.rank() == 1:
+        mine[0][ROWS + 2] = np.inf  # in the second batch
+    model.fit(*mine, batch_size=ROWS, epochs=2, shuffle=False, verbose=0,
+              callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])  # fmt: skip
+    for one in weights_of(model):
+        both = hvd.allgather(one[np.newaxis])
+        assert np.isfinite(both).all()
+        np.testing.assert_array_equal(both[0], both[1])
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 4
+
+
 def check_warm_up() -> None:
     """The rate goes from that of one rank to that of all."""
     x, y = data()
@@ -113,6 +130,9 @@ def check_values_and_what_is_refused() -> None:
         lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=2),
         lambda: hvd.DistributedOptimizer("sgd"),
         lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD())),
+        lambda: hvd.DistributedOptimizer(
+            keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD()))
+        ),
         lambda: hvd.broadcast_global_variables(0),
     ):
         try:
@@ -128,6 +148,9 @@ if __name__ == "__main__":
     check_training(lambda: keras.optimizers.Adam(0.01))
     check_training(lambda: keras.optimizers.SGD(0.05), gradient_predivide_factor=2.0)
     check_training(lambda: keras.optimizers.SGD(0.05), compression=hvd.Compression.fp16)
+    scaled = keras.optimizers.LossScaleOptimizer
+    check_loss_scaling(lambda one: hvd.DistributedOptimizer(scaled(one)))
+    check_loss_scaling(lambda one: scaled(hvd.DistributedOptimizer(one)))
     check_warm_up()
     check_save_and_load()
     check_values_and_what_is_refused()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
@@ -19,10 +18,9 @@ import roundelay as rd
 import roundelay.horovod.torch as hvd
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod import session
-from roundelay.fronts.horovod.torch.fusion import SMALL, reduce_all
 
 SIZES = (2, 3, 4, 7)
-SHAPES = [(), (3,), (0,), (17, 2), (SMALL // 4 + 1,), (5,), (2, 2, 2), (100,)]
+SHAPES = [(), (3,), (0,), (17, 2), (8193,), (5,), (2, 2, 2), (100,)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32]
 
 
@@ -49,12 +47,8 @@ def error_of(call: Callable[[], Any]) -> str:
         return str(error)
 
 
-def many_results(most: str | None) -> list[torch.Tensor]:
-    """All-reduce many tensors, submitted by every rank in an order of its own."""
-    if most is not None:
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = most
-        hvd.shutdown()
-        hvd.init()
+def many_results(*, mixed: bool) -> list[torch.Tensor]:
+    """All-reduce many tensors, each alone, or submitted by every rank in an order of its own."""
     rank = hvd.rank()
     generator = torch.Generator().manual_seed(rank)
     tensors = {
@@ -63,41 +57,26 @@ def many_results(most: str | None) -> list[torch.Tensor]:
         for shape in SHAPES
         for op in (hvd.Sum, hvd.Average, hvd.Max)
     }
+    turned = torch.arange(6.0).view(2, 3).t() + rank  # not contiguous
+    grouped = [turned, torch.ones(4) / (rank + 1), torch.ones(2, dtype=torch.int64)]
+    if not mixed:
+        results = [hvd.allreduce(x, name=name, op=int(name[-1])) for name, x in tensors.items()]
+        return results + [hvd.allreduce(x, op=hvd.Sum) for x in grouped]
     order = list(tensors)
     random.Random(rank).shuffle(order)
     begun = {
         name: hvd.allreduce_async(tensors[name], name=name, op=int(name[-1])) for name in order
     }
     results = [hvd.synchronize(begun[name]) for name in tensors]
-    turned = torch.arange(6.0).view(2, 3).t() + rank  # not contiguous
-    grouped = [turned, torch.ones(4) / (rank + 1), torch.ones(2, dtype=torch.int64)]
     return results + hvd.grouped_allreduce(grouped, op=hvd.Sum)
 
 
 @pytest.mark.parametrize("ranks", SIZES)
-def test_tensors_reduced_together_have_the_bits_of_each_alone(ranks: int) -> None:
-    together = on_ranks(partial(many_results, None), ranks)
-    alone = on_ranks(partial(many_results, "0"), ranks)
-    for some in (*together, *alone):
-        assert all(map(torch.equal, some, together[0]))
-
-
-@pytest.mark.parametrize(("most", "calls"), [(0, 6), (1 << 20, 3), (20, 5)])
-def test_small_tensors_of_one_dtype_go_in_one_call(most: int, calls: int) -> None:
-    pairs = [(torch.full((count,), 1.0, dtype=dtype), torch.zeros(count, dtype=dtype))
-             for dtype, count in [(torch.float32, 2), (torch.int64, 1), (torch.float32, 3),
-                                  (torch.float32, SMALL), (torch.int64, 2),
-                                  (torch.float32, 1)]]  # fmt: skip
-    seen = []
-
-    def double(source: torch.Tensor, output: torch.Tensor) -> None:
-        seen.append(source.numel())
-        output.copy_(source * 2)
-
-    reduce_all(pairs, hvd.Sum, most, double)
-    assert len(seen) == calls
-    assert sum(seen) == sum(source.numel() for source, _ in pairs)
-    assert all((output == 2).all() for _, output in pairs)
+def test_tensors_in_any_order_have_the_bits_of_each_alone(ranks: int) -> None:
+    alone = on_ranks(partial(many_results, mixed=False), ranks)
+    mixed = on_ranks(partial(many_results, mixed=True), ranks)
+    for some in (*alone, *mixed):
+        assert all(map(torch.equal, some, alone[0]))
 
 
 def never_made(lonely: int, before: int) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 import roundelay.horovod.torch as hvd
@@ -118,18 +117,3 @@ def all_of_them() -> dict[str, str]:
 def test_odd_arguments_are_refused_by_name() -> None:
     for found in run(all_of_them, np=2):
         assert not found, "\n".join(f"{what} {came}" for what, came in found.items())
-
-
-@pytest.mark.parametrize("wrong", ["-1", "many", "1e6"])
-def test_a_threshold_that_is_none_is_refused(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", wrong)
-    told = run(_init_error, np=2)
-    assert all("HOROVOD_FUSION_THRESHOLD is a number of bytes" in one for one in told)
-
-
-def _init_error() -> str:
-    try:
-        hvd.init()
-    except RoundelayError as error:
-        return str(error)
-    return "no error"

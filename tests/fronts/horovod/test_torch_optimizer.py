@@ -123,6 +123,10 @@ def habits() -> list[str]:
             hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **wrong)
         except ValueError as error:
             said.append(str(error))
+    try:
+        hvd.DistributedOptimizer(optimizer)
+    except ValueError as error:
+        said.append(str(error))
     return said
 
 
@@ -178,7 +182,7 @@ def test_sparse_gradients_are_as_good_as_dense_ones(found: list[dict[str, Any]])
 
 def test_what_is_warned_of_and_what_is_refused(found: list[dict[str, Any]]) -> None:
     for one in found:
-        zeroed, warned, rate, kind, passes, groups, predivide, missing, twice = one["habits"]
+        zeroed, warned, rate, kind, passes, groups, predivide, missing, twice, own = one["habits"]
         assert "while gradients are on their way" in zeroed
         assert "called without optimizer.skip_synchronize()" in warned
         assert (rate, kind) == ("0.05", "True")
@@ -187,3 +191,4 @@ def test_what_is_warned_of_and_what_is_refused(found: list[dict[str, Any]]) -> N
         assert "gradient_predivide_factor" in predivide
         assert "no name for 3 of the 4" in missing
         assert "there twice: ['a']" in twice
+        assert "Wrap an optimizer once" in own

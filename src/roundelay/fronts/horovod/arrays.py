@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ def allreduce(
             "op=hvd.Adasum is there in roundelay.horovod.torch only; take hvd.Average or hvd.Sum."
         )
     here, given = _given("allreduce()", arrays, process_set)
+    _require_dtypes(given, op)
     factors = ("prescale_factor and postscale_factor", tuple(map(float, scales)))
     terms = (*_terms(given), ("op", op), factors)
     return _done(here, "allreduce", name, process_set, terms,
@@ -147,12 +149,15 @@ def reducescatter(
     if op not in (Average, Sum):
         raise InvalidArgumentError("hvd.reducescatter takes op=hvd.Sum or hvd.Average only.")
     here, given = _given("reducescatter()", arrays, process_set, rows=True)
+    _require_dtypes(given, op)
 
     def share(comm: Communicator, array: Array) -> Array:
         base, extra = divmod(len(array), comm.size)
         counts = [base + (rank < extra) for rank in range(comm.size)]
-        mine = comm.reduce_scatter(_scaled(array, scales[0]), "sum", axis=0, counts=counts)
-        return _scaled(_mean(mine, comm.size) if op == Average else mine, scales[1])
+        add = partial(comm.reduce_scatter, op="sum", axis=0, counts=counts)
+        scaled = _scaled(array, scales[0])
+        mine = _mean(scaled, comm.size, add) if op == Average else add(scaled)
+        return _scaled(mine, scales[1])
 
     factors = ("prescale_factor and postscale_factor", tuple(map(float, scales)))
     terms = (*_terms(given), ("op", op), factors)
@@ -189,15 +194,28 @@ def allgather_object(
 
 
 def _reduced(comm: Communicator, array: Array, op: int, scales: Scales) -> Array:
-    whole = comm.all_reduce(_scaled(array, scales[0]).copy(), WORDS[op])
-    return _scaled(_mean(whole, comm.size) if op == Average else whole, scales[1])
+    add: Callable[..., Any] = partial(comm.all_reduce, op=WORDS[op])
+    scaled = _scaled(array, scales[0]).copy()
+    return _scaled(_mean(scaled, comm.size, add) if op == Average else add(scaled), scales[1])
 
 
-def _mean(total: Array, size: int) -> Array:
-    """Divide; whole numbers are rounded towards zero."""
-    if total.dtype.kind in "iu":
-        return np.trunc(total / size).astype(total.dtype)
-    return (total / np.asarray(size, total.dtype)).astype(total.dtype)
+def _mean(array: Array, size: int, add: Callable[..., Any]) -> Array:
+    """Return the mean; of whole numbers exactly, rounded towards zero: no sum of them wraps."""
+    if array.dtype.kind not in "iu":
+        total = add(array)
+        return (total / np.asarray(size, total.dtype)).astype(total.dtype)
+    wide = array.astype(np.int64)
+    parts, rest = add(wide // size), add(wide % size)  # the sum is parts · size + rest
+    found = parts + rest // size
+    return (found + ((found < 0) & (rest % size != 0))).astype(array.dtype)
+
+
+def _require_dtypes(given: Sequence[Array], op: int) -> None:
+    for array in given:
+        if op == Average and array.dtype.name in ("bool", "uint64"):
+            raise InvalidArgumentError(
+                f"hvd.Average takes no {array.dtype.name}. Use hvd.Max or hvd.Min, or int64."
+            )
 
 
 def _scaled(array: Array, factor: float) -> Array:

@@ -33,8 +33,6 @@ class RankMessage(NamedTuple):
     terms: int = 0
     kind: int = 0
     line: int = 0  # stands for the user's line, where the operation has no name; else 0
-    family: int = 0  # of operations that may run in one call with those of their kind; 0 is none
-    nbytes: int = 0
 
 
 class CoordinatorMessage(NamedTuple):
@@ -44,7 +42,6 @@ class CoordinatorMessage(NamedTuple):
     process_set: int = 0
     name: int = 0
     argument: int = 0
-    more: int = 0  # whether the next one runs in the same call
     text: str = ""  # of which only the length is a number: it follows in a message of its own
 
 
@@ -80,6 +77,7 @@ class Control:
         said, told = len(RankMessage._fields), len(CoordinatorMessage._fields)
         self._out, self._in = Page(said), Page(said if self._first else told)
         self._decided = Page(told)
+        self._written: Sequence[CoordinatorMessage] = ()  # there
         self._saying = MessageCall(self._out.data, "int64", 0, SAID, sends=True, background=False)
         src, tag = (None, SAID) if self._first else (0, DECIDED)
         self._hearing = MessageCall(self._in.data, "int64", src, tag, sends=False, background=False)
@@ -99,7 +97,7 @@ class Control:
         """Send what was said. Rank 0 tells itself by a queue; who listens there is woken up."""
         with self._sending:
             if self._first:
-                if self._listening and self._queue:
+                if self._listening and self._queue and not self._nudges:
                     self._out.write([])
                     self._nudges += 1
                     self._engine.post(self._saying).wait()
@@ -130,20 +128,18 @@ class Control:
             rows = self._received(patience)
         finally:
             self._listening = False
-        return [
-            CoordinatorMessage(a, b, c, d, e, self._text(length)) for a, b, c, d, e, length in rows
-        ]
+        return [CoordinatorMessage(a, b, c, d, self._text(length)) for a, b, c, d, length in rows]
 
     def tell(self, rank: int, decided: Sequence[CoordinatorMessage]) -> None:
         """Tell a rank what was decided, in this order."""
         for start in range(0, len(decided), MOST):
             some = decided[start : start + MOST]
-            texts = [told.text.encode() for told in some]
-            rows = [(*told[:-1], len(text)) for told, text in zip(some, texts, strict=True)]
-            self._decided.write(rows)
+            if some != self._written:  # most is told to all ranks alike
+                self._written = some
+                self._decided.write([(a, b, c, d, len(text.encode())) for a, b, c, d, text in some])
             self._engine.post(self._telling[rank]).wait()
-            for text in filter(None, texts):
-                self._comm.send(np.frombuffer(text, np.uint8), rank, TEXT)
+            for text in [told.text for told in some if told.text]:
+                self._comm.send(np.frombuffer(text.encode(), np.uint8), rank, TEXT)
 
     def close(self) -> None:
         """Say nothing more, and leave no message to oneself behind."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import pairwise
 from typing import NamedTuple
 
 from roundelay.errors import ranks_text
 from roundelay.fronts.horovod.control import RankMessage
 from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
 
-__all__ = ["JOINED", "Coordinator", "Decision", "Outcome", "Said", "chained"]
+__all__ = ["JOINED", "Coordinator", "Decision", "Outcome", "Said"]
 
 SUBMIT = 0  # of `Said`, and looked at most
 JOINED = 0, 0  # the operation of a rank that has joined
@@ -50,8 +49,6 @@ class Decision(NamedTuple):
     name: int = 0
     argument: int = 0
     text: str = ""
-    family: int = 0  # for `chained`
-    nbytes: int = 0
 
 
 class Coordinator:
@@ -114,14 +111,13 @@ class Coordinator:
     def _complete(
         self, key: tuple[int, int], members: tuple[int, ...], told: Sequence[RankMessage]
     ) -> Decision:
-        first = told[0]
         if len({entry.terms for entry in told}) > 1:
             return Decision(members, Outcome.MISMATCH, *key)
         lines = frozenset([entry.line for entry in told])
         if len(lines) > 1 and lines not in self._paired:
             self._paired.add(lines)
             return Decision(members, Outcome.RUN, *key, argument=1)
-        return Decision(members, Outcome.RUN, *key, 0, "", first.family, first.nbytes)
+        return Decision(members, Outcome.RUN, *key)
 
     def _incomplete(
         self, key: tuple[int, int], members: tuple[int, ...], told: dict[int, RankMessage]
@@ -158,22 +154,6 @@ class Coordinator:
             told = self._waiting[key]
             missing = [rank for rank in self.members.get(key[0], ()) if rank not in told]
             yield self._fail(key, f"{_have(missing)} not submitted it.")
-
-
-def chained(decided: Sequence[Decision], most: int) -> list[bool]:
-    """Tell of each decision whether it runs in one call with the next: of a family, up to `most`.
-
-    >>> ready = [Decision((0, 1), Outcome.RUN, 0, name, 0, "", 5, 40) for name in range(4)]
-    >>> chained(ready, 100), chained(ready, 0)
-    ([True, False, True, False], [False, False, False, False])
-    """
-    found, nbytes = [False] * len(decided), 0
-    for at, (one, following) in enumerate(pairwise(decided)):
-        nbytes += one.nbytes
-        alike = (following.family, following.process_set) == (one.family, one.process_set)
-        found[at] = alike and one.family != 0 and nbytes + following.nbytes <= most
-        nbytes = nbytes if found[at] else 0
-    return found
 
 
 def _have(ranks: Iterable[int]) -> str:

@@ -22,7 +22,6 @@ from roundelay.fronts.horovod.coordinator import (
     Decision,
     Outcome,
     Said,
-    chained,
 )
 from roundelay.fronts.horovod.errors import HorovodInternalError
 from roundelay.fronts.horovod.operation import (
@@ -43,15 +42,12 @@ NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 class Negotiation:
     """One rank's part: submits operations, and runs what is decided."""
 
-    def __init__(
-        self, comm: Communicator, stand_in: Callable[[Any], Operation], together: int
-    ) -> None:
+    def __init__(self, comm: Communicator, stand_in: Callable[[Any], Operation]) -> None:
         everyone = range(comm.size)
         control, data = comm.group(everyone), comm.group(everyone)
         if control is None or data is None:
             raise InvalidArgumentError("hvd.init needs a communicator of which this is a rank.")
         self.rank, self._timeout = comm.rank, min(comm.timeout, threading.TIMEOUT_MAX / 4)
-        self._together = together  # bytes of operations that run in one call
         self._control = Control(control)
         self.comms: dict[int, Communicator] = {0: data}
         self.members: dict[int, tuple[int, ...]] = {0: tuple(everyone)}
@@ -65,9 +61,6 @@ class Negotiation:
         if self._coordinator is not None:
             self._coordinator.members = self.members
         self._removed: list[int] = []  # process sets, since the last decisions
-        self._chain: list[
-            CoordinatorMessage
-        ] = []  # decisions for one call, of which the last has not come yet
         self._next_set = 1
         self.epoch = 0  # how often all have joined
         self._leaving = False
@@ -95,8 +88,7 @@ class Negotiation:
         paired = unnamed and operation.kind not in ("barrier", "process_set")
         line = number_of(line_of(operation.place)) if paired else 0
         terms, kind = number_of(operation.terms), NUMBERS[operation.kind]
-        family, nbytes = operation.together[:2] if operation.together else (0, 0)
-        self._control.say(RankMessage(self.rank, SUBMIT, *key, terms, kind, line, family, nbytes))
+        self._control.say(RankMessage(self.rank, SUBMIT, *key, terms, kind, line))
         self._turns.ring()
         return operation
 
@@ -194,9 +186,8 @@ class Negotiation:
     def _told(self, decided: list[Decision]) -> list[CoordinatorMessage]:
         """Tell other ranks what was decided; return what concerns this one."""
         by_rank: dict[int, list[CoordinatorMessage]] = {}
-        for decision, more in zip(decided, chained(decided, self._together), strict=True):
-            to, outcome, process_set, name, argument, text, *_ = decision
-            told = CoordinatorMessage(outcome, process_set, name, argument, more, text)
+        for to, outcome, process_set, name, argument, text in decided:
+            told = CoordinatorMessage(outcome, process_set, name, argument, text)
             for rank in to:
                 by_rank.setdefault(rank, []).append(told)
         mine = by_rank.pop(0, [])
@@ -207,15 +198,12 @@ class Negotiation:
     def _act_on(self, decided: list[CoordinatorMessage]) -> bool:
         waited = False
         for told in decided:
-            self._chain.append(told)
-            if not told.more:
-                chain, self._chain = self._chain, []
-                waited |= self._act(told) if len(chain) == 1 else self._act_together(chain)
+            waited |= self._act(told)
         return waited
 
     def _act(self, decision: CoordinatorMessage) -> bool:
         """Do what has been decided, and tell whether somebody waited for it."""
-        outcome, process_set, name, argument, _, text = decision
+        outcome, process_set, name, argument, text = decision
         if outcome == Outcome.END:
             self._turns.stop()
             return False
@@ -245,22 +233,6 @@ class Negotiation:
             operation.finish(None, error)
             _raise_if_broken(error)
         return operation.waited
-
-    def _act_together(self, decided: list[CoordinatorMessage]) -> bool:
-        """Run operations of one family in one call."""
-        comm = self.comms[decided[0].process_set]
-        found = [self._pending.pop((told.process_set, told.name)) for told in decided]
-        parts = [one.together for one in found if one.together is not None]
-        try:
-            results = parts[0].run(comm, [one.part for one in parts])
-            for one, result in zip(found, results, strict=True):
-                one.finish(result)
-        except BaseException as error:  # noqa: BLE001 - likewise
-            for one in found:
-                if not one.done():
-                    one.finish(None, error)
-            _raise_if_broken(error)
-        return any(one.waited for one in found)
 
     def _warn(self, operation: Operation, comm: Communicator) -> None:
         """Tell that ranks made one call without a name on different lines, perhaps by mistake."""

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from time import monotonic
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from roundelay.communicator import Communicator
 from roundelay.errors import ranks_text
 
 __all__ = [
-    "ALLREDUCE", "BARRIER", "KINDS", "Operation", "Place", "Terms", "Together", "differences",
-    "line_of", "lines_told", "number_of",
+    "ALLREDUCE", "BARRIER", "KINDS", "Operation", "Place", "Terms", "differences", "line_of",
+    "lines_told", "number_of",
 ]  # fmt: skip
 
 #: By the number that travels; the first may run with ranks that have joined.
@@ -34,21 +34,12 @@ Terms = tuple[tuple[str, Any], ...]
 Place = tuple[CodeType, int, int]
 
 
-class Together(NamedTuple):
-    """How an operation runs in one call with others of its family."""
-
-    family: int  # not 0
-    nbytes: int
-    part: Any  # what `run` takes of each
-    run: Callable[[Communicator, list[Any]], list[Any]]  # gives the results
-
-
 class Operation:
     """What a rank submits; done once it has run, or failed, on all members of its process set."""
 
     __slots__ = (
         "_done", "_ended", "_error", "_result", "key", "kind", "name", "place", "process_set",
-        "run", "terms", "together", "waited",
+        "run", "terms", "waited",
     )  # fmt: skip
 
     def __init__(
@@ -58,10 +49,9 @@ class Operation:
         process_set: int,
         terms: Terms,
         run: Callable[[Communicator], Any],
-        together: Together | None = None,
     ) -> None:
         self.kind, self.name, self.process_set = kind, name, process_set
-        self.terms, self.run, self.together = terms, run, together
+        self.terms, self.run = terms, run
         self.key = (0, 0)  # by which ranks know it, once it is submitted
         self.place: Place | None = None  # of the call
         self.waited = False  # somebody waits for it
@@ -74,7 +64,7 @@ class Operation:
     def finish(self, result: Any, error: BaseException | None = None) -> None:
         """Give those who wait the result, or an error."""
         self._result, self._error, self._ended = result, error, monotonic()
-        self.run, self.together = _over, None  # with all that they hold
+        self.run = _over  # with all that it holds
         self._done.release()
 
     def done(self) -> bool:

@@ -14,13 +14,10 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.errors import NotInitializedError, UnsupportedOperationError
 from roundelay.fronts.horovod.negotiation import Negotiation
-from roundelay.fronts.horovod.operation import Operation, Terms, Together
+from roundelay.fronts.horovod.operation import Operation, Terms
 from roundelay.launch import init as rd_init
 
 __all__ = ["Session", "adopt", "begin", "current", "end", "started"]
-
-#: Bytes of tensors that run in one call: Horovod's default for HOROVOD_FUSION_THRESHOLD.
-TOGETHER = 128 << 20
 
 
 class Session:
@@ -28,16 +25,14 @@ class Session:
 
     def __init__(self, comm: Communicator, stand_in: Callable[[Terms], Operation]) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        told: list[tuple[tuple[str, str], int]] = comm.all_gather_object((_host(), _together()))
-        hosts = [host for host, _ in told]
-        self.together = told[0][1]
+        hosts: list[tuple[str, str]] = comm.all_gather_object(_host())
         nodes = [*dict.fromkeys(hosts)]
         local = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
         self.local_rank, self.local_size = local[self.rank], hosts.count(hosts[self.rank])
         same = [hosts[rank] for rank in range(self.size) if local[rank] == self.local_rank]
         self.cross_rank, self.cross_size = same.index(hosts[self.rank]), len(same)
         self.homogeneous = len({hosts.count(node) for node in nodes}) == 1
-        self.negotiation = Negotiation(comm, stand_in, self.together)
+        self.negotiation = Negotiation(comm, stand_in)
         self._unnamed: dict[tuple[str, int, int], itertools.count[int]] = {}
 
     def submit(
@@ -47,7 +42,6 @@ class Session:
         process_set: int,
         terms: Terms,
         run: Callable[[Communicator], Any],
-        together: Together | None = None,
     ) -> Operation:
         """Submit an operation; one without a name gets the next number of its kind."""
         if name is not None and not isinstance(name, str):
@@ -56,7 +50,7 @@ class Session:
             key = kind, process_set, self.negotiation.epoch
             numbers = self._unnamed.get(key) or self._unnamed.setdefault(key, itertools.count())
             name = f"noname.{key[2]}.{next(numbers)}"
-        operation = Operation(kind, name, process_set, terms, run, together)
+        operation = Operation(kind, name, process_set, terms, run)
         operation.place = _core.caller()
         return self.negotiation.submit(operation)
 
@@ -95,18 +89,6 @@ class Session:
 def _host() -> tuple[str, str]:
     """Say on which host this is; launchers that play several on one number them."""
     return socket.gethostname(), os.environ.get("GROUP_RANK", "")
-
-
-def _together() -> int:
-    """Return how many bytes of tensors run in one call, as Horovod's variable says; rank 0's."""
-    told = os.environ.get("HOROVOD_FUSION_THRESHOLD", "").strip()
-    if not told:
-        return TOGETHER
-    if not told.isdecimal():
-        raise InvalidArgumentError(
-            f"HOROVOD_FUSION_THRESHOLD is a number of bytes, 0 or more, not {told!r}."
-        )
-    return int(told)
 
 
 _session: Session | None = None  # a process has one launcher, and Horovod's functions no argument

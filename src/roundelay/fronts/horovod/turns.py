@@ -13,9 +13,12 @@ from roundelay.errors import InvalidArgumentError
 
 __all__ = ["Turns"]
 
-#: Seconds for which nobody has listened before the thread does: a program that waits for one
-#: operation after the other does all of it on its own thread, with none to be woken up.
+#: Seconds for which nobody has listened or submitted before the thread listens: a program that
+#: waits for one operation after the other does all of it on its own thread, with none to wake up.
 GRACE = 0.001
+#: So many times that long, and the thread does beside a program that goes on submitting: backward
+#: passes that take longer overlap with operations.
+BURST = 4
 
 
 class Turns:
@@ -31,6 +34,7 @@ class Turns:
         self._turn, self._bell = allocate_lock(), allocate_lock()
         self._bell.acquire()
         self._taken = 0  # how often callers took and left the turn
+        self._rung = 0  # how often they submitted something
         self._dozing = False  # the thread sleeps until it is rung for
         self._alarm: tuple[float, Callable[[], None]] | None = None
         self._listener = 0
@@ -40,6 +44,7 @@ class Turns:
 
     def ring(self) -> None:
         """Have the thread look whether it is needed."""
+        self._rung += 1
         if self._dozing:
             self._dozing = False
             with suppress(RuntimeError):  # somebody else has rung
@@ -92,10 +97,11 @@ class Turns:
         return not self._over
 
     def _serve(self) -> None:
-        seen = -1
+        seen, rung, burst = -1, -1, 0
         while not self._over:
-            quiet, seen = seen == self._taken, self._taken
-            if not quiet:
+            untaken, quiet = seen == self._taken, rung == self._rung
+            seen, rung, burst = self._taken, self._rung, burst + 1 if untaken else 0
+            if not untaken or not (quiet or burst > BURST):
                 self._bell.acquire(timeout=GRACE)
                 continue
             now, seen = seen, -1  # whatever comes, callers go first for a while

@@ -38,12 +38,26 @@ class ReducedApply:
 
     def apply(self, grads: Gradients, trainable_variables: Any = None) -> Any:
         """Step by the gradients of all ranks; a variable without one has none on any rank."""
+        return super().apply(self._reduced(grads), trainable_variables)  # type: ignore[misc]
+
+    def _reduced(self, grads: Gradients) -> Gradients:
         grads = list(grads)
         places = [place for place, grad in enumerate(grads) if grad is not None]
         reduced = reduce_gradients([grads[place] for place in places], **self._reduce)
         for place, grad in zip(places, reduced, strict=True):
             grads[place] = grad
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        return grads
+
+
+class ReducedScaledApply(ReducedApply):
+    """The same of an optimizer that scales losses: on JAX it does not come by `apply`.
+
+    It looks for infinities in gradients of all ranks, so that all of them step, or none does.
+    """
+
+    def stateless_apply(self, state: Any, grads: Gradients, trainable_variables: Any) -> Any:
+        """Return the variables after a step by the gradients of all ranks."""
+        return super().stateless_apply(state, self._reduced(grads), trainable_variables)  # type: ignore[misc]
 
 
 def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name and order
@@ -77,17 +91,35 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name and order
         raise InvalidArgumentError(
             f"hvd.DistributedOptimizer takes a Keras 3 optimizer, not {type(optimizer)}."
         )
-    if isinstance(optimizer, ReducedApply):
+    inner = getattr(optimizer, "inner_optimizer", None)  # of one that scales losses
+    if isinstance(optimizer, ReducedApply) or isinstance(inner, ReducedApply):
         raise InvalidArgumentError("This optimizer is one of hvd.DistributedOptimizer already.")
     scales = (1.0, 1.0)
     if op == Average:
         scales = 1 / gradient_predivide_factor, gradient_predivide_factor
-    base = type(optimizer)
-    kind = type(base.__name__, (ReducedApply, base), {"__module__": base.__module__})
-    object.__setattr__(optimizer, "__class__", kind)
     reduce = {"op": op, "scales": scales, "compression": compression, "process_set": process_set}
+    return _reducing(optimizer, reduce)
+
+
+def _reducing(optimizer: Any, reduce: dict[str, Any]) -> Any:
+    base = type(optimizer)
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    mixed = (ReducedScaledApply if scaled else ReducedApply, base)
+    kind = type(base.__name__, mixed, {"__module__": base.__module__})
+    object.__setattr__(optimizer, "__class__", kind)
     object.__setattr__(optimizer, "_reduce", reduce)
     return optimizer
+
+
+def reduce_before_scaling(optimizer: Any) -> None:
+    """Have gradients reduced before infinities are looked for, not by what is in the scaling.
+
+    In mixed_float16 Keras puts the scaling around the optimizer that it is given.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(inner, ReducedApply) and not isinstance(optimizer, ReducedApply):
+        object.__setattr__(inner, "__class__", type(inner).__bases__[-1])
+        _reducing(optimizer, inner._reduce)  # noqa: SLF001 - our own
 
 
 def reduce_gradients(
@@ -127,6 +159,7 @@ def broadcast_model(
     """Assign the root's values to all variables of a model, and of its optimizer if it is built."""
     every = list(model.variables)
     optimizer = getattr(model, "optimizer", None)
+    reduce_before_scaling(optimizer)
     if optimizer is not None and optimizer.built:
         known = {id(one) for one in every}  # to compare variables would compare their values
         every += [one for one in optimizer.variables if id(one) not in known]

@@ -13,7 +13,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Adasum, Average, Max, Min, ProcessSet, Product, Sum
 from roundelay.fronts.horovod.errors import HorovodInternalError
-from roundelay.fronts.horovod.operation import Operation, Terms, Together, number_of
+from roundelay.fronts.horovod.operation import Operation, Terms
 from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch.adasum import adasum
 from roundelay.fronts.horovod.torch.checks import (
@@ -22,7 +22,6 @@ from roundelay.fronts.horovod.torch.checks import (
     require_dtypes,
     require_rows,
 )
-from roundelay.fronts.horovod.torch.fusion import reduce_all
 
 __all__ = ["Scales", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter", "stand_in"]
 
@@ -49,34 +48,14 @@ def allreduce(
     members, number = here.members(process_set), process_set.process_set_id or 0
     if op == Adasum:
         require_adasum(len(members), number)
-    terms, family = _reducing(_kinds(tensors), op, scales)
-    reduction = SubmittedAllReduce(_given(tensors), outputs, op, scales, here.together)
-    nbytes = sum([tensor.nbytes for tensor in tensors])
-    together = Together(family, nbytes, reduction, reduction.with_others)
-    return here.submit("allreduce", name, number, terms, reduction, together)
+    terms, given = _reducing(_kinds(tensors), op, scales), _given(tensors)
 
+    def run(comm: Communicator) -> Tensors:
+        for source, output in zip(given(), outputs, strict=True):
+            _reduce(comm, op, scales, source, output)
+        return outputs
 
-class SubmittedAllReduce:
-    """An all-reduce that has been submitted: what goes in, and where it goes."""
-
-    __slots__ = ("given", "most", "op", "outputs", "scales")
-
-    def __init__(self, given: Given, outputs: Tensors, op: int, scales: Scales, most: int) -> None:
-        self.given, self.outputs, self.op, self.scales, self.most = given, outputs, op, scales, most
-
-    def __call__(self, comm: Communicator) -> Tensors:
-        """Run it alone."""
-        sources = self.given()
-        if len(sources) == 1:
-            _reduce(comm, self.op, self.scales, sources[0], self.outputs[0])
-            return self.outputs
-        return self.with_others(comm, [self])[0]
-
-    def with_others(self, comm: Communicator, some: list[SubmittedAllReduce]) -> list[Tensors]:
-        """Run several, this one among them, with the same op and factors."""
-        pairs = (pair for one in some for pair in zip(one.given(), one.outputs, strict=True))
-        reduce_all(pairs, self.op, self.most, partial(_reduce, comm, self.op, self.scales))
-        return [one.outputs for one in some]
+    return here.submit("allreduce", name, number, terms, run)
 
 
 def stand_in(terms: Terms) -> Operation:
@@ -86,9 +65,8 @@ def stand_in(terms: Terms) -> Operation:
     def run(comm: Communicator) -> None:
         kinds = zip(said.get("dtype", ()), said.get("shape", ()), strict=True)
         zeros = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in kinds]
-        op, most = said.get("op", Sum), current("join()").together
-        reduce = partial(_reduce, comm, op, (1.0, 1.0))
-        reduce_all(zip(zeros, zeros, strict=True), op, most, reduce)
+        for zero in zeros:
+            _reduce(comm, said["op"], (1.0, 1.0), zero, zero)
 
     return Operation("allreduce", "of a rank that has joined", 0, terms, run)
 
@@ -97,7 +75,7 @@ def _reduce(
     comm: Communicator, op: int, scales: Scales, source: torch.Tensor, output: torch.Tensor
 ) -> None:
     before, after = scales
-    source, output = scaled(source, before), output.detach()
+    source, output = scaled(source, before), _detached(output)
     target = output if _direct(output) else torch.empty_like(source)
     if op == Adasum:
         target.copy_(adasum(comm, source))
@@ -197,7 +175,7 @@ def reducescatter(
     size = len(here.members(process_set))
     if op not in (Average, Sum):
         raise HorovodInternalError("hvd.reducescatter takes op=hvd.Sum or hvd.Average only.")
-    terms, _ = _reducing(_kinds(tensors), op, scales)
+    terms = _reducing(_kinds(tensors), op, scales)
     for tensor in tensors:
         require_rows("reducescatter", tensor)
     given = _given(tensors)
@@ -248,7 +226,7 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 def _given(tensors: Sequence[torch.Tensor]) -> Given:
     """Return what brings tensors to the host when the operation runs, after what computes them."""
     if all([tensor.is_cpu for tensor in tensors]):  # noqa: C419 - in a hot path
-        ready = [tensor.detach().contiguous() for tensor in tensors]
+        ready = [_detached(tensor).contiguous() for tensor in tensors]
         return lambda: ready
     event = torch.cuda.current_stream().record_event()
 
@@ -257,6 +235,11 @@ def _given(tensors: Sequence[torch.Tensor]) -> Given:
         return [tensor.detach().cpu().contiguous() for tensor in tensors]
 
     return fetch
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor without its graph; most have none, and detaching costs more than asking."""
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _direct(output: torch.Tensor) -> bool:
@@ -278,11 +261,11 @@ def _terms(kinds: Kinds) -> Terms:
 
 
 @lru_cache(maxsize=4096)
-def _reducing(kinds: Kinds, op: int, scales: Scales) -> tuple[Terms, int]:
-    """Return the terms of a reduction, and the family of those that may run with it in one call."""
+def _reducing(kinds: Kinds, op: int, scales: Scales) -> Terms:
+    """Return the terms of a reduction."""
     require_dtypes(kinds[0], op)
     factors = ("prescale_factor and postscale_factor", tuple(map(float, scales)))
-    return (*_terms(kinds), ("op", op), factors), number_of((op, *factors))
+    return (*_terms(kinds), ("op", op), factors)
 
 
 def _row_terms(tensors: Sequence[torch.Tensor]) -> Terms:

@@ -225,6 +225,11 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name and order
         raise InvalidArgumentError(
             f"hvd.DistributedOptimizer takes an optimizer of torch, not {shown(optimizer)}."
         )
+    if isinstance(optimizer, (ReducedSteps, AdasumSteps)):
+        raise InvalidArgumentError(
+            "hvd.DistributedOptimizer was given an optimizer of its own: its gradients are reduced "
+            "already. Wrap an optimizer once."
+        )
     op = reduction_of("DistributedOptimizer", op)
     current("DistributedOptimizer()").known(process_set)
     compressor_of(compression)
