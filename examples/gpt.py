@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import sys
@@ -110,6 +111,10 @@ class Text(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, data: bytes, context: int) -> None:
         self.data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self.context = context
+        if not len(self):
+            sys.exit(
+                f"The text has {len(data)} bytes, and a window {context + 1}: take a longer one."
+            )
 
     def __len__(self) -> int:
         """Count whole windows."""
@@ -138,10 +143,22 @@ def loss_of(
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+def count(text: str) -> int:
+    """Read a number of things from the command line: one at least."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
 def mesh_of(text: str, comm: rd.Communicator, known: tuple[str, ...]) -> rd.Mesh:
     """Read `dp=2,tp=2`; what it leaves out of the ranks is data parallel."""
-    pairs = [pair.partition("=") for pair in text.split(",") if pair]
-    axes = {name: int(length) for name, _, length in pairs}
+    axes: dict[str, int] = {}
+    for pair in filter(None, text.split(",")):
+        name, _, length = pair.partition("=")
+        if not length.isdecimal() or not int(length) or name in axes:
+            sys.exit(f"--mesh has each axis once, with its length, as in dp=2,tp=2; not {text!r}.")
+        axes[name] = int(length)
     if unknown := axes.keys() - {*known}:
         sys.exit(f"--mesh knows {', '.join(known)} here, not {', '.join(sorted(unknown))}.")
     others = math.prod(length for name, length in axes.items() if name != "dp")

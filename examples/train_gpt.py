@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from gpt import ALONE, GPT, SIZES, Attention, Text, loss_of, mesh_of, read_text
+from gpt import ALONE, GPT, SIZES, Attention, Text, count, loss_of, mesh_of, read_text
 from gpt_pipeline import train_pipeline
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -38,9 +38,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mesh", default="", help="axes of ranks: dp=2,tp=2 or dp=2,cp=2")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--size", default="nano", choices=SIZES)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=24, help="rows of all ranks together")
-    parser.add_argument("--micro-batch", type=int, default=None, help="rows at a time on a rank")
+    parser.add_argument("--steps", type=count, default=200)
+    parser.add_argument("--batch", type=count, default=24, help="rows of all ranks together")
+    parser.add_argument("--micro-batch", type=count, default=None, help="rows at a time on a rank")
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate")
     parser.add_argument("--text", default=None, help="a file to learn from")
     parser.add_argument("--save", type=Path, default=None, help="folder for a checkpoint")
@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", default="ring", choices=["ring", "ulysses"],
                         help="how attention goes over the axis cp")  # fmt: skip
     parser.add_argument("--pipeline", default=None, help="gpipe, 1f1b, zb-h1 …: stages over pp")
-    parser.add_argument("--micro-batches", type=int, default=4, help="of a pipeline's batch")
+    parser.add_argument("--micro-batches", type=count, default=4, help="of a pipeline's batch")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.svg")
     return parser.parse_args()
 
@@ -125,6 +125,8 @@ def train(
 ) -> None:  # fmt: skip
     """Step until there are so many losses, as this rank saw them."""
     parts, before = 0.0, len(losses)
+    if before >= options.steps:
+        sys.exit(f"{options.resume} has {before} steps already, and --steps is {options.steps}.")
     with progress(options.steps - before, shown=comm.rank == 0) as show:
         began, talked = time.perf_counter(), comm.seconds
         for tokens, targets in forever(batches):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from gpt import GPT, SIZES, Size, Text, loss_of, read_text
+from gpt import GPT, SIZES, Size, Text, count, loss_of, read_text
 from torch import nn
 
 import roundelay as rd
@@ -23,12 +23,12 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="nano", choices=SIZES)
-    parser.add_argument("--experts", type=int, default=8, help="of each layer, of all ranks")
-    parser.add_argument("--top-k", type=int, default=2, help="experts that a token goes to")
+    parser.add_argument("--experts", type=count, default=8, help="of each layer, of all ranks")
+    parser.add_argument("--top-k", type=count, default=2, help="experts that a token goes to")
     parser.add_argument("--capacity", type=float, default=None, help="a limit; without, none drops")
     parser.add_argument("--balance", type=float, default=0.01, help="weight of the balance loss")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=24, help="rows of all ranks together")
+    parser.add_argument("--steps", type=count, default=100)
+    parser.add_argument("--batch", type=count, default=24, help="rows of all ranks together")
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate")
     parser.add_argument("--text", default=None, help="a file to learn from")
     return parser.parse_args()
@@ -65,8 +65,8 @@ def main() -> None:
     if own * comm.size != options.batch:
         raise SystemExit(f"--batch {options.batch} does not divide by {comm.size} ranks.")
     for step in range(1, options.steps + 1):
-        first = ((step - 1) * options.batch + comm.rank * own) % (len(data) - options.batch)
-        rows = [data[row] for row in range(first, first + own)]
+        first = (step - 1) * options.batch + comm.rank * own
+        rows = [data[row % len(data)] for row in range(first, first + own)]
         tokens, targets = (torch.stack(column) for column in zip(*rows, strict=True))
         optimizer.zero_grad()
         loss = loss_of(model, tokens, targets)

@@ -8,19 +8,31 @@ alone: the ranks hold partial sums, which an all-reduce adds up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from roundelay.errors import InvalidArgumentError, UnknownNameError, rank_count
 from roundelay.schedule import split
 
-__all__ = ["DIMS", "PRODUCTS", "TENSORS", "Contraction", "Cube", "DimCut", "cut_along"]
+__all__ = [
+    "DIMS",
+    "PRODUCTS",
+    "TENSORS",
+    "Contraction",
+    "Cube",
+    "DimCut",
+    "cut_along",
+    "shortest_lengths",
+]
 
 #: Dims of Y[b,s,o] = Σ_h X[b,s,h]·W[h,o] that can be cut, and their letters; none copies all.
 DIMS = {"batch": "b", "sequence": "s", "rows": "h", "columns": "o", "none": ""}
 #: The indices of each tensor; a gradient has those of what it is the gradient of.
 TENSORS = {"X": "bsh", "W": "ho", "Y": "bso", "dX": "bsh", "dW": "ho", "dY": "bso"}
+
+#: Lengths where nobody says any: at least these, and a multiple of the ranks.
+SHORTEST = {"b": 2, "s": 3, "h": 4, "o": 5}
 
 Slices = tuple[slice, ...]  # of a tensor, a slice for each index
 
@@ -131,6 +143,17 @@ class Cube:
             at = zip(self.cuts, place, strict=True)
             groups.setdefault(tuple(here for cut, here in at if cut in kept), []).append(rank)
         return list(groups.values())
+
+
+def shortest_lengths(dims: Sequence[str], ranks: Sequence[int]) -> dict[str, int]:
+    """Return lengths of b, s, h and o that are small and divide by the ranks of every cut.
+
+    >>> shortest_lengths(["batch", "columns"], [2, 3])
+    {'b': 2, 's': 3, 'h': 4, 'o': 6}
+    """
+    cut = dict(zip((DIMS.get(dim, "") for dim in dims), ranks, strict=False))
+    return {index: -(-least // cut.get(index, 1)) * cut.get(index, 1)
+            for index, least in SHORTEST.items()}  # fmt: skip
 
 
 def cut_along(dims: list[str], ranks: list[int], lengths: Mapping[str, int]) -> Cube:

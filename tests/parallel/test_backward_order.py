@@ -121,3 +121,41 @@ def test_a_prepared_model_tells_too(strategy: str) -> None:
                 loss.backward()
 
     rd.run(body, 2, "threads")
+
+
+class Skipping(nn.Module):  # type: ignore[misc, name-defined]
+    """Two layers alike, of which each rank may leave another one out."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([make(), make()])
+
+    def forward(self, x: Any, only: int) -> Any:
+        return self.layers[only](x)
+
+
+def blocks(comm: rd.Communicator) -> Any:
+    model = Skipping(lambda: nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 6)))
+    rd.apply_plan(
+        model, {"layers.*.0": "column", "layers.*.1": "row"}, rd.Mesh(tp=comm.size, comm=comm)
+    )
+    return model
+
+
+def mixtures(comm: rd.Communicator) -> Any:
+    return Skipping(lambda: rd.MoE(copy.deepcopy(EXPERTS), copy.deepcopy(ROUTER), comm))
+
+
+@pytest.mark.parametrize("make", [blocks, mixtures])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_in_different_layers_are_told(make: Any, size: int) -> None:
+    """Layers of one shape, which ranks that draw lots for themselves would mix."""
+
+    def body(comm: rd.Communicator) -> None:
+        model = make(comm)
+        for only in (0, 1):
+            model(torch.ones(4, 6, requires_grad=True), only).sum().backward()
+        with pytest.raises(CollectiveMismatch, match="same seed"):
+            model(torch.ones(4, 6, requires_grad=True), int(comm.rank > 0)).sum().backward()
+
+    rd.run(body, size, "threads")

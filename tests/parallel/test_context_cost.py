@@ -81,7 +81,7 @@ def test_bytes_are_those_of_the_formula(method: str, size: int) -> None:
     def body(comm: rd.Communicator) -> None:
         q, k, v = shards(comm, 24, "zigzag", kv_heads=4)
         before = traffic(comm)
-        agreement.agree("attention", comm, dict.fromkeys("abcdefghijk", 0), 0)
+        agreement.agree("attention", comm, dict.fromkeys("abcdefghijkl", 0), 0)
         header = traffic(comm) - before
         exchanges: list[int] = []
         plain = comm.all_to_all

@@ -152,3 +152,22 @@ def test_backward_in_another_order_is_told() -> None:
             body(comm)
 
     rd.run(rank_of, 2, "threads")
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def forward(self, q: Any, comm: rd.Communicator) -> Any:
+        return rd.attention(q, q, q, comm=comm)
+
+
+def test_ranks_that_are_in_other_layers_are_told() -> None:
+    """Which is whose is known by who called first, of each rank's own modules."""
+
+    def body(comm: rd.Communicator) -> None:
+        layers = [Layer() for _ in range(3)]
+        for layer in (*layers, *layers[::-1]):
+            layer(x(), comm)
+        layers[1 + comm.rank](x(), comm)
+
+    for error in refused(body):
+        assert isinstance(error, CollectiveMismatch)
+        assert "the same layer on every rank, but it is Layer 2 on rank 0 and Layer 3" in str(error)

@@ -328,3 +328,32 @@ def test_a_factory_makes_what_a_list_has() -> None:
             assert torch.equal(parameter, dict(listed.named_parameters())[name])
 
     rd.run(body, 3, "threads")
+
+
+def checkpointed(mixture: Any, x: Any, *, reentrant: bool) -> Any:
+    return torch.utils.checkpoint.checkpoint(mixture, x, use_reentrant=reentrant)
+
+
+WAYS: dict[str, Any] = {
+    "checkpoint": lambda mixture, x: checkpointed(mixture, x, reentrant=False),
+    "reentrant checkpoint": lambda mixture, x: checkpointed(mixture, x, reentrant=True),
+    "compiled": lambda mixture, x: torch.compile(mixture, backend="eager")(x),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("factor", [None, 1.0])
+def test_checkpointed_or_compiled_it_is_the_same(way: str, size: int, factor: float | None) -> None:
+    def body(comm: rd.Communicator) -> None:
+        found = []
+        for call in (lambda mixture, x: mixture(x), WAYS[way]):
+            mixture = rd.MoE(*parts_of(4, capacity_factor=factor), comm)
+            x = drawn(comm.rank, 6, WIDTH).requires_grad_()
+            output = call(mixture, x)
+            output.square().sum().backward()
+            found.append([output, x.grad, *(each.grad for each in mixture.parameters())])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+    rd.run(body, size, "threads")

@@ -123,3 +123,20 @@ def test_what_experts_can_not_take_or_give_is_named(expert: Any, shape: Any, wor
         return str(caught.value)
 
     assert all(words in told for told in rd.run(body, 2, "threads"))
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_are_in_other_layers_are_told(size: int, first: int) -> None:
+    """As layer drop by random numbers of each rank's own has them."""
+
+    def body(comm: rd.Communicator) -> None:
+        layers = [rd.MoE(linear, rd.Router(3, 4), comm) for _ in range(2)]
+        for _ in range(first):
+            for layer in (*layers, *layers[::-1]):
+                layer(torch.ones(2, 3))
+        at = int(comm.rank > 0)
+        with pytest.raises(CollectiveMismatch, match="different layers"):
+            layers[at](torch.ones(2, 3))
+
+    rd.run(body, size, "threads")

@@ -56,3 +56,31 @@ def test_whole_tensors_and_parts(axes: dict[str, int], strategy: str) -> None:
             model.load_state_dict(model.state_dict())
 
     rd.run(body, prod(axes.values()), "threads")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("axes", [{"pp": 2}, {"pp": 3}, {"dp": 2, "pp": 2}], ids=str)
+def test_stages_take_theirs_of_the_whole_model(axes: dict[str, int], strategy: str) -> None:
+    whole = built(50).state_dict()
+
+    def body(comm: rd.Communicator) -> None:
+        mesh = rd.Mesh(comm=comm, **axes)
+        pipe = rd.Pipeline(built(7), comm=mesh["pp"], micro_batches=2)
+        pipe, _ = rd.prepare(pipe, torch.optim.SGD(pipe.parameters(), lr=0.1), mesh=mesh,
+                             strategy=strategy)  # fmt: skip
+        given = copy.deepcopy(whole)
+        for _ in range(2):
+            pipe.load_state_dict(given)
+            assert given.keys() == whole.keys()
+            for name, found in rd.full_state_dict(pipe).items():
+                assert torch.equal(found, whole[name]), name
+            given = pipe.state_dict()
+            whole_again = {**given, "no.such": torch.zeros(1)}
+            with pytest.raises(RuntimeError, match=r"Unexpected key.*no\.such"):
+                pipe.load_state_dict(whole_again)
+            given.pop(next(iter(given)))
+            with pytest.raises(RuntimeError, match="Missing key"):
+                pipe.load_state_dict(given)
+            given = copy.deepcopy(whole)
+
+    rd.run(body, prod(axes.values()), "threads")

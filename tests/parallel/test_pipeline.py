@@ -147,14 +147,6 @@ def trained(
     return rd.run(body, size, "threads")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("word", WORDS)
 def test_trains_as_one_device_does(word: str, size: int) -> None:

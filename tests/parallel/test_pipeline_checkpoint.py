@@ -127,3 +127,19 @@ def test_groups_in_another_order_are_refused() -> None:
         return str(caught.value)
 
     assert all("in the order of the model" in told for told in rd.run(body, 2, "threads"))
+
+
+def test_load_state_dict_takes_the_whole_model() -> None:
+    """Each stage keeps what it has of it; what no stage has is refused as ever."""
+
+    def body(comm: rd.Communicator) -> None:
+        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+        pipe = rd.Pipeline(model, comm=comm, micro_batches=1, loss=torch.nn.functional.mse_loss)
+        whole = {f"{at}.{name}": torch.full((4, 4) if name == "weight" else (4,), float(at))
+                 for at in range(4) for name in ("weight", "bias")}  # fmt: skip
+        pipe.load_state_dict(whole)
+        assert all(bool((one == whole[name]).all()) for name, one in pipe.named_parameters())
+        with pytest.raises(RuntimeError, match=r"Unexpected key.*other"):
+            pipe.load_state_dict(whole | {"other": torch.zeros(1)})
+
+    rd.run(body, 2, "threads")

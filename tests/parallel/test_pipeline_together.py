@@ -147,11 +147,23 @@ def test_an_error_in_one_replica_reaches_all_and_they_go_on(
     rd.run(body, 4, "threads")
 
 
+class Units(nn.Module):  # type: ignore[misc, name-defined]
+    """A block of two layers that come and go by themselves under zero3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
+
+    def forward(self, x: Any) -> Any:
+        return x + self.both(x)
+
+
 @pytest.mark.parametrize("word", ["gpipe", "1f1b", "zb-h1"])
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_under_zero3_a_forward_that_raises_is_told_on_all_ranks(word: str, rank: int) -> None:
-    """Units that others still need come no more, so that the job may be over; nobody waits."""
-    model = Net()
+    """Units that others still need come no more, so that the job is over; nobody waits."""
+    with _building:
+        model = nn.Sequential(*(Units() for _ in range(4)))
     for micro_batch in range(2):
         told: dict[int, Exception] = {}
 
@@ -168,6 +180,8 @@ def test_under_zero3_a_forward_that_raises_is_told_on_all_ranks(word: str, rank:
 
         rd.run(body, 4, "threads", args=(micro_batch, told))
         assert sorted(told) == [0, 1, 2, 3]
+        assert isinstance(told.pop(rank), ZeroDivisionError)
+        assert all(isinstance(one, RankFailed | CollectiveMismatch) for one in told.values())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -185,6 +199,29 @@ def test_a_batch_that_one_replica_can_not_take_is_refused_on_all(strategy: str) 
                 assert isinstance(error, InvalidArgumentError if odd else CollectiveMismatch)
                 assert "rows" in str(error)
             world.step()
+        world.check()
+
+    rd.run(body, 4, "threads")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_one_replica_alone_has_frozen_is_refused_on_all(strategy: str) -> None:
+    """One parameter of a stage, or all of them; nothing is computed, and the next step is right."""
+    model = Net()
+
+    def body(comm: rd.Communicator) -> None:
+        world = World(comm, model, strategy)
+        for rank in range(comm.size):
+            for count in (1, 4):
+                some = [*world.pipe.parameters()][:count] if comm.rank == rank else []
+                for each in some:
+                    each.requires_grad = False
+                error = world.refused(lambda: world.pipe.step(*world.mine(world.batch())))
+                assert isinstance(error, CollectiveMismatch)
+                assert f"frozen on rank {rank} and not on rank {(rank + 2) % 4}" in str(error)
+                for each in some:
+                    each.requires_grad = True
+                world.step()
         world.check()
 
     rd.run(body, 4, "threads")

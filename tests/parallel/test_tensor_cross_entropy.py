@@ -214,3 +214,15 @@ def test_a_second_derivative_is_refused() -> None:
             torch.autograd.grad(loss, mine, create_graph=True)
 
     rd.run(body, 2, "threads")
+
+
+def test_logits_that_are_whole_are_refused() -> None:
+    """Their vocabulary would count once for each rank."""
+
+    def body(comm: rd.Communicator) -> None:
+        with pytest.raises(InvalidArgumentError, match="all 2 ranks have the same 21"):
+            cross_entropy(*drawn(12), comm)
+        zero = torch.zeros(12, VOCABULARY)  # as a head that is zero in the beginning gives
+        assert cross_entropy(zero, drawn(12)[1], comm).isfinite()
+
+    rd.run(body, 2, "threads")

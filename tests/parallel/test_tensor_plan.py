@@ -317,3 +317,21 @@ def test_attributes_that_count_heads_come_in_any_order(order: str, ranks: int) -
         return model[0].kv, model[0].heads, model[0].width
 
     assert rd.run(body, ranks, "threads") == [(2 // ranks, 4 // ranks, 16 // ranks)] * ranks
+
+
+def test_one_module_by_two_names_has_one_word() -> None:
+    def body(comm: rd.Communicator) -> list[str]:
+        said = []
+        for plan in ({"0": "column gather"}, {"[02]": "column gather"},
+                     {"0": "column gather", "2": "replicate"}):  # fmt: skip
+            layer = torch.nn.Linear(4, 4)
+            model = torch.nn.Sequential(layer, torch.nn.Tanh(), layer)
+            try:
+                rd.apply_plan(model, plan, rd.Mesh(tp=2, comm=comm))
+                said.append(str(tuple(model(torch.ones(1, 4)).shape)))
+            except InvalidArgumentError as error:
+                said.append(str(error).splitlines()[1].strip())
+        return said
+
+    one = "0 and 2 are one module, and the plan says different words of them."
+    assert rd.run(body, 2, "threads") == [["(1, 4)", "(1, 4)", one]] * 2

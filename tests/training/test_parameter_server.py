@@ -30,8 +30,8 @@ from roundelay.errors import (  # noqa: E402
     RankFailed,
     UnknownNameError,
 )
+from roundelay.planning.clock import staleness_bound  # noqa: E402
 from roundelay.training._buckets import divide  # noqa: E402
-from roundelay.training.strategies.parameter_server.clock import staleness_bound  # noqa: E402
 
 PS = rd.ParameterServer
 State = dict[str, Any]

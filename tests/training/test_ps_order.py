@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roundelay as rd  # noqa: E402 - only with torch
-from roundelay.training.strategies.parameter_server.clock import staleness_bound  # noqa: E402
+from roundelay.planning.clock import staleness_bound  # noqa: E402
 from zoo.architectures import Deep, Experts, Lora, Odd, Speech, Unet, resnet  # noqa: E402
 from zoo.habits import made  # noqa: E402
 from zoo.transformers import Gpt  # noqa: E402

@@ -17,6 +17,7 @@ from roundelay.communicator import Communicator
 from roundelay.records import Event, RankRecord, read_run
 from roundelay.schedule import price
 from roundelay.training.ledger import Entry
+from roundelay.view.training_step import StepChoices, training_step
 
 STEPS, WIDTH = 3, 64
 
@@ -163,3 +164,42 @@ def test_a_model_is_as_before_without_a_trace(monkeypatch: pytest.MonkeyPatch) -
         return len(model._forward_pre_hooks), len(model._forward_hooks)
 
     assert rd.run(hooks, 1, "threads") == [(0, 0)]
+
+
+@pytest.mark.parametrize("strategy", ["ps", "ps-async", "ps-ssp"])
+def test_messages_to_servers_and_back_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Of every step, each worker's gradients and what it gets for them; and what the ledger says.
+
+    On rank 0 a message to the server of the same rank is none over the wire.
+    """
+    entries, record = run(tmp_path, monkeypatch, 2, strategy)
+    worker = record.ranks[1]
+    sent = sum(event.nbytes for event in worker.events
+               if event.name == "send to rank 0" and event.ended is not None)  # fmt: skip
+    assert sent >= STEPS * entries[1].measured.gradients
+    served = [event for event in record.ranks[0].events if event.name.startswith("recv from")
+              and event.thread != record.ranks[0].main_thread]  # fmt: skip
+    assert served
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3"])
+def test_calls_come_in_the_order_of_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What the page shows of a step is what a rank asks for: collective by collective."""
+    bucket = 2 * (WIDTH * WIDTH + WIDTH) * 4
+    kinds = {"ddp": rd.Ddp(bucket_bytes=bucket), "zero1": rd.Zero(1, bucket_bytes=bucket),
+             "zero2": rd.Zero(2, bucket_bytes=bucket), "zero3": rd.Zero(3)}  # fmt: skip
+    _, record = run(tmp_path, monkeypatch, 2, kinds[name])
+    drawn = training_step(StepChoices(name, ranks=2, layers=4, buckets=2, precision="fp32"))
+    shown = [(movement.kind, len(movement.units)) for movement in drawn.movements]
+    each = (WIDTH * WIDTH + WIDTH) * 4
+    for one in record.ranks:
+        calls = sorted(of_step(one, STEPS - 1), key=lambda event: event.asked)
+        found = [(event.collective, round(event.nbytes / each)) for event in calls
+                 if event.nbytes >= each]  # fmt: skip
+        if name in ("zero1", "zero2"):  # parameters are gathered in the order in which they lie
+            found, shown = sorted(found), sorted(shown)
+        assert found == shown

@@ -148,3 +148,39 @@ def test_wrong_training_in_sixteen_bits_is_told(kind: str, precision: str) -> No
 def test_stages_that_nobody_cuts_are_refused(divide: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="nothing cuts the model into stages"):
         halves("fp32", "sgd", mesh={"dp": 2, "pp": 2}, divide=divide)
+
+
+class Attention(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Whose result does not depend on the bias of its keys: that has no gradient but rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        made = [layer(x).unflatten(-1, (-1, 4)) for layer in (self.q, self.k, self.v)]
+        q, k, v = (one.transpose(1, 2) for one in made)
+        scores = (q @ k.transpose(-1, -2)).softmax(-1)
+        return self.o((scores @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("mesh", [None, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_that_adam_makes_large_is_no_difference(dtype: Any, mesh: Any) -> None:
+    def verdict(loss: Any) -> Any:
+        rows = torch.Generator().manual_seed(1)
+        return rd.verify(
+            lambda: Attention().to(dtype), lambda given: torch.optim.Adam(given, lr=0.01),
+            ((torch.randn(4, 5, 8, generator=rows).to(dtype),) for _ in range(4)),
+            loss=loss, mesh=mesh,
+            plan={"[qkv]": "column:4", "o": "row"} if mesh and "tp" in mesh else None,
+        )  # fmt: skip
+
+    found = verdict(lambda model, x: model(x).square().mean())
+    assert found.same, str(found)
+
+    def wrong(model: Any, x: Any) -> Any:  # on ranks, which have fewer rows or heads
+        model.q.bias.register_hook(lambda grad: grad * (1 if len(x) * len(grad) == 32 else 1.01))
+        return model(x).square().mean()
+
+    assert not verdict(wrong).same

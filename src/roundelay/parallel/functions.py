@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from roundelay.communicator import Communicator
+from roundelay.parallel.cut_tensor import unmarked
 from roundelay.parallel.passes import going_back, number_of
 
 __all__ = [
@@ -137,6 +138,7 @@ def all_to_all(
 def _apply(name: str, x: torch.Tensor, comm: Communicator, run: Change, back: Back) -> torch.Tensor:
     if comm.size == 1:
         return x
+    x = unmarked(x, inside=name in ("reduce", "reduce_scatter"))
     kind: Any = _Collective  # Any: torch does not say what it takes
     result: torch.Tensor = kind.apply(x, name, comm, run, back)
     return result
@@ -155,7 +157,8 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        with going_back("a divided layer or sequence", ctx.comm, ctx.number) as ranks:
+        layer = getattr(ctx, "layer", "")
+        with going_back("a divided layer or sequence", ctx.comm, ctx.number, layer) as ranks:
             return ctx.back(grads[0], ranks), None, None, None, None
 
 

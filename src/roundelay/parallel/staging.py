@@ -24,8 +24,8 @@ class Staging:
     told: str  # how it was cut and is run, in words that ranks compare
     #: Raises, on every rank, if copies of a parameter that stages share differ; all call it.
     compare_copies: Callable[[], None]
-    #: Look at what each stage gives: the stage, its output, and whether it is the last.
-    looks: list[Callable[[int, Any, bool], None]] = field(default_factory=list)
+    #: Look at what each stage gives, and hand it on: the stage, its output, whether it is the last.
+    looks: list[Callable[[int, Any, bool], Any]] = field(default_factory=list)
 
     def looked_at(self, stage: int, run: Callable[..., Any], *, last: bool) -> Callable[..., Any]:
         """Return the program of a stage, with looks at what it gives."""
@@ -33,7 +33,7 @@ class Staging:
         def run_and_look(*values: Any) -> Any:
             output = run(*values)
             for look in self.looks:
-                look(stage, output, last)
+                output = look(stage, output, last)
             return output
 
         return run_and_look
@@ -56,6 +56,14 @@ def stage_model(
     keys = tuple(whole.state_dict())
     staging = Staging(comm, names, keys, modules, told, compare_copies)
     vars(part)["_staging"] = staging
+
+    def leave_out(module: torch.nn.Module, given: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Take the whole model's state, too, for that of these stages."""
+        here = module.state_dict(prefix=prefix, keep_vars=True).keys()
+        for name in {prefix + key for key in keys}.intersection(given).difference(here):
+            del given[name]
+
+    part.register_load_state_dict_pre_hook(leave_out)  # type: ignore[no-untyped-call]
     return staging
 
 

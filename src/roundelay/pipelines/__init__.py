@@ -17,6 +17,12 @@ from roundelay.pipelines._file import (
     pipeline_to_json,
     save_pipeline,
 )
+from roundelay.pipelines._made import (
+    DEFAULT_MICRO_BATCHES,
+    DEFAULT_STAGES,
+    bubble_formula,
+    pipeline_for,
+)
 from roundelay.pipelines._price import PipelinePrice, StageCosts, price_pipeline
 from roundelay.pipelines._prove import (
     PipelineFailure,
@@ -27,6 +33,8 @@ from roundelay.pipelines._prove import (
 from roundelay.pipelines._replay import PipelineSpan
 
 __all__ = [
+    "DEFAULT_MICRO_BATCHES",
+    "DEFAULT_STAGES",
     "PipelineAction",
     "PipelineFailure",
     "PipelineMaker",
@@ -35,9 +43,11 @@ __all__ = [
     "PipelineSchedule",
     "PipelineSpan",
     "StageCosts",
+    "bubble_formula",
     "find_pipeline_failures",
     "load_pipeline",
     "pipeline_called",
+    "pipeline_for",
     "pipeline_from_json",
     "pipeline_to_json",
     "pipelines",

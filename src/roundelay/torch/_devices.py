@@ -9,6 +9,7 @@ other devices, holds it, and hands it every call whose tensors are there.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -21,6 +22,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
+from roundelay.communicator import Communicator
+from roundelay.communicator.tracing import found_trace, is_traced_here, start_trace
 from roundelay.errors import InvalidArgumentError
 from roundelay.torch._group import CPU, ProcessGroup
 from roundelay.torch._rendezvous import Connected, rendezvous_by_store
@@ -170,10 +173,21 @@ def create(given: Any, options: object) -> ProcessGroup:  # torch's struct of op
     connected = rendezvous_by_store(
         given.store, given.group_rank, given.group_size, timeout=given.timeout.total_seconds()
     )
+    _trace(connected.comm)
     if request is None:
         return ProcessGroup(given.store, connected, global_ranks=ranks)
     others = _made(request, given.store, connected, given.group_id, ranks)
     return DevicesGroup(given.store, connected, others, request, ranks)
+
+
+def _trace(comm: Communicator) -> None:
+    """Take down the calls of the first group, that of all ranks, where RD_TRACE asks for it.
+
+    Other groups of torch's meet anew, and their calls have no numbers in common with these.
+    """
+    folder = found_trace(os.environ)
+    if folder is not None and not dist.is_initialized() and not is_traced_here(folder, comm.rank):
+        start_trace(comm, folder)
 
 
 def _other_devices(options: object) -> OtherDevices | None:

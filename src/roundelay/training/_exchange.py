@@ -15,6 +15,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, NotFiniteError
 from roundelay.reductions import Array
 from roundelay.training._setup import Parameter
+from roundelay.training._shared_gradients import SharedGradients
 from roundelay.training._step import Rates, StepState
 
 TORN = (
@@ -104,9 +105,12 @@ def _settle(
         step.told()
         return False
     mark = step.shared_mark
-    numbers = np.array([float(apart), float(broken), mark, mark**2])
-    others, bad, total, squares = beside.all_reduce(numbers).tolist()
-    if others or beside.size * squares != total * total:
+    alike = step.alike
+    grads = [] if alike is None else alike.numbers()
+    numbers = np.array([float(apart), float(broken), mark, mark**2, *grads])
+    others, bad, total, squares, *grads = beside.all_reduce(numbers).tolist()
+    drifted = alike is not None and not bad and alike.differ(beside.size, grads)
+    if others or drifted or beside.size * squares != total * total:
         step.known = True
         _refuse_beside(comm, beside, step, apart=apart, torn=torn)
     step.told()
@@ -125,8 +129,9 @@ def _refuse_beside(
             text = str(error)
     mine = (text, step.number, step.place, step.rates, (step.shares, step.given), step.frozen,
             (step.shared_written, step.how),
-            (step.calls, step.shared_done, [*step.shared_deeds]))  # fmt: skip
-    texts, numbers, places, rates, rows, frozen, edits, deeds = zip(
+            (step.calls, step.shared_done, [*step.shared_deeds]),
+            {} if step.alike is None else step.alike.marks())  # fmt: skip
+    texts, numbers, places, rates, rows, frozen, edits, deeds, grads = zip(
         *beside.all_gather_object(mine), strict=True
     )
     for theirs in filter(None, texts):
@@ -138,7 +143,7 @@ def _refuse_beside(
         _refuse_places(places, names)
         _refuse_rates(rates, names)
         _refuse_rows(rows)
-        _refuse_frozen(frozen, names)
+        refuse_frozen(frozen, names)
         _refuse_edits(step, edits, names)
         _refuse_deeds(deeds, names)
     except CollectiveMismatch as error:
@@ -146,6 +151,8 @@ def _refuse_beside(
             f"{error} (These ranks have parts of one model, and are counted along their axes of "
             f"the mesh. The norm of all gradients is that of optimizer.clip_grad_norm_.)"
         ) from None
+    if problem := SharedGradients.apart(grads):
+        raise CollectiveMismatch(problem)
     told = ", ".join(f"one in step {number}" for number in numbers)
     raise CollectiveMismatch(
         f"The ranks that have parts of one model in this mesh are apart: {told}. Call the model, "
@@ -192,7 +199,7 @@ def _refuse_apart(comm: Communicator, step: StepState, *, torn: bool) -> None:
         places, step.raised = comm.all_gather_object(step.place), 0  # which is told once
         _refuse_places(places, names)
         _refuse_rates(comm.all_gather_object(step.rates), names)
-        _refuse_frozen(comm.all_gather_object(step.frozen), names)
+        refuse_frozen(comm.all_gather_object(step.frozen), names)
         _refuse_edits(step, comm.all_gather_object((step.written, step.how)), names)
         _refuse_deeds(comm.all_gather_object((step.calls, step.done, [*step.deeds])), names)
         raise CollectiveMismatch(
@@ -271,7 +278,8 @@ def _refuse_deeds(every: Sequence[tuple[int, int, list[str]]], names: Sequence[i
         )
 
 
-def _refuse_frozen(every: Sequence[dict[int, str]], names: Sequence[int]) -> None:
+def refuse_frozen(every: Sequence[dict[int, str]], names: Sequence[int]) -> None:
+    """Raise if ranks have frozen different parameters, which each tells by number and name."""
     for rank, theirs in zip(names, every, strict=True):
         for index in sorted(every[0].keys() ^ theirs.keys()):
             name = (every[0] | theirs)[index]

@@ -110,15 +110,20 @@ class GradHooks:
                 self._state.begin_backward()
         # Without a gradient, as of what was frozen since the forward pass, nothing has come.
         if self._sends and grad is not None:
-            if index in self._come:
-                self._came_again(index)
-                return
-            self._come.add(index)
-            inside = torch._C._current_graph_task_id() != self._task  # noqa: SLF001 - torch has no other name
-            if inside and (not self._known or index in self._twice):
-                self._held.append(index)
-            else:
-                self._state.grad_ready(index)
+            self._came(index, grad)
+
+    def _came(self, index: int, grad: torch.Tensor) -> None:
+        if index in self._come:
+            self._came_again(index)
+            return
+        self._come.add(index)
+        if self._step.alike is not None:
+            self._step.alike.note(index, grad)
+        inside = torch._C._current_graph_task_id() != self._task  # noqa: SLF001 - torch has no other name
+        if inside and (not self._known or index in self._twice):
+            self._held.append(index)
+        else:
+            self._state.grad_ready(index)
 
     def _came_again(self, index: int) -> None:
         """Let a parameter's gradients add up until the end, if it was held for that."""

@@ -18,6 +18,7 @@ from roundelay.parallel.staging import staging_of
 from roundelay.training._mesh_ranks import DATA, EXPERTS, STAGES, MeshRanks, along, together_on
 from roundelay.training._module_hooks import ModuleHook
 from roundelay.training._setup import Setup, find_parameters, send_from_first
+from roundelay.training._shared_gradients import SharedGradients
 from roundelay.training._step import StepState
 from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.shards.groups import ELEMENTWISE
@@ -178,6 +179,8 @@ def join_mesh(
     if mesh.with_same_modules.size > 1:
         setup.step.beside, setup.step.numbers = mesh.with_same_modules, mesh.numbers
         setup.step.divided = frozenset(mesh.shardings)
+        names = [one.name for one in setup.parameters]
+        setup.step.alike = SharedGradients(names, setup.step.divided)
         _compare_first(model, setup.step)
 
 
@@ -191,7 +194,10 @@ def _compare_first(model: torch.nn.Module, step: StepState) -> None:
             step.given = zlib.crc32(repr(told).encode())
 
     outside: Any = torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
-    hook = model.register_forward_pre_hook(ModuleHook(outside(before)), with_kwargs=True)
+    # First: a plan may divide what comes in.
+    hook = model.register_forward_pre_hook(
+        ModuleHook(outside(before)), with_kwargs=True, prepend=True
+    )
 
 
 def _cut_state(setup: Setup) -> None:

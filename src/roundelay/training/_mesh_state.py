@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.passes import label_of
 from roundelay.training._mesh_ranks import DATA, STAGES, MeshRanks
 from roundelay.training._setup import Setup
@@ -26,22 +26,19 @@ def grad_norm(state: StrategyState, order: float, only: Only) -> float:
         raise InvalidArgumentError(
             f"clip_grad_norm_ under a mesh takes norms above 0 or infinity, not {order!r}."
         )
-    try:
-        meet(setup, mesh, f"clip_grad_norm_ {order}")
-    except CollectiveMismatch as error:
-        raise CollectiveMismatch(
-            f"{error}\nThis rank was in clip_grad_norm_, which all ranks of {mesh.mesh!r} call "
-            f"with the same norm_type, or none: the norm is that of all parts of the model."
-        ) from None
+    meet(setup, mesh, f"clip_grad_norm_ {order}")
+    apart = _apart(setup, mesh)
     total = 0.0
     for axis, numbers in _by_axis(setup, mesh, only).items():
         norm = state.grad_norm(order, numbers)
         ranks = setup.same_experts if axis in DATA else setup.comm
-        if ranks.rank:  # all of them have the same
+        if apart and ranks.rank:  # all of them have the same
             continue
         total = max(total, norm) if math.isinf(order) else total + norm**order
     found = np.array([total])
-    setup.everyone.all_reduce(found, "max" if math.isinf(order) else "sum")
+    # Ranks with other data have the same, but for experts. Those that do not clip are told later.
+    together = setup.everyone if apart else mesh.beside
+    together.all_reduce(found, "max" if math.isinf(order) else "sum")
     return float(found[0] if math.isinf(order) else found[0] ** (1 / order))
 
 
@@ -53,8 +50,14 @@ def meet(setup: Setup, mesh: MeshRanks, call: str) -> None:
     """
     beside = [] if setup.step.beside is None else [setup.step.beside]
     stages = [mesh.mesh[STAGES]] if mesh.staged else []
-    for ranks in (setup.comm, *beside, *stages):
+    data = [setup.comm] if _apart(setup, mesh) else []
+    for ranks in (*data, *beside, *stages):
         ranks.all_gather(np.zeros(0, np.uint8), label=label_of(call))
+
+
+def _apart(setup: Setup, mesh: MeshRanks) -> bool:
+    """Say whether ranks with other data have other experts; of stages, some may have none."""
+    return bool(setup.experts) or mesh.staged
 
 
 def _by_axis(setup: Setup, mesh: MeshRanks, only: Only) -> dict[str | None, list[int]]:

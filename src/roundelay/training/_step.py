@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.training._origins import Origins, Turn
+from roundelay.training._shared_gradients import SharedGradients
 
 Rates = tuple[tuple[int, str, Any], ...]  # group, option, value
 MARKS = 1 << 22  # different marks of a step
+ALIKE = 0.02  # by which quotients of rounded gradients differ that were multiplied by one number
 DEEDS = 100  # things done to gradients that are kept in mind, where no backward pass tells them
 #: How values of tensors are told, which ranks with other parts of a model do not share.
 VALUES = re.compile(r"(tensor|shard|…) [0-9a-f]{8}")
@@ -99,9 +102,8 @@ class StepState:
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
     #: Where they are: epoch, batch and micro-batch of each.
     places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    dealt: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # this rank's share, of how many
+    #: This rank's share, of how many.
+    dealt: dict[int, tuple[int, int]] = field(default_factory=dict)
     raised: int = 0  # calls of the model since all ranks had the same mark
     foreign: Turn | None = None  # a loop over micro-batches of another model
     origins: Origins = field(default_factory=Origins)  # of what the model is given
@@ -111,6 +113,7 @@ class StepState:
     numbers: Sequence[int] = ()
     divided: frozenset[str] = frozenset()  # parameters of which those ranks have other parts
     experts: frozenset[str] = frozenset()  # parameters of which ranks with other data do
+    alike: SharedGradients | None = None  # gradients that those ranks all have
     given: int = 0  # a number for what the model was given first, which those ranks share
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
     # ---- of this step
@@ -124,6 +127,10 @@ class StepState:
     #: Of a pipeline, whose steps have several passes: whether they have.
     known: bool = False
     staged: bool = False  # whether it is one
+    #: Of a pipeline, too: by what the user has multiplied gradients, by the parameters' numbers,
+    #: and by what all were multiplied that were stepped on since stages compared it; 0 is nothing.
+    scaling: dict[int, float] = field(default_factory=dict)
+    scaled: float = 0.0
     owner: Turn | None = None  # the loop whose batch the passes belong to
     #: Of each optimizer, its options at the first micro-batch.
     options: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -137,6 +144,7 @@ class StepState:
             self.did("zero_grad()")
         self._used()
         self.options.clear()
+        self.scaling.clear()
         self.waiting = 0
         self.shared = self.torn = False
         self._fresh()
@@ -181,6 +189,17 @@ class StepState:
 
     # ---- several optimizers
 
+    def scales(self, index: int, factor: float) -> None:
+        """Note that the user has multiplied a gradient."""
+        self.scaling[index] = self.scaling.get(index, 1.0) * factor
+
+    def all_scaled(self, used: Collection[int]) -> None:
+        """Note, before a step on gradients, if the user has multiplied all by one number."""
+        factors = [self.scaling.get(index, 0.0) for index in used]
+        known = sorted(one for one in factors if not isnan(one))
+        if known and known[0] > 0 and known[-1] - known[0] <= known[-1] * ALIKE:
+            self.scaled = known[-1]
+
     def stepped(self, place: int) -> None:
         """Note that an optimizer has stepped; the first one of a step, or one again, counts."""
         if not self.by or place in self.by:
@@ -189,11 +208,8 @@ class StepState:
         self.by.add(place)
         self.calls += 1 + OTHER * place
         self.look_at_rates()
-        new = (
-            []
-            if self.rates is self.agreed
-            else [rate for rate in self.rates if rate not in self.agreed]
-        )
+        agreed = self.rates is self.agreed
+        new = [rate for rate in self.rates if not agreed and rate not in self.agreed]
         told = ", ".join(f"{key}={value!r}" for _, key, value in new)
         self.did(f"step() with {told}" if told else "step()")
         self.options.pop(place, None)
@@ -301,6 +317,8 @@ class StepState:
         self.shared_written.clear()
         self.how.clear()
         self.raised = self.given = 0
+        if self.alike is not None:
+            self.alike.told()
         self.forget_deeds()
         self.agreed = self.rates
 

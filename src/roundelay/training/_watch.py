@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from roundelay.parallel.cut_tensor import unmarked
 from roundelay.parallel.functions import counts_of
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import sharding_of
@@ -34,7 +35,8 @@ class Watch:
         def see(_: torch.nn.Module, __: Any, output: Any) -> None:
             if isinstance(output, torch.Tensor):
                 number = getattr(self._model, "micro_batch", 0)
-                self._outputs.setdefault(name, {}).setdefault(number, output.detach().clone())
+                mine = unmarked(output).detach().clone()
+                self._outputs.setdefault(name, {}).setdefault(number, mine)
 
         return see
 

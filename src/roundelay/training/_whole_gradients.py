@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import nan
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.training._refused_grad import RefusedGrad
+from roundelay.training._step import ALIKE
 from roundelay.training.optimizer.masters import Masters
 from roundelay.training.shards.operands import digest
 from roundelay.training.strategy import Only, StrategyState, chosen
@@ -51,16 +54,21 @@ class WholeGradients(StrategyState):
 
     def brought_together(self, only: Only = None) -> None:
         """Remember gradients as they are."""
-        if self.setup.comm.size > 1 or self.setup.step.beside is not None:
+        step = self.setup.step
+        if self.setup.comm.size > 1 or step.beside is not None or step.staged:
             names = [parameter.name for parameter in self.setup.parameters]
             self._edits = self._edits or GradEdits(
-                self._tensors, names, self.setup.experts, self.setup.step.divided
+                self._tensors, names, self.setup.experts, step.divided, staged=step.staged
             )
             self._edits.note(only)
 
     def done_to_grads(self, only: Only = None) -> list[tuple[str, str]]:
         """Say which are no longer so."""
-        return [] if self._edits is None else self._edits.found(only)
+        if self._edits is None:
+            return []
+        for index, factor in self._edits.factors(only):
+            self.setup.step.scales(index, factor)
+        return self._edits.found(only)
 
     def after_step(self, only: Only = None) -> None:
         """Round the masters that were stepped on into the model."""
@@ -170,15 +178,33 @@ class GradEdits:
         names: Sequence[str],
         but: Collection[int] = (),
         divided: Collection[str] = (),
+        *,
+        staged: bool = False,
     ) -> None:
         """Look at all of them but those of which every rank has others."""
         self._tensors, self._names, self._but, self._divided = tensors, names, but, divided
         self._seen: list[tuple[int, ...]] = [()] * len(tensors)
+        #: In a stage of a pipeline: elements of each, by which it tells what multiplied it.
+        self._some: dict[int, torch.Tensor] | None = {} if staged else None
 
     def note(self, only: Collection[int] | None = None) -> None:
         """Take them as they are now for what they should be."""
         for index in range(len(self._tensors)) if only is None else only:
-            self._seen[index] = _mark(self._tensors[index].grad)
+            grad = self._tensors[index].grad
+            self._seen[index] = _mark(grad)
+            if self._some is not None and _sampled(grad) and self._seen[index]:
+                self._some[index] = _sample(grad)
+
+    def factors(self, only: Collection[int] | None = None) -> Iterator[tuple[int, float]]:
+        """Say by what gradients were multiplied since, where stages compare it; nan if unknown."""
+        for index, before in (self._some or {}).items():
+            grad = self._tensors[index].grad
+            if not _sampled(grad) or _mark(grad) in ((), self._seen[index]):
+                continue
+            if only is None or index in only:
+                by = (_sample(grad) / before)[before != 0]
+                least, most = (float(by.min()), float(by.max())) if by.numel() else (nan, nan)
+                yield index, most if most - least <= ALIKE * most else nan
 
     def found(self, only: Collection[int] | None = None) -> list[tuple[str, str]]:
         """Say what was done to them since; gradients that are alike are said alike.
@@ -216,6 +242,17 @@ class GradEdits:
             f"here, and other ranks have others. Use optimizer.clip_grad_norm_ or "
             f"optimizer.clip_grad_value_, which see all of them."
         )
+
+
+def _sampled(grad: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Say whether there is a gradient to be looked at: not one that is kept for master weights."""
+    return grad is not None and not isinstance(grad, RefusedGrad)
+
+
+def _sample(grad: torch.Tensor) -> torch.Tensor:
+    """Return a few elements, as numbers to divide."""
+    flat = grad.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SOME)].abs().double().cpu()
 
 
 def _listed(marks: Sequence[str]) -> str:

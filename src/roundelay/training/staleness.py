@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.planning.clock import staleness_bound
 from roundelay.training._run import run_of
-from roundelay.training.strategies.parameter_server.clock import staleness_bound
 from roundelay.training.strategies.parameter_server.worker import Worker
 
 __all__ = ["Staleness", "staleness"]

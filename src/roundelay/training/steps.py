@@ -11,11 +11,20 @@ import torch
 from roundelay.arguments import number, shown
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
+from roundelay.training._exchange import refuse_frozen
 from roundelay.training._mesh_state import meet
 from roundelay.training._run import Run, found_run, live_runs, run_of
 from roundelay.training.scaler import Scaler
 
-__all__ = ["StepPasses", "accumulate", "backward", "loss_scaler", "passes_of"]
+__all__ = [
+    "StepPasses",
+    "accumulate",
+    "backward",
+    "loss_scaler",
+    "passes_of",
+    "refuse_frozen",
+    "take_scaled",
+]
 
 
 ELSEWHERE = (
@@ -89,6 +98,18 @@ def passes_of(model: torch.nn.Module) -> StepPasses | None:
     """Return the passes of a step that a prepared model begins; None of one that is not."""
     run = found_run(model)
     return None if run is None else StepPasses(run, model)
+
+
+def take_scaled(model: torch.nn.Module) -> float:
+    """Return by what all gradients were multiplied that were stepped on since this was asked.
+
+    By the user, that is; 0 if by nothing that is known.
+    """
+    run = found_run(model)
+    if run is None:
+        return 0.0
+    found, run.step.scaled = run.step.scaled, 0.0
+    return found
 
 
 def loss_scaler(model: torch.nn.Module) -> Scaler | None:

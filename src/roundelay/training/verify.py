@@ -17,6 +17,7 @@ from roundelay.parallel.sharding import sharding_of
 from roundelay.parallel.staging import staging_of
 from roundelay.training._join_mesh import Plan
 from roundelay.training._mesh_ranks import rows_of
+from roundelay.training._run import run_of
 from roundelay.training._watch import Watch, gradients_of, local_part, share_of
 from roundelay.training.precision import Precision
 from roundelay.training.prepare import prepare
@@ -39,6 +40,9 @@ __all__ = [
 
 #: The largest difference that rounding explains, relative to a parameter's largest element.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+#: What of a model's largest gradient is rounding, in steps of a dtype; and below what an element is
+#: so small that its sign, which is all that Adam takes a first step by, may be rounding.
+NOISE, DOUBTFUL = 64, 640
 LOOSE = 3e-2  # for 16 bits, and relative to the norm: Adam may turn a step where a sign is rounding
 
 Loss = Callable[..., torch.Tensor]
@@ -114,10 +118,14 @@ class Trial:
         expected: torch.Tensor,
         kind: str = "parameter",
         order: int = 0,
+        noise: float = 0.0,
     ) -> Difference:
-        """Return how something differs: by its largest element, or in 16 bits by its norm."""
+        """Return how something differs: by its largest element, or in 16 bits by its norm.
+
+        `noise` is by how much elements may be off, however small all of them are.
+        """
         exact = self.precision == "fp32"
-        relative = _relative(found, expected, torch.inf if exact else 2.0)
+        relative = _relative(found, expected, torch.inf if exact else 2.0, noise)
         scale = "largest element" if exact else "norm"
         return Difference(step, rank, name, relative, kind, order, scale)
 
@@ -129,6 +137,13 @@ class Seen:
     outputs: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
+
+    @property
+    def rounding(self) -> float:
+        """The last digit of the largest element of all gradients."""
+        grads = [grad for grad in self.gradients.values() if grad.numel()]
+        largest = max((float(grad.abs().max()) for grad in grads), default=0.0)
+        return largest * max((torch.finfo(grad.dtype).eps for grad in grads), default=0.0)
 
 
 def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
@@ -154,10 +169,11 @@ def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
         plan=trial.plan,
         sequence_parallel=trial.sequence_parallel,
     )
+    run_of("verify", mine).setup.step.alike = None  # what it tells is compared here, and named
     for batch in trial.batches:
         _check_rows(mine, mesh, len(batch[0]))
     watch = None if mesh is None else Watch(mine)
-    found = []
+    found, doubtful = [], dict[str, torch.Tensor]()
     for step, (batch, expected) in enumerate(zip(trial.batches, whole, strict=True)):
         share = [_share(comm, mesh, part) for part in batch]
         rows = len(share[0])
@@ -172,12 +188,33 @@ def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
         optimizer.step()
         optimizer.zero_grad()
         state = full_state_dict(mine)
+        _doubt(expected, doubtful)
         differences += [
-            trial.difference(step, comm.rank, name, state[name], tensor)
+            trial.difference(step, comm.rank, name, one, tensor)
             for name, tensor in expected.state.items()
+            for one in (_sure(state[name], tensor, doubtful.get(name)),)
         ]
         found.append(differences)
     return found
+
+
+def _doubt(seen: Seen, doubtful: dict[str, torch.Tensor]) -> None:
+    """Note elements whose gradients are rounding, of which Adam makes steps of full length."""
+    for name, grad in seen.gradients.items():
+        size = grad.abs()
+        small = size <= DOUBTFUL * seen.rounding
+        if not small.all() or not size.any():  # what is zero beside others is no rounding
+            small &= size > 0
+        doubtful[name] = doubtful[name] | small if name in doubtful else small
+
+
+def _sure(
+    found: torch.Tensor, expected: torch.Tensor, doubtful: torch.Tensor | None
+) -> torch.Tensor:
+    """Return a parameter without what nobody can tell of it."""
+    if doubtful is None or not bool(doubtful.any()):
+        return found
+    return torch.where(doubtful.to(found.device), expected.to(found), found)
 
 
 def _check_rows(model: torch.nn.Module, mesh: Mesh | None, rows: int) -> None:
@@ -228,8 +265,9 @@ def _inside(
         if name in gradients:
             sharding = sharding_of(parameters[name])
             part = grad if sharding is None else sharding.local(grad)
+            noise = NOISE * expected.rounding
             found.append(trial.difference(step, rank, name, gradients[name], part,
-                                          "gradient", order))  # fmt: skip
+                                          "gradient", order, noise))  # fmt: skip
     return found
 
 
@@ -259,14 +297,16 @@ def _one_device(trial: Trial, alone: Communicator) -> list[Seen]:
     return states
 
 
-def _relative(found: torch.Tensor, expected: torch.Tensor, norm: float) -> float:
+def _relative(
+    found: torch.Tensor, expected: torch.Tensor, norm: float, noise: float = 0.0
+) -> float:
     if expected.numel() == 0:
         return 0.0
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    sizes = [
-        torch.linalg.vector_norm(one, norm).item()
-        for one in (found.to(wide) - expected.to(wide), expected.to(wide))
-    ]
+    off = found.to(wide) - expected.to(wide)
+    if noise:
+        off = torch.where(off.abs() <= noise, 0.0, off)
+    sizes = [torch.linalg.vector_norm(one, norm).item() for one in (off, expected.to(wide))]
     return float(sizes[0] / sizes[1] if sizes[1] else sizes[0])
 
 

@@ -15,6 +15,8 @@ from roundelay.parallel.context.local import local_attention
 from roundelay.parallel.context.plan import LAYOUTS, METHODS, RingPlan, spans_so_long
 from roundelay.parallel.context.ring import ring_attention
 from roundelay.parallel.context.ulysses import ulysses_attention
+from roundelay.parallel.cut_tensor import unmarked
+from roundelay.parallel.passes import calling_layer
 
 __all__ = ["attention"]
 
@@ -22,7 +24,7 @@ DIMS = 3  # at least: heads, tokens, dim
 FOLDED = 4  # with one dim of batch, as kernels take them
 #: What all ranks must be told alike.
 ALIKE = ("method", "layout", "causal", "batch", "heads", "key heads", "dim", "value dim", "scale",
-         "dtype", "requires_grad")  # fmt: skip
+         "dtype", "requires_grad", "layer")  # fmt: skip
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
@@ -58,13 +60,13 @@ def attention(
     problem = problem or _wrong_heads(q, k, method, comm.size)
     if problem:
         agree("attention", comm, dict.fromkeys(ALIKE, 0), 0, problem)
-    q, k, v = (_cast(x) for x in (q, k, v))
+    q, k, v = (_cast(unmarked(x, inside=True)) for x in (q, k, v))
     factor = 1 / math.sqrt(q.size(-1)) if scale is None else float(scale)
     if comm.size == 1 and q.dim() == FOLDED and q.size(-2):  # nothing to compare, nor to fold
         return local_attention(q, k, v, comm=comm, causal=causal, scale=factor)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     facts = (method, layout, causal, str(list(q.shape[:-3])), q.size(-3), k.size(-3), q.size(-1),
-             v.size(-1), factor, str(q.dtype), grad)  # fmt: skip
+             v.size(-1), factor, str(q.dtype), grad, calling_layer(comm))  # fmt: skip
     alike = dict(zip(ALIKE, facts, strict=True))
     lengths = agree("attention", comm, alike, q.size(-2))
     if not sum(lengths):

@@ -180,9 +180,10 @@ class _Weighed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         plan: Dispatch = ctx.plan
-        if not ctx.saved_tensors:
+        saved = ctx.saved_tensors  # once: a checkpoint gives them away
+        if not saved:
             return grads[0].index_select(0, plan.tokens), None, None
-        rows, weights = ctx.saved_tensors
+        rows, weights = saved
         spread = large(grads[0], rows.shape)
         if torch.is_grad_enabled():
             spread = grads[0].index_select(0, plan.tokens)

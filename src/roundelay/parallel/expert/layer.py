@@ -16,9 +16,12 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.parallel.expert.dispatch import planned
 from roundelay.parallel.expert.router import Queues, Router, Routing
 from roundelay.parallel.functions import counts_of
+from roundelay.parallel.passes import layer_number
 from roundelay.parallel.sharding import Sharding, mark_divided, sharding_of, take_whole
 
 __all__ = ["MoE", "average_gradients", "balance_loss"]
+
+COUNTED = 40  # bits of a count of tokens
 
 
 class MoE(nn.Module):
@@ -49,6 +52,8 @@ class MoE(nn.Module):
         self.loss_weight: Callable[[], float] | None = None
         problem, mine = _checked(experts, router, comm)
         _compare(problem, _description(router, mine), comm)
+        #: By which ranks see that they are in the same layer: all make them in one order.
+        self._number = 0 if comm is None else layer_number(comm, self)
         self.router = router
         self.experts = _stacked(mine, _sharding(axis, comm, router.experts))
         self._forget()
@@ -63,6 +68,7 @@ class MoE(nn.Module):
         self.load = torch.zeros(self.router.experts, dtype=torch.int64)
         self.dropped = 0
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return for each token, a row of the last dim, the weighted sum of its experts."""
         width = self.router.score.in_features
@@ -97,7 +103,19 @@ class MoE(nn.Module):
         """Return the counts of every rank."""
         if self.comm is None or self.comm.size == 1:
             return counts[None]
-        return self.comm.all_gather(counts.contiguous())
+        counts = counts.contiguous()
+        counts.view(-1)[0] += self._number << COUNTED  # in bits that no count has
+        every = self.comm.all_gather(counts)
+        firsts = every.flatten(1)[:, 0]
+        numbers = (firsts >> COUNTED).tolist()
+        firsts &= (1 << COUNTED) - 1
+        if len({*numbers}) > 1:
+            raise CollectiveMismatch(
+                f"Ranks of {self.axis} have called different layers of rd.MoE at once, by the "
+                f"order in which they were made: {', '.join(map(str, numbers))}. Call the same "
+                f"ones on every rank: ranks that skip some at random need the same seed."
+            )
+        return every
 
     def _account(self, routing: Routing, counts: torch.Tensor, dropped: int) -> None:
         """Keep how even the load is: as numbers, and as a loss."""

@@ -19,7 +19,10 @@ from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.pipeline._split_batch import tensors_in
 from roundelay.reductions import Array
 from roundelay.training.shards.operands import digest
+from roundelay.training.steps import refuse_frozen
 
+ONE = 1 << 40
+ALIKE = 0.01  # by which factors of rounded gradients differ that are the same
 SOME = 1024  # elements of a tensor that are looked at in every call but the first
 
 
@@ -34,6 +37,7 @@ class Told(NamedTuple):
     pipeline: int  # which one it is of those over these ranks
     x_rows: int
     target_rows: int
+    scaled: int  # by what gradients were multiplied that were stepped on last, in parts of ONE
     problem: int  # whether this rank can't
 
     @property
@@ -55,7 +59,9 @@ class CallRanks:
             self.pipelines = along.reshape(-1, stages.size).tolist()
         self.mine = next(ranks for ranks in self.pipelines if self.comm.rank in ranks)
 
-    def tell(self, mine: Told, marks: Sequence[int], problem: str) -> tuple[list[Told], Array]:
+    def tell(
+        self, mine: Told, marks: Sequence[int], problem: str, frozen: dict[int, str]
+    ) -> tuple[list[Told], Array]:
         """Return what all ranks say, with their marks; refuse on all what one of them can't do."""
         told = np.array([*mine, *marks], np.int64)
         numbers = self.comm.all_gather(told).reshape(-1, len(told))
@@ -64,6 +70,11 @@ class CallRanks:
             self._refuse(problem)
         for ranks in self.pipelines:
             _compare(ranks, [every[rank] for rank in ranks])
+        alike = [*zip(*self.pipelines, strict=True)]  # ranks of one stage, which train the same
+        if any(len({every[rank].trained for rank in same}) > 1 for same in alike):
+            those = self.comm.all_gather_object(frozen)
+            for same in alike:
+                refuse_frozen([those[rank] for rank in same], same)
         return every, numbers[:, len(mine) :]
 
     def _refuse(self, problem: str) -> NoReturn:
@@ -119,8 +130,23 @@ def _some(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1)[:: tensor.numel() // SOME | 1]
 
 
+def compare_scaled(ranks: Sequence[int], factors: Sequence[float]) -> None:
+    """Refuse gradients that stages have multiplied by numbers of their own, where they did."""
+    scaled = [(factor, rank) for rank, factor in zip(ranks, factors, strict=True) if factor]
+    least, most = min(scaled, default=(0.0, 0)), max(scaled, default=(0.0, 0))
+    if most[0] - least[0] > ALIKE * most[0]:
+        raise CollectiveMismatch(
+            f"Since the last step all gradients on rank {least[1]} were multiplied by "
+            f"{least[0]:.4g}, and those on rank {most[1]}, which has other stages of this "
+            f"pipeline, by {most[0]:.4g}; the optimizers have stepped on them. Torch's "
+            f"clip_grad_norm_ sees the stages of its rank alone: use optimizer.clip_grad_norm_, "
+            f"which sees all. For other rates of some stages there are parameter groups."
+        )
+
+
 def _compare(ranks: Sequence[int], every: Sequence[Told]) -> None:
     """Refuse what differs between the ranks of one pipeline, where they have it."""
+    compare_scaled(ranks, [each.scaled / ONE for each in every])
 
     def first_other(given: Sequence[int]) -> int | None:
         first = next((number for number in given if number), 0)

@@ -10,9 +10,29 @@ import torch
 from torch import fx, nn
 
 from roundelay.errors import InvalidArgumentError, UnknownNameError
-from roundelay.parallel.pipeline._trace import trace
+from roundelay.parallel.pipeline._program import StageProgram
+from roundelay.parallel.pipeline._stand_ins import IsOpen, PlainValue
+from roundelay.parallel.pipeline._trace import MODES, Reading, read
 
 USE_SPLIT = "Give split=, a function from the model to a list of its stages, each a module."
+#: In which ways a forward is called: in training or not, with gradients or not.
+WAYS = ((True, True), (False, True), (True, False), (False, False))
+AGAIN = (
+    "another thing each time it is read off: it has random numbers or counts of its own. Take "
+    "random numbers in operations on tensors, such as torch.randn_like, or in a module."
+)
+EVALUATES = (
+    "one thing in training and another in evaluation. Use modules for that, such as nn.Dropout."
+)
+WITHOUT = "one thing with gradients and another without. Decide so in a module."
+
+
+@dataclass(frozen=True)
+class ForwardGraph:
+    """What a model's forward does, and the values of its modules that it was given for good."""
+
+    graph: fx.Graph
+    plain: list[PlainValue]
 
 
 @dataclass(frozen=True)
@@ -24,7 +44,7 @@ class PipelineStage:
     bind: Callable[[nn.Module], Callable[..., Any]]  # to the module that has them
 
 
-def graph_of(model: nn.Module, starts: Sequence[str]) -> fx.Graph:
+def read_off(model: nn.Module, starts: Sequence[str]) -> ForwardGraph:
     """Return what the model's forward does; refuse one that can't be read off once for all.
 
     Calls of modules are seen as they are, but for sequences and for modules in which a stage
@@ -36,26 +56,40 @@ def graph_of(model: nn.Module, starts: Sequence[str]) -> fx.Graph:
         inside = any(start.startswith(f"{where}.") for start in starts)
         return inside or type(module) in (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
+    def refused(why: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"Pipeline can't cut {name}: {why} {USE_SPLIT}")
+
+    _refuse_hooks(model, is_open)
+    found: list[Reading] = []
+    try:
+        for training, grad in ((True, True), *WAYS):
+            found.append(read(model, is_open, training=training, grad=grad))
+    except InvalidArgumentError as error:
+        raise refused(f"its forward can't be read off. {error}") from error
+    except Exception as error:
+        raise refused(
+            f"its forward is no chain that can be read off: {type(error).__name__}: {error}"
+        ) from error
+    texts = [str(each.graph) for each in found]
+    for other, does in ((1, AGAIN), (2, EVALUATES), (3, WITHOUT), (4, WITHOUT)):
+        if texts[other] != texts[0]:
+            raise refused(f"its forward does {does}")
+    first = found[1]
+    for at, node in enumerate(first.graph.nodes):
+        modes = {way: each.modes[at] for way, each in zip(WAYS, found[1:], strict=True)}
+        node.meta = {MODES: modes} if any(modes.values()) else {}
+    return ForwardGraph(first.graph, first.plain)
+
+
+def _refuse_hooks(model: nn.Module, is_open: IsOpen) -> None:
     for where, module in model.named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks)  # noqa: SLF001 - torch's names
         if (not where or is_open(module, where)) and any(hooks):
             raise InvalidArgumentError(
-                f"Pipeline can't cut {where or name}, which has hooks on its forward: they would "
-                f"not be called. Remove them, or put them on modules inside. {USE_SPLIT}"
+                f"Pipeline can't cut {where or type(model).__name__}, which has hooks on its "
+                f"forward: they would not be called. Remove them, or put them on modules inside. "
+                f"{USE_SPLIT}"
             )
-    try:
-        graphs = [trace(model, is_open, training=training) for training in (True, False)]
-    except Exception as error:
-        raise InvalidArgumentError(
-            f"Pipeline can't cut {name}: its forward is no chain that can be read off: "
-            f"{type(error).__name__}: {error} {USE_SPLIT}"
-        ) from error
-    if str(graphs[0]) != str(graphs[1]):
-        raise InvalidArgumentError(
-            f"Pipeline can't cut {name}: its forward does one thing in training and another in "
-            f"evaluation. Use modules for that, such as nn.Dropout. {USE_SPLIT}"
-        )
-    return graphs[0]
 
 
 def units(graph: fx.Graph) -> list[str]:
@@ -130,8 +164,7 @@ def _targets(graph: fx.Graph, op: str) -> tuple[str, ...]:
 
 
 def _bound(root: nn.Module, graph: fx.Graph) -> Callable[..., Any]:
-    interpreter = fx.Interpreter(root, graph=graph)
-    interpreter.extra_traceback = False  # errors stay as the model raised them
+    program = StageProgram(root, graph)
     takes = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
 
     def run(*values: Any) -> Any:
@@ -140,7 +173,7 @@ def _bound(root: nn.Module, graph: fx.Graph) -> Callable[..., Any]:
                 f"The pipeline's model takes {', '.join(takes)}, and x has {len(values)}. "
                 f"Arguments that have a default keep it. {USE_SPLIT}"
             )
-        return interpreter.run(*values)
+        return program.run(*values)
 
     return run
 

@@ -17,12 +17,13 @@ from roundelay.errors import CollectiveMismatch, InvalidArgumentError, Roundelay
 from roundelay.parallel.pipeline._balance import balanced, module_seconds
 from roundelay.parallel.pipeline._cut import (
     PipelineStage,
-    graph_of,
+    read_off,
     stages_of_graph,
     stages_of_modules,
     units,
 )
 from roundelay.parallel.pipeline._parts import names_in
+from roundelay.parallel.pipeline._stand_ins import PlainValue
 from roundelay.pipelines import (
     PipelineMaker,
     PipelineSchedule,
@@ -57,6 +58,7 @@ class PipelinePlan:
     schedule: PipelineSchedule
     peaks: tuple[int, ...]
     told: dict[str, str]  # in words that ranks compare
+    plain: list[PlainValue]  # that stages were given for good
 
 
 def agreed_plan(
@@ -74,14 +76,15 @@ def agreed_plan(
 
     def make() -> PipelinePlan:
         if wanted.split is not None:
-            stages = stages_of_modules(model, wanted.split(model))
+            stages, plain = stages_of_modules(model, wanted.split(model)), []
         else:
-            stages = stages_of_graph(graph_of(model, starts), starts)
+            forward = read_off(model, starts)
+            stages, plain = stages_of_graph(forward.graph, starts), forward.plain
         schedule = _schedule(wanted, comm.size, len(stages))
         _check_stages(model, stages)
         _check_names(stages, taken)
         peaks = prove_pipeline(schedule).peaks
-        return PipelinePlan(stages, schedule, peaks, _description(model, stages, schedule))
+        return PipelinePlan(stages, schedule, peaks, _description(model, stages, schedule), plain)
 
     plan: PipelinePlan = _together(comm, make)
     _compare(comm, plan.told)
@@ -172,7 +175,7 @@ def _starts(model: nn.Module, size: int, wanted: Wanted) -> list[str] | _Unmeasu
                 f"{shown(names)}."
             )
         return list(names)
-    graph = graph_of(model, [])
+    graph = read_off(model, []).graph
     known = units(graph)
     weights = [sum(each.numel() for each in model.get_submodule(name).parameters())
                for name in known]  # fmt: skip

@@ -7,106 +7,130 @@ meanwhile: other ranks may be threads of it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 from torch.fx.proxy import GraphAppendingTracer
+from torch.utils.checkpoint import checkpoint
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.pipeline._stand_ins import IsOpen, PlainValue, StandIns
 
-IsOpen = Callable[[nn.Module, str], bool]
+DEVICES = ("cpu", "cuda")  # that have an autocast of their own
+MODES = "modes"  # of a node, where its own differ from those around the forward
+#: What does more with its function than call it, which operations in it do not show.
+AROUND: dict[CodeType, str] = {
+    torch.autograd.Function.apply.__func__.__code__: "{cls.__name__}.apply",  # type: ignore[attr-defined]
+    inspect.unwrap(checkpoint).__code__: "torch.utils.checkpoint",
+}
 
 
-def trace(model: nn.Module, is_open: IsOpen, *, training: bool) -> fx.Graph:
-    """Return the graph of the model's forward; calls of modules that are not open are as they are.
+class Modes(NamedTuple):
+    """Under which of torch's modes an operation runs; autocast by device."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> Modes:
+        """Return those that hold here."""
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            tuple((one, torch.is_autocast_enabled(one), torch.get_autocast_dtype(one))
+                  for one in DEVICES),
+        )  # fmt: skip
+
+    def since(self, around: Modes) -> Modes:
+        """Return these, with autocast only where it is not as around them."""
+        changed = (one for one in self.autocast if one not in around.autocast)
+        return self._replace(autocast=tuple(changed))
+
+    def entered(self) -> ExitStack:
+        """Return what has them hold while it is entered."""
+        stack = ExitStack()
+        if self.inference:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(self.grad))
+        for device, enabled, dtype in self.autocast:
+            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        return stack
+
+
+@dataclass
+class Reading:
+    """What was read off once: the graph, the modes of its nodes, and numbers it depends on."""
+
+    graph: fx.Graph
+    modes: list[Modes | None]  # of every node, in order; None as around the forward
+    plain: list[PlainValue] = field(default_factory=list)
+
+
+def read(model: nn.Module, is_open: IsOpen, *, training: bool, grad: bool) -> Reading:
+    """Return what the model's forward does; calls of modules that are not open are as they are.
 
     Arguments that have a default keep it.
     """
     graph = fx.Graph()
-    tracer = GraphAppendingTracer(graph)
+    reader = _Reader(graph, model)
     arguments = []
     for name, parameter in inspect.signature(model.forward).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise InvalidArgumentError(f"it takes any number of arguments, as {name}.")
+            raise InvalidArgumentError(f"It takes any number of arguments, as {name}.")
         if parameter.default is parameter.empty:
-            arguments.append(tracer.proxy(graph.placeholder(name)))
-    stand_in = _StandIns(model, tracer, is_open, training=training).of(model)
-    result = stand_in.forward(*arguments)
-    graph.output(tracer.create_arg(result))
+            arguments.append(reader.proxy(graph.placeholder(name)))
+    stand_ins = StandIns(model, reader, is_open, training=training)
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
+        around = Modes.now()
+        try:
+            result = stand_ins.of(model).forward(*arguments)
+        finally:
+            stand_ins.done()
+            if reader.refused:  # even if the forward has caught it
+                raise InvalidArgumentError(reader.refused[0])
+    graph.output(reader.create_arg(result))
     graph.lint()
-    return graph
+    modes = [None if one in (None, around) else one.since(around)
+             for one in (node.meta.get(MODES) for node in graph.nodes)]  # fmt: skip
+    return Reading(graph, modes, stand_ins.plain)
 
 
-class _StandIns:
-    """Copies of open modules whose parts, in turn, only say that they are used."""
+class _Reader(GraphAppendingTracer):
+    """Notes operations, each with the modes it is under."""
 
-    def __init__(
-        self, model: nn.Module, tracer: GraphAppendingTracer, is_open: IsOpen, *, training: bool
-    ) -> None:
-        self.tracer, self._is_open, self._training = tracer, is_open, training
-        self._names: dict[nn.Module, str] = {}
-        for name, module in model.named_modules():
-            self._names.setdefault(module, name)
-        self._made: dict[nn.Module, nn.Module] = {}
+    def __init__(self, graph: fx.Graph, model: nn.Module) -> None:
+        super().__init__(graph)
+        self.refused: list[str] = []
+        self._names: dict[int, str] = {}
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._names.setdefault(id(tensor), name)
 
-    def of(self, module: nn.Module) -> nn.Module:
-        """Return what stands in for a module."""
-        if module not in self._made:
-            name = self._names[module]
-            closed = bool(name) and not self._is_open(module, name)
-            made = _Called(self, module, name) if closed else self._open(module, name)
-            self._made[module] = made
-        return self._made[module]
+    def refuse(self, why: str) -> None:
+        """Refuse the forward, which can't be read off."""
+        self.refused.append(why)
+        raise InvalidArgumentError(why)
 
-    def _open(self, module: nn.Module, name: str) -> nn.Module:
-        made: nn.Module = object.__new__(type(module))
-        vars(made).update(vars(module))
-        prefix = f"{name}." if name else ""
+    def create_node(self, *args: Any, **options: Any) -> fx.Node:
+        """Note an operation; refuse one inside what does more than to call it."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - python's name
+        while frame is not None and frame.f_code is not read.__code__:
+            word = AROUND.get(frame.f_code)
+            if word is not None:
+                what = word.format(**frame.f_locals)
+                self.refuse(f"It calls {what}, and stages would do the operations inside alone. "
+                            f"Call it in a module of its own.")  # fmt: skip
+            frame = frame.f_back
+        node = super().create_node(*args, **options)
+        node.meta[MODES] = Modes.now()
+        return node
 
-        def used(part: str, value: Any) -> Any:
-            if value is None:
-                return None
-            return self.tracer.create_proxy("get_attr", prefix + part, (), {})
-
-        vars(made)["_modules"] = {
-            part: None if child is None else self.of(child)
-            for part, child in module._modules.items()  # noqa: SLF001 - torch has no other name
-        }
-        for kind in ("_parameters", "_buffers"):
-            kept = vars(module)[kind]
-            vars(made)[kind] = _Lazily({part: (used, value) for part, value in kept.items()})
-        vars(made)["training"] = self._training
-        return made
-
-
-class _Lazily(dict[str, Any]):
-    """Parameters of an open module: a use of one is noted when it is read."""
-
-    def __getitem__(self, part: str) -> Any:
-        used, value = super().__getitem__(part)
-        return used(part, value)
-
-
-class _Called(nn.Module):
-    """Stands in for a module that is called as it is."""
-
-    def __init__(self, stand_ins: _StandIns, module: nn.Module, name: str) -> None:
-        super().__init__()
-        vars(self)["_of"] = stand_ins, module, name
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        """Note the call."""
-        stand_ins, _, name = vars(self)["_of"]
-        return stand_ins.tracer.create_proxy("call_module", name, args, options)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return something that the module has; the use of a tensor is noted."""
-        stand_ins, module, where = vars(self)["_of"]
-        value = getattr(module, name)
-        if isinstance(value, nn.Module):
-            return stand_ins.of(value)
-        if isinstance(value, torch.Tensor):
-            return stand_ins.tracer.create_proxy("get_attr", f"{where}.{name}", (), {})
-        return value
+    def create_arg(self, a: Any) -> Any:
+        """Return what a node is given; a tensor of the model is given by its name."""
+        name = self._names.get(id(a))
+        return super().create_arg(a) if name is None else self.create_node("get_attr", name, (), {})

@@ -155,6 +155,11 @@ class Walk:
             self.failure = error
         return None
 
+    def own_failure(self) -> Exception | None:
+        """Return what the model raised here, if it was that, and not another rank's."""
+        others = isinstance(self.failure, CommunicationError) or is_elsewhere(self.failure)
+        return None if others else self.failure
+
     def _compute(self, act: Callable[[], Any]) -> Any:
         """Do what is to be done now, and note how long it took."""
         began = time.perf_counter()

@@ -15,19 +15,25 @@ from torch import nn
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.parallel.pipeline._agree import CallRanks, Told, rows_number
+from roundelay.parallel.pipeline._agree import ONE, CallRanks, Told, compare_scaled, rows_number
 from roundelay.parallel.pipeline._messages import Form
 from roundelay.parallel.pipeline._parts import attach, left_over, names_in, tied
 from roundelay.parallel.pipeline._plan import Wanted, agreed_plan, device_of
+from roundelay.parallel.pipeline._shared_buffers import SharedBuffers
 from roundelay.parallel.pipeline._split_batch import form_number, joined, rows_of, split_batch
 from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
 from roundelay.parallel.staging import stage_model
 from roundelay.pipelines import PipelineSchedule
-from roundelay.training.steps import StepPasses, loss_scaler, passes_of
+from roundelay.training.steps import StepPasses, loss_scaler, passes_of, take_scaled
 
 __all__ = ["Pipeline"]
 
+PLAIN = (
+    "{name} of {where} was {value!r} when the pipeline was made, and is {now} now: stages go on "
+    "with what it was. Make it a buffer and write into that, or use it in a module that is called "
+    "as it is."
+)
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
@@ -66,7 +72,7 @@ class Pipeline(nn.Module):
         wanted = Wanted(stages, schedule, micro_batches, stages_per_rank, split, cost, sample)
         plan = agreed_plan(model, comm, wanted, dir(type(self)))
         self._comm, self._schedule, self._peaks = comm, plan.schedule, plan.peaks
-        self._loss = loss
+        self._loss, self._plain = loss, plan.plain
         mine = {number: plan.stages[number] for number in plan.schedule.stages_of(comm.rank)}
         rest = left_over(model, plan.stages)
         attach(self, model, mine.values(), [name for at in mine for name in rest.get(at, ())])
@@ -80,6 +86,7 @@ class Pipeline(nn.Module):
         shared = tied(model, plan.stages, plan.schedule.placement)
         names = _names_of(model)
         self._tied = TiedParameters(self, comm, shared, lambda name: names[name])
+        self._shared_buffers = SharedBuffers(self, model, plan.stages)
         self._uses = {number: sorted(names_in(model, stage)) for number, stage in mine.items()}
         #: Which one it is of the pipelines over these ranks, which all make in the same order.
         self._number = next(vars(comm).setdefault("pipelines", count(1)))
@@ -152,8 +159,15 @@ class Pipeline(nn.Module):
         forms = dict(self._forms.get(key, {}))
         walk = Walk(self._schedule, self._programs, self._comm, batch, forms, device_of(self))
         scaler = loss_scaler(self)
-        with nullcontext() if scaler is None else scaler.from_elsewhere():
-            loss = self._walked(walk, ranks, passes)
+        try:
+            with nullcontext() if scaler is None else scaler.from_elsewhere():
+                loss = self._walked(walk, ranks, passes)
+        except CollectiveMismatch as error:  # which may be what others make of an error here
+            error.add_note(
+                "In a call of a pipeline. Under zero3 a forward pass that raises on another "
+                "replica ends so: its rank has the error."
+            )
+            raise walk.own_failure() or error from error.__cause__
         self._forms[key] = forms
         if errand.loss is not None:
             return loss
@@ -165,9 +179,10 @@ class Pipeline(nn.Module):
         learns = walk.learns
         if learns and self._tied:
             self._tied.set_aside()
-        self._walk = walk
+        self._walk, buffers = walk, self._shared_buffers.marks()
         try:
             walk.run()
+            walk.attempt(lambda: self._shared_buffers.refuse_written(buffers))
         finally:
             self._tied.release()
             self._walk = None
@@ -210,9 +225,11 @@ class Pipeline(nn.Module):
         )
         mine = Told(
             form_number(x), form_number(errand.target), parts, errand.key, self._trained(),
-            self._number, rows, right, bool(problem),
+            self._number, rows, right, int(ONE * take_scaled(self)), bool(problem),
         )  # fmt: skip
-        every, marks = ranks.tell(mine, self._tied.marks(), problem)
+        frozen = {number: name for number, (name, one) in enumerate(self.named_parameters())
+                  if not one.requires_grad}  # fmt: skip
+        every, marks = ranks.tell(mine, self._tied.marks(), problem, frozen)
         for those in ranks.pipelines:
             self._compare_copies(marks[those], those)
         self._called.add(errand.key)
@@ -244,6 +261,9 @@ class Pipeline(nn.Module):
                 "step of a pipeline was called inside torch.inference_mode(), where there are no "
                 "gradients. Call it outside; pipe.evaluate and pipe(x) may be inside."
             )
+        for plain in self._plain:
+            if plain.changed:
+                raise InvalidArgumentError(PLAIN.format(now=plain.changed, **plain._asdict()))
         if x is None and 0 in here:
             raise InvalidArgumentError("The rank of a pipeline's first stage needs a batch.")
         if errand.loss is not None and errand.target is None and last in here:
@@ -268,9 +288,11 @@ class Pipeline(nn.Module):
         self, marks: np.ndarray[Any, Any] | None = None, ranks: Sequence[int] | None = None
     ) -> None:
         """Refuse copies of a parameter that are no longer equal; every rank calls it."""
-        if marks is None and not self._tied.names:
-            return
         if marks is None:
+            factors = self._comm.all_gather(np.array([take_scaled(self)]))
+            compare_scaled(range(self._comm.size), factors.reshape(-1).tolist())
+            if not self._tied.names:
+                return
             marks = self._comm.all_gather(np.array(self._tied.marks(), np.int64))
         problem = self._tied.apart(marks, range(self._comm.size) if ranks is None else ranks)
         if problem:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.cut_tensor import CutTensor, come_out, leaves_of, unmarked
 from roundelay.parallel.sharding import sharding_of
 from roundelay.parallel.staging import staging_of
 from roundelay.parallel.tensor.axis import TensorAxis
@@ -51,7 +53,7 @@ def look_at_first_pass(model: nn.Module, axis: TensorAxis) -> None:
         staging.looks.append(first.look)
         return
     model.register_forward_pre_hook(first.begin, prepend=True)
-    model.register_forward_hook(first)
+    model.register_forward_hook(first, always_call=True)
 
 
 class FirstPass:
@@ -64,20 +66,39 @@ class FirstPass:
         self._model, self._axis = model, axis
         self._seen: set[int] = set()  # stages; a model that is not cut into any is one
 
-    def begin(self, _module: nn.Module, _inputs: Any) -> None:
+    def begin(self, module: nn.Module, inputs: Any) -> None:
         """Note that a pass begins."""
-        self._axis.begin()
+        axis = self._axis
+        axis.begin()
+        axis.passing += 1
+        if axis.dim is not None and axis.numbers is not None:  # each has tokens of its own
+            for one in tensors_in(inputs)[:1]:
+                axis.numbers.leave("", one, training=module.training)
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         """Look, as a hook of the model."""
+        self._axis.passing -= 1
+        if self._axis.numbers is not None:
+            self._axis.numbers.come_back()
         self.look(0, output, True)  # noqa: FBT003 - as a pipeline calls it
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
-    def look(self, stage: int, output: Any, last: bool) -> None:  # noqa: FBT001 - likewise
+    def look(self, stage: int, output: Any, last: bool) -> Any:  # noqa: FBT001 - likewise
         """Refuse an output that is a shard, or a graph in which kinds meet that must not."""
+        self._look(stage, output, last)
+        if self._axis.cut_by:
+            for source in self._axis.cut_by:
+                source.end_pass()
+            self._axis.cut_by.clear()
+            if not last:
+                return tree_map_only(CutTensor, unmarked, output)
+            come_out(output)
+        return output
+
+    def _look(self, stage: int, output: Any, last: bool) -> None:  # noqa: FBT001 - likewise
         if stage in self._seen or self._axis.comm.size == 1:
             return
-        tensors = [one for one in tensors_in(output) if one.grad_fn is not None]
+        tensors = [one for one in leaves_of(output) if one.grad_fn is not None]
         if not tensors:
             return
         names = {id(one): name for name, one in self._model.named_parameters()}

@@ -97,7 +97,7 @@ def problems_of(model: nn.Module, plan: Mapping[str, str], names: Collection[str
         for name, module in model.named_modules()
         if _needs_a_word(module) and not any(fnmatchcase(name, pattern) for pattern in plan)
     ]
-    problems = []
+    problems = _said_twice(model, plan)
     if not matched:
         problems.append("No pattern matches: it is the plan of another model.")
     if unmatched:
@@ -108,6 +108,21 @@ def problems_of(model: nn.Module, plan: Mapping[str, str], names: Collection[str
             f"every rank has."
         )
     return problems
+
+
+def _said_twice(model: nn.Module, plan: Mapping[str, str]) -> list[str]:
+    """Return modules that have several names, of which a plan says different words."""
+    by_module: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        by_module.setdefault(module, []).append(name)
+    found = []
+    for names in (names for names in by_module.values() if len(names) > 1):
+        said = words_for(names, plan)
+        if len({*said.values()}) > 1:
+            found.append(
+                f"{' and '.join(said)} are one module, and the plan says different words of them."
+            )
+    return found
 
 
 def _needs_a_word(module: nn.Module) -> bool:

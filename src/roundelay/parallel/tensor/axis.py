@@ -9,6 +9,8 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
+from roundelay.parallel.cut_tensor import CutSource
+from roundelay.parallel.tensor.random_numbers import RandomNumbers
 
 __all__ = ["TensorAxis", "by"]
 
@@ -28,6 +30,9 @@ class TensorAxis:
         self._now: set[int] = set()  # those of the pass at hand
         self.begun_elsewhere = False  # whether an earlier stage of a pipeline divides them
         self.fits = False  # whether a whole pass was seen, and found to be right
+        self.passing = 0  # forward passes of the model that are under way
+        self.cut_by: set[CutSource] = set()  # layers that have left features cut in them
+        self.numbers: RandomNumbers | None = None  # once ranks agree on a plan
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Stay the same: a copy of a model is on the same ranks."""
@@ -42,10 +47,17 @@ class TensorAxis:
 
     def leave(self, x: torch.Tensor, layer: str, *, whole: bool = False) -> torch.Tensor:
         """Return the sum of what all ranks computed, or this rank's shard of it."""
+        if self.dim is None and self.numbers is not None:
+            self.numbers.come_back()
         if self.dim is None or whole:
             return by(layer, functions.reduce(x, self.comm))
         self._divisible(x, layer)
         return by(layer, functions.reduce_scatter(x, self.comm, self.dim))
+
+    def draw_apart(self, x: torch.Tensor, layer: str, *, training: bool) -> None:
+        """Have this rank draw random numbers of its own, until features are whole again."""
+        if self.dim is None and self.numbers is not None:
+            self.numbers.leave(layer, x, training=training)
 
     def split(self, x: torch.Tensor, layer: str) -> torch.Tensor:
         """Return this rank's shard of a sequence that all ranks have."""

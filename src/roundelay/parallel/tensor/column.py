@@ -9,6 +9,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
+from roundelay.parallel.cut_tensor import CutSource
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become, is_conv1d, resize, weight_of
 from roundelay.parallel.tensor.norm import summed
@@ -30,6 +31,7 @@ class Column(LayerPlan):
     parts: list[int]  # outputs of every rank
     outputs: slice | None = None  # of a head that ranks share
     features: int  # inputs
+    source: CutSource
 
     def cuts(self) -> dict[str, Sharding]:
         """Cut weight and bias alike; nothing where several ranks share a head."""
@@ -75,18 +77,26 @@ class Column(LayerPlan):
         self.parts = cuts["weight"].counts
         self.features = weight_of(self.place, "column").size(1 - cuts["weight"].dim)
         resize(self.place.module, outputs=self.parts[self.axis.comm.rank])
+        # A rank's queries, keys and values lie one after the other: no dim of them is one part.
+        alone = len(cuts["weight"].pieces[0]) == 1
+        unit = (self.factors() or [1])[0]
+        self.source = CutSource(self.place.label, self.axis, -1 if alone else None, unit)
         become(self.place.module, ColumnForward, self)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input, with gradients that add up over ranks."""
         place = self.place
         self.expect_features(x, self.features, "its whole input")
-        return x if place.inside else self.axis.enter(x, place.label, whole=self.whole)
+        if place.inside:
+            return x
+        if "gather" not in place.words:
+            self.axis.draw_apart(x, place.label, training=place.module.training)
+        return self.axis.enter(x, place.label, whole=self.whole)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs, whole if the plan says so."""
         if "gather" not in self.place.words:
-            return x
+            return self.source.marked(x)
         return functions.gather(x, self.axis.comm, x.dim() - 1, self.parts)
 
     def _divide_groups(self, features: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from roundelay.arguments import index_of, number, shown
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
+from roundelay.parallel.cut_tensor import CutTensor, unmarked
 from roundelay.parallel.passes import label_of
 from roundelay.training.shards.operands import digest
 
@@ -39,7 +40,9 @@ def cross_entropy(
     loss of 32.
     """
     try:
+        logits = _part_of(logits, comm)
         smoothing = _checked(logits, targets, reduction, label_smoothing)
+        targets = targets.long()
         start, total = _part(logits.size(-1), comm, vocabulary)
         _refuse_strange(targets, ignore_index, total)
     except InvalidArgumentError:
@@ -56,6 +59,19 @@ def cross_entropy(
     if reduction == "none":
         return losses.view(targets.shape)
     return losses.sum() if reduction == "sum" else losses.sum() / kept.sum()
+
+
+def _part_of(logits: torch.Tensor, comm: Communicator) -> torch.Tensor:
+    """Return logits as they lie here; refuse what a plan has cut otherwise."""
+    if isinstance(logits, CutTensor):
+        axis = logits.mark.axis
+        if logits.mark.dim != -1 or axis.comm.size != comm.size:
+            raise InvalidArgumentError(
+                f"cross_entropy takes logits of which each rank has a part of the last dim, and "
+                f"their ranks: mesh[{axis.name!r}], of {axis.comm.size}; not {comm.size} ranks, "
+                f"and dim {logits.mark.dim}."
+            )
+    return unmarked(logits)
 
 
 def _tell_others(comm: Communicator) -> None:
@@ -126,6 +142,17 @@ def _everyone(mine: torch.Tensor, comm: Communicator, label: int) -> torch.Tenso
         ) from None
 
 
+def _refuse_whole(every: torch.Tensor, x: torch.Tensor) -> None:
+    """Refuse logits that are the same on all ranks: a vocabulary that was gathered already."""
+    sums = every[:, 0]
+    if len(sums) > 1 and x.numel() and bool((sums == sums[0]).all()) and bool((x != x[0, 0]).any()):
+        raise InvalidArgumentError(
+            f"cross_entropy takes logits of which every rank has its own part, and all "
+            f"{len(sums)} ranks have the same {x.size(1)} for each token. Of logits that are "
+            f"whole, as 'column gather' leaves them, take torch.nn.functional.cross_entropy."
+        )
+
+
 class _CrossEntropy(torch.autograd.Function):
     """The loss of every token: log Σ exp x - (1 - ε) x[target] - ε/V Σ x, and 0 if left out."""
 
@@ -151,6 +178,7 @@ class _CrossEntropy(torch.autograd.Function):
         if smoothing:
             parts.append(x.sum(1))
         every = _everyone(torch.stack(parts), comm, label)
+        _refuse_whole(every, x)
         log_sum, said, *sums = every[:, 0].logsumexp(0), *every[:, 1:].sum(0)
         loss = log_sum - (1 - smoothing) * said
         if smoothing:

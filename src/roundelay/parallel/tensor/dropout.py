@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.cut_tensor import unmarked
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
 from roundelay.training.fingerprint import mark_of
@@ -51,7 +52,7 @@ class Dropout(LayerPlan):
         """Refuse, the first time, a shard that is the same on all ranks: they would go on apart."""
         if self._seen or "sharded" not in self.place.words or x.numel() == 0:
             return
-        self._seen, comm = True, self.axis.comm
+        self._seen, comm, x = True, self.axis.comm, unmarked(x)
         mark = int(mark_of(x.detach().contiguous().reshape(-1)))
         every = comm.all_gather(np.array([mark, bool((x == x.flatten()[0]).all())], np.int64))
         if len({*every[:, 0].tolist()}) == 1 and not every[:, 1].any():

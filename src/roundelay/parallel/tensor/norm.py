@@ -99,7 +99,9 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         flat = torch.cat([grad.flatten() for grad in grads])
-        with going_back("a norm on shards", ctx.comm, ctx.number) as ranks:
+        layer = getattr(ctx, "layer", "")
+        with going_back("a norm on shards", ctx.comm, ctx.number, layer) as ranks:
             total = functions.reduce(flat, ranks)
         parts = torch.split(total, [grad.numel() for grad in grads])
-        return None, *(part.view_as(grad) for part, grad in zip(parts, grads, strict=True))
+        # Apart in memory: torch counts what is written into views of one tensor together.
+        return None, *(part.view_as(grad).clone() for part, grad in zip(parts, grads, strict=True))

@@ -20,6 +20,7 @@ from roundelay.parallel.tensor._match import layers_of, problems_of, words_for
 from roundelay.parallel.tensor.axis import TensorAxis
 from roundelay.parallel.tensor.embedding import Embedding
 from roundelay.parallel.tensor.plans import plans
+from roundelay.parallel.tensor.random_numbers import RandomNumbers
 from roundelay.parallel.tensor.region import Split
 
 __all__ = ["apply_plan"]
@@ -55,6 +56,7 @@ def apply_plan(
         problem = str(error)
     _agree(mesh, problem, words, model)
     _share(model, mesh)
+    axis.numbers = RandomNumbers(axis.comm)
     done: set[int] = set()
     for layer, shardings in cuts:
         for name, sharding in shardings.items():
@@ -108,7 +110,8 @@ def _axis_of(model: nn.Module, mesh: Mesh, *, sequence_parallel: bool, dim: int)
 def _checked(model: nn.Module, plan: Mapping[str, str], axis: TensorAxis) -> Cuts:
     """Return how every layer is cut, or refuse all that can't be, at once."""
     staging = staging_of(model)  # what is not in this stage of a pipeline is in another
-    names = [name for name, _ in model.named_modules()] if staging is None else staging.modules
+    everyone = model.named_modules(remove_duplicate=False)
+    names = [name for name, _ in everyone] if staging is None else staging.modules
     problems = problems_of(model, plan, names)
     layers = layers_of(model, plan, axis)
     begins = {name for name, said in words_for(names, plan).items() if _begins(*said)}
@@ -138,8 +141,9 @@ def _begins(kind: type[LayerPlan], _: str, words: frozenset[str]) -> bool:
 def _tied(model: nn.Module, cuts: Cuts) -> list[str]:
     """Return which parameters the plan would cut in several ways, or a second time."""
     owners: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), []).append(name)
+    for label, module in model.named_modules():  # once each, whatever names one has
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(id(parameter), []).append(f"{label}.{name}".lstrip("."))
     ways: dict[str, Sharding] = {
         f"{layer.place.name}.{name}".lstrip("."): sharding
         for layer, shardings in cuts

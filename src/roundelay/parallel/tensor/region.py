@@ -78,6 +78,7 @@ class Region(LayerPlan):
         )
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
+        self.axis.draw_apart(x, self.place.label, training=self.place.module.training)
         return self.axis.enter(x, self.place.label)
 
     def _copy(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from roundelay.arguments import number, shown
-from roundelay.errors import InvalidArgumentError, RoundelayError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError, RoundelayError
 from roundelay.training._mesh_state import grad_norm
 from roundelay.training._parameter_edits import StateEdits
 from roundelay.training._phases import stepping
@@ -121,6 +121,8 @@ class PreparedOptimizer:
     def _see_done(self) -> None:
         for what, shared in self.run.state.done_to_grads(self._only):
             self.run.step.did(what, shared)
+        used, only = self.run.setup.used, self._only
+        self.run.step.all_scaled(used if only is None else used.intersection(only))
 
     def _step(self, own: Any, closure: Callable[[], Any] | None) -> Any:
         """Step; what a step has done that ends by an error of the user's, the model has, too."""
@@ -251,7 +253,14 @@ class PreparedOptimizer:
         state = self.run.state
         self._see_done()
         self.run.step.did(f"clip_grad_norm_({most}, {order})")
-        norm = grad_norm(state, order, self._only)
+        try:
+            state.enter("clip_grad_norm_")
+            norm = grad_norm(state, order, self._only)
+        except CollectiveMismatch as error:
+            raise CollectiveMismatch(
+                f"{error}\nThis rank was in clip_grad_norm_, which all ranks call with the same "
+                f"norm_type, or none: the norm is that of all gradients."
+            ) from None
         factor = most / (norm + 1e-6)  # as torch does
         if factor < 1:
             state.scale_grads(factor, self._only)

@@ -14,6 +14,7 @@ import torch
 
 from roundelay.communicator import ANY
 from roundelay.errors import CollectiveMismatch, CommunicationError, PeerLost
+from roundelay.planning.clock import Clock, staleness_bound
 from roundelay.training.strategies.parameter_server._answers import EVER, Answers, Channels
 from roundelay.training.strategies.parameter_server._gradients import (
     ServerGradients,
@@ -30,7 +31,6 @@ from roundelay.training.strategies.parameter_server._messages import (
     ServerRequest,
     as_error,
 )
-from roundelay.training.strategies.parameter_server.clock import Clock, staleness_bound
 from roundelay.training.strategies.parameter_server.server_state import edit, packed, put_back
 from roundelay.training.strategies.parameter_server.share import Share
 

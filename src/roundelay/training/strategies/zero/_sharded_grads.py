@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -173,6 +174,7 @@ class ShardedGrads(StrategyState):
 
     def _change(self, index: int, what: str) -> None:
         self._edited = True
+        self.setup.step.scales(index, _factor(what))
         self.setup.step.did(f"{what} into the gradient of {self.setup.parameters[index].name}")
 
     def _make_ready(self) -> None:
@@ -319,3 +321,15 @@ class ShardedGrads(StrategyState):
 def _plainly() -> Any:
     """Have parameters that are away tell their gradients without ado."""
     return torch._C.DisableTorchFunctionSubclass()  # noqa: SLF001 - torch's documented way
+
+
+def _factor(what: str) -> float:
+    """Return by what an operation multiplies; nan where it is none of those.
+
+    >>> _factor("mul_(0.5)"), _factor("div_(4)"), _factor("add_(1)")
+    (0.5, 0.25, nan)
+    """
+    found = re.fullmatch(r"(mul|div)_\(([-+.\de]+)\)", what)
+    if found is None or not float(found[2]):
+        return math.nan
+    return float(found[2]) if found[1] == "mul" else 1 / float(found[2])

@@ -36,7 +36,7 @@ OTHERS = 1 << 16  # labels above are not of units and parameters
 CALLS = (
     "leaving a backward pass", "leaving rd.evaluate", "rd.evaluate", "rd.full_state_dict",
     "rd.whole_tensors", "rd.save", "rd.load", "rd.unprepare", "optimizer.state_dict",
-    "optimizer.load_state_dict",
+    "optimizer.load_state_dict", "clip_grad_norm_",
 )  # fmt: skip
 INSIDE = (
     "rd.whole was called while the model runs, when parameters come and go. Call it before or "
