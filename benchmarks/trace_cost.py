@@ -1,7 +1,9 @@
-"""What does a trace cost a call, and a phase of training? With it and without, in turns.
+"""What does a trace cost a call, a phase of training, and a step? With it and without, in turns.
 
-On one rank, which waits for nobody, so that nothing but the call itself is timed: the median over
-the rounds of what a round with it took longer than the one without. Writes results/trace_cost.json.
+Calls and phases on one rank, which waits for nobody, so that nothing but the call itself is timed:
+the median over the rounds of what a round with it took longer than the one without. A step is one
+of ZeRO-3, which has most events, of the smallest GPT of the examples on two ranks, whose steps are
+the shortest: the same two models of the same ranks, by turns. Writes results/trace_cost.json.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,15 +20,19 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import roundelay as rd
 from roundelay import _core
 from roundelay.communicator import Communicator
-from roundelay.launch.trace import start_trace
+from roundelay.communicator.tracing import start_trace
 from roundelay.records import phase
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, REPEATS = 200, 2000
+STEP_ROUNDS, ROWS = 300, 16
+STEP = "a step of ZeRO-3 of a GPT of 0.1 M parameters: processor time, on one of two ranks"
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 
 def pair(comm: Communicator, folder: Path) -> tuple[Communicator, Communicator]:
@@ -38,12 +45,14 @@ def pair(comm: Communicator, folder: Path) -> tuple[Communicator, Communicator]:
     return plain, traced
 
 
-def timed(call: Callable[[], object], repeats: int) -> float:
+def timed(
+    call: Callable[[], object], repeats: int, clock: Callable[[], int] = time.perf_counter_ns
+) -> float:
     """Return the nanoseconds of one call."""
-    began = time.perf_counter_ns()
+    began = clock()
     for _ in range(repeats):
         call()
-    return (time.perf_counter_ns() - began) / repeats
+    return (clock() - began) / repeats
 
 
 def measure(comm: Communicator, folder: str) -> dict[str, float]:
@@ -78,6 +87,55 @@ def phases(folder: str) -> dict[str, float]:
     return {"off_ns": round(off, 1), "on_ns": round(on, 1), "more_ns": round(on - off, 1)}
 
 
+def stepped(comm: Communicator) -> Callable[[], None]:
+    """Return what trains a GPT for one step, under ZeRO-3 on these ranks."""
+    from gpt import GPT, SIZES  # noqa: PLC0415 - of the examples
+
+    torch.manual_seed(0)
+    model = GPT(SIZES["nano"])
+    optimizer = torch.optim.AdamW(model.parameters())
+    model, optimizer = rd.prepare(model, optimizer, strategy="zero3", comm=comm)
+    rows = torch.randint(0, 256, (ROWS, SIZES["nano"].context + 1))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        found = model(rows[:, :-1]).flatten(0, 1)
+        torch.nn.functional.cross_entropy(found, rows[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def steps(comm: Communicator, folder: str) -> dict[str, float]:
+    """Return nanoseconds of a step without a trace and with one, and its events.
+
+    Of the processor, in the thread that trains: steps wait for other ranks and for other programs,
+    which a trace does not change, and which differ by more than all that it costs.
+    """
+    torch.set_num_threads(1)
+    plain, traced = pair(comm, Path(folder))
+    both = [stepped(one) for one in (plain, traced)]
+    for one in both * 3:
+        one()
+    before = 0 if traced.trace is None else traced.trace.begun
+    rounds = []
+    for number in range(STEP_ROUNDS):
+        times = [0.0, 0.0]
+        for which in (0, 1) if number % 2 else (1, 0):
+            plain.barrier()
+            times[which] = timed(both[which], 1, time.thread_time_ns)
+        rounds.append(times)
+    events = 0 if traced.trace is None else traced.trace.begun - before
+    more = statistics.median(on - off for off, on in rounds)
+    off, on = (statistics.median(each) for each in zip(*rounds, strict=True))
+    least = [min(each) for each in zip(*rounds, strict=True)]
+    return {
+        "off_ns": round(off), "on_ns": round(on), "more_ns": round(more),
+        "events": round(events / STEP_ROUNDS, 1), "least_off_ns": round(least[0]),
+        "least_on_ns": round(least[1]),
+    }  # fmt: skip
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -87,6 +145,7 @@ def main() -> None:
         found = {
             "`all_reduce` of 8 bytes, on one rank": rd.run(measure, 1, args=(folder,))[0],
             "a phase of training": phases(folder),
+            STEP: rd.run(steps, 2, args=(f"{folder}/steps",))[0],
         }
     told = {
         "command": "python benchmarks/trace_cost.py",

@@ -5,7 +5,7 @@ import sys
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
-from shared import STEPS, batch, model, tell
+from shared import STEPS, batch, leave, model, tell
 from torch import nn
 
 torch.set_num_threads(1)
@@ -24,3 +24,4 @@ for step in range(STEPS):
     losses.append(fabric.all_reduce(loss.detach(), reduce_op="mean").item())
 if fabric.global_rank == 0:
     tell(losses)
+leave(sys.argv[1])
