@@ -1,12 +1,18 @@
-# Two commands are enough on a bare machine: `make demo` and `make test`.
+# Three commands are enough on a bare machine: `make web`, `make demo` and `make test`.
 # Each installs what it needs into .venv; only Python >= 3.11, a C++ compiler, git and make are given.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PAGE   := $(VENV)/.page
 
-.PHONY: demo test test-all test-fronts test-old-cpu lint bench docs browser sanitize clean
+.PHONY: web demo test test-all test-fronts test-old-cpu lint bench docs browser sanitize site clean
+
+# The local page, in a browser; PORT=8700 says where.
+PORT ?= 0
+web: $(PAGE)
+	$(BIN)/roundelay web --port $(PORT)
 
 demo: $(READY)
 	$(BIN)/roundelay demo
@@ -61,12 +67,28 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/generate.py
 
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+# The page with answers computed beforehand, and the documentation: opens from disk or any server.
+site: $(READY)
+	$(BIN)/python docs/site_build.py out/site
+
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+define environment
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Roundelay needs Python 3.11 or newer; set PYTHON=…")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+endef
+
+$(READY): $(SOURCES)
+	$(environment)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group build --group test --group lint
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e .
+	touch $@
+
+# What the page needs and no more: no torch, no test tools.
+$(PAGE): $(SOURCES)
+	$(environment)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group build
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[web]'
 	touch $@
 
 # The page is tested in a real browser. Where there is none and we may install one, we do;

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from blocks import WIDTH, with_outputs
+from chinese import in_step
 from click.testing import CliRunner
 from cuts import tensor_parallel
 from experts import expert_parallel
@@ -84,6 +85,7 @@ def generated() -> dict[str, Callable[[], str]]:
     found["docs/pictures/mixed_precision.svg"] = mixed_precision
     found["docs/pictures/tensor_parallel.svg"] = tensor_parallel
     found["docs/pictures/expert_parallel.svg"] = expert_parallel
+    found["README.zh.md"] = chinese_readme
     return found
 
 
@@ -121,6 +123,12 @@ def _picture(arguments: list[str]) -> str:
         with contextlib.redirect_stderr(io.StringIO()):
             roundelay.main(["explain", *arguments, "--out", str(file)], standalone_mode=False)
         return file.read_text(encoding="utf-8")
+
+
+def chinese_readme() -> str:
+    """Return the Chinese README with the commands, outputs and tables of the English one."""
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.zh.md", "README.md")]
+    return in_step(*texts)
 
 
 def plan_scaling() -> str:
@@ -309,6 +317,7 @@ def main() -> None:
     made: dict[Path, Callable[[], str]] = {ROOT / name: make for name, make in generated().items()}
     with refreshing(new_times="--times" in sys.argv) as pages:
         made |= pages
+        made[ROOT / "README.zh.md"] = made.pop(ROOT / "README.zh.md")  # after README.md
         for path, make in made.items():
             text = make()
             if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -5,13 +5,14 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,12 @@ from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 from roundelay.engines import engines
 from roundelay.processes.amx import keep_off_amx
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 #: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
 TORCH = (
@@ -36,7 +43,7 @@ BROWSER = ("view/test_browser.py", "view/test_placing.py", "view/test_run_page.p
 BOTH = ("test_every_engine.py", "test_one_truth.py", "test_runner.py", "conftest.py")
 #: What takes longest begins first, so that no worker is left alone with it at the end.
 LONGEST = (
-    "mpi", "browser", "gloo", "tests/engines/test_mpi_end.py", "tests/cli/test_run.py",
+    "mpi", "browser", "web", "gloo", "tests/engines/test_mpi_end.py", "tests/cli/test_run.py",
     "tests/cli/test_bench.py", "tests/test_docs.py", "tests/test_examples.py",
     "tests/training/test_zoo.py", "tests/engines/test_hierarchical.py",
     "tests/torch_backend/test_one_word.py", "tests/launch/test_two_hosts.py",
@@ -227,6 +234,8 @@ def group_of(nodeid: str) -> str:
     engine = {*re.split(r"[\[\]-]", name)} & {*engines.names()}
     if file.endswith(BOTH) and engine:
         return min(engine)
+    if file.startswith("tests/web/"):
+        return "web"  # one server and one browser
     return "browser" if file.endswith(BROWSER) else file
 
 
@@ -328,3 +337,17 @@ def _descriptors_come_back() -> Iterator[None]:
     after = len(list(Path("/proc/self/fd").iterdir()))
     if after > before + FEW:
         pytest.fail(f"{after - before} descriptors were opened and not closed")
+
+
+@pytest.fixture(scope="session")
+def browser() -> "Iterator[Browser]":
+    """Start the system's Chromium, once for all tests."""
+    found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if found is None:
+        pytest.skip(f"no Chromium on the path; install one of {', '.join(CHROMIUMS)}")
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only these tests need it
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=list(QUIET))
+        yield chromium
+        chromium.close()

@@ -36,7 +36,9 @@ def load_from_docs(*names: str) -> list[ModuleType]:
         sys.path.pop(0)
 
 
-ahead, generate, speed, peers = load_from_docs("ahead", "generate", "speed", "peers")
+ahead, chinese, generate, speed, peers = load_from_docs(
+    "ahead", "chinese", "generate", "speed", "peers"
+)
 WRITTEN: list[Path] = generate.written()
 GENERATED: list[str] = sorted(generate.generated())
 PAGES = sorted({*WRITTEN, *(ROOT / name for name in GENERATED if name.endswith(".md"))})
@@ -59,7 +61,7 @@ def test_a_generated_file_is_not_stale(name: str) -> None:
 
 
 def test_no_picture_is_left_over() -> None:
-    pictures = {name_of(path) for path in (ROOT / "docs" / "pictures").iterdir()}
+    pictures = {name_of(path) for path in (ROOT / "docs" / "pictures").glob("*.svg")}
     assert pictures == {name for name in GENERATED if name.endswith(".svg")}
 
 
@@ -248,6 +250,19 @@ def test_the_readme_begins_with_a_sentence_and_a_picture_and_is_short_with_its_e
     example = re.findall(r"^```python\n(.*?)^```", text, FENCED)[0]
     assert len([line for line in example.splitlines() if line]) <= 8
     assert "make test " in text
+
+
+def test_the_chinese_readme_goes_step_by_step_with_the_english_one() -> None:
+    """Its blocks and generated tables are those of the other; `make docs` takes them over."""
+    english, ours = text_of(ROOT / "README.md"), text_of(ROOT / "README.zh.md")
+    assert chinese.headings(ours) == chinese.headings(english)
+    assert chinese.links(ours) == chinese.links(english)
+    assert chinese.SAME.findall(ours) == chinese.SAME.findall(english)
+    assert "(README.zh.md)" in english
+    assert "(README.md)" in ours
+    assert chinese.codes(ours) == chinese.codes(english)
+    assert chinese.rows(ours) == chinese.rows(english)
+    assert len(re.findall(r"[\u4e00-\u9fff]", chinese.SAME.sub("", ours))) > 1500
 
 
 @pytest.fixture(scope="module")

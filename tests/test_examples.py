@@ -150,6 +150,31 @@ def test_a_mixture_of_experts_trains_alike_on_any_number_of_ranks() -> None:
     assert len(losses) == 8
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train_gpt.py --steps 0", "train_gpt.py --mesh tp=0", "train_gpt.py --mesh tp",
+        "train_gpt.py --mesh dp=1,dp=1", "train_gpt.py --mesh xp=1", "train_gpt.py --text SHORT",
+        "train_moe.py --text SHORT", "train_moe.py --batch 0", "train_moe.py --experts -1",
+    ],
+)  # fmt: skip
+def test_odd_options_are_refused_in_a_line(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "short").write_text("hi")
+    script, *words = line.replace("SHORT", str(tmp_path / "short")).split()
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def body(comm: rd.Communicator) -> None:
+        monkeypatch.setitem(vars(rd), "init", lambda: comm)
+        with contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as caught:
+            runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        assert caught.value.code not in (0, None)
+
+    rd.run(body, 1, "threads")
+
+
 @pytest.mark.parametrize("mesh", ["dp=2,pp=2", "tp=2,pp=2"])
 def test_the_main_job_learns_in_stages(mesh: str, tmp_path: Path) -> None:
     printed = on_ranks(4, "train_gpt.py", "--mesh", mesh, "--pipeline", "1f1b",

@@ -21,17 +21,17 @@ FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("
 
 #: Imports go down only. The package's own `__init__` stands at the top, and so does any name of it.
 LAYERS = {
-    "arguments": 0, "errors": 0, "html_table": 0, "registry": 0, "signals": 0,
+    "arguments": 0, "errors": 0, "html_table": 0, "language": 0, "registry": 0, "signals": 0,
     "collectives": 1,
     "schedule": 2, "contraction": 2,
     "networks": 3,
     "algorithms": 4, "pipelines": 4, "planning": 4,
     "engines": 5, "processes": 5, "rendezvous": 5, "reductions": 5, "_core": 5, "_typing": 5,
     "live": 5, "records": 5,
-    "communicator": 6, "tuning": 6,
+    "communicator": 6, "tuning": 6, "values": 6,
     "training": 7, "parallel": 7, "torch": 7, "torch_autoload": 7,
     "view": 8,
-    "cli": 9, "launch": 9, "bench": 9, "__main__": 9, "fronts": 9,
+    "cli": 9, "launch": 9, "bench": 9, "web": 9, "__main__": 9, "fronts": 9,
     "horovod": 9, "jax": 9, "ray": 9,
     "__init__": 9,
 }  # fmt: skip

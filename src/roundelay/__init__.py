@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         shard_sequence,
         unshard_sequence,
     )
+    from roundelay.parallel.cut_tensor import local
     from roundelay.parallel.expert import MoE, Router
     from roundelay.parallel.mesh import Mesh
     from roundelay.parallel.pipeline import Pipeline
@@ -86,6 +87,7 @@ __all__ = [
     "ledger",
     "load",
     "loader",
+    "local",
     "materialize",
     "materialize_later",
     "prepare",
@@ -141,6 +143,7 @@ _WHERE = {
     "ledger": "training",
     "load": "training.checkpoint.load",
     "loader": "training",
+    "local": "parallel.cut_tensor",
     "materialize": "training.materialize",
     "materialize_later": "training.materialize",
     "prepare": "training",

@@ -11,9 +11,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import Result
 
-from roundelay.cli import _matmul_run
-from roundelay.cli._matmul_run import run_cube
 from roundelay.contraction import DIMS, PRODUCTS, cut_along
+from roundelay.launch import cut_matmul
+from roundelay.launch.cut_matmul import run_cube
 from roundelay.view.cube import cube_picture
 
 LENGTHS = {"b": 3, "s": 4, "h": 5, "o": 6}
@@ -53,7 +53,7 @@ def test_a_product_that_differs_is_told(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave out the all-reduce: the picture must not say that all is well."""
-    monkeypatch.setattr(_matmul_run, "_all_reduced", lambda *_: 0)
+    monkeypatch.setattr(cut_matmul, "_all_reduced", lambda *_: 0)
     result = run("explain", "matmul", "--split", "rows")
     assert result.exit_code == 1
     assert "differ from those of one device by" in result.stdout

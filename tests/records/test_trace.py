@@ -163,3 +163,63 @@ def test_files_are_the_user_s_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     traced(folder, 2, "shared_memory", monkeypatch)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("engine", ["threads", "shared_memory", "gloo"])
+def test_messages_are_taken_down(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as it was posted, in front or in the background, until it was waited for."""
+    if engine == "gloo":
+        pytest.importorskip("torch")
+    monkeypatch.setenv("RD_TRACE", str(tmp_path))
+    rd.run(talk, 2, engine)
+    for record in read_run(tmp_path).ranks:
+        other = 1 - record.rank
+        found = Counter((event.name, event.nbytes) for event in record.events
+                        if event.kind == "message")  # fmt: skip
+        received = "any rank" if record.rank == 0 else "rank 0"
+        assert found == {(f"send to rank {other}", 800): 2, (f"recv from {received}", 800): 2}
+        assert all(event.ended is not None and not event.failed for event in record.events
+                   if event.kind == "message")  # fmt: skip
+
+
+def talk(comm: Communicator) -> None:
+    other = 1 - comm.rank
+    x, into = np.ones(100), np.empty(100)
+    source = rd.ANY if comm.rank == 0 else 0
+    comm.sendrecv(x, other, into, source)
+    sent, came = comm.start.send(x, other, tag=5), comm.start.recv(into, source, tag=5)
+    came.wait(), sent.wait()
+
+
+def test_calls_of_torch_s_backend_are_taken_down(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script, folder = tmp_path / "script.py", tmp_path / "traces"
+    script.write_text(TORCH)
+    command = [sys.executable, "-m", "roundelay", "run", "-n", "2", "--trace", str(folder)]
+    done = subprocess.run([*command, str(script)], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    run = read_run(folder)
+    assert len(run.ranks) == 2
+    for record in run.ranks:
+        calls = Counter(event.collective for event in record.events if event.kind == "call")
+        assert calls["all_reduce"] == 4
+        assert {"send to rank 1", "recv from rank 0"} & {event.name for event in record.events}
+        lines = [event.site for event in record.events if event.collective == "all_reduce"]
+        assert all("script.py:" in line for line in lines)
+
+
+TORCH = """
+import torch, torch.distributed as dist
+import roundelay.torch
+dist.init_process_group("roundelay")
+x = torch.ones(1000)
+for _ in range(3):
+    dist.all_reduce(x)
+dist.all_reduce(x, async_op=True).wait()
+(dist.send if dist.get_rank() == 0 else dist.recv)(x, 1 - dist.get_rank())
+some = dist.new_group([0, 1])  # another group, which is not taken down
+dist.all_reduce(x, group=some)
+dist.destroy_process_group()
+"""

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +28,6 @@ HOSTILE = (
 )
 
 MS = 1_000_000  # nanoseconds
-
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 
 @pytest.fixture(scope="session")
@@ -116,20 +112,6 @@ def runs() -> type[Runs]:
 def hostile(request: pytest.FixtureRequest) -> str:
     """Return a title that a stranger might give."""
     return str(request.param)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Start the system's Chromium, once for all tests."""
-    found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    if found is None:
-        pytest.skip(f"no Chromium on the path; install one of {', '.join(CHROMIUMS)}")
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only these tests need it
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=list(QUIET))
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from roundelay.records import RankRecord, RunRecord
+from roundelay.records.events import KINDS
+from roundelay.view.languages import LANGUAGES, Language
 from roundelay.view.run_lanes import windows
 from roundelay.view.run_page import run_page
 from roundelay.view.run_summary import summary
@@ -52,6 +54,20 @@ def test_every_part_lies_inside_the_drawing(runs: Any, size: int) -> None:
             x, y = float(part.get("x", "0")), float(part.get("y", "0"))
             assert 0 <= x <= x + float(part.get("width", "0")) <= width + 1
             assert 0 <= y <= y + float(part.get("height", "0")) <= height
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_legend_of_every_kind_lies_inside(runs: Any, language: Language) -> None:
+    kinds = [kind for kind in KINDS if kind not in ("gather", "phase", "call")]
+    events = [runs.event(number + 1, kind, number, number + 0.5)
+              for number, kind in enumerate(kinds)]  # fmt: skip
+    events.append(runs.call(20, 9, 9.5))
+    record = RankRecord(0, 1, 100, "", "x.py", b"", "", 0, 0, 9, {0: (0, 1)}, events)
+    run = RunRecord([record], 1, 0, 10 * MS)
+    root = ET.fromstring(run_svg(run, windows(run, every=True)[-1], language=language))
+    last = list(root.iter(f"{NS}text"))[-1]
+    wide = sum(13 if character > "\u2e80" else 7 for character in last.text or "")
+    assert float(last.get("x", "0")) + wide <= float(root.get("width", "0"))
 
 
 def test_steps_are_windows(runs: Any) -> None:

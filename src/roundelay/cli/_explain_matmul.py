@@ -8,14 +8,13 @@ import click
 
 from roundelay.cli._types import console_for, wants_ascii
 from roundelay.cli._write import check_drawing, write_text
-from roundelay.contraction import DIMS, Cube, cut_along
+from roundelay.contraction import DIMS, Cube, cut_along, shortest_lengths
 from roundelay.errors import InvalidArgumentError, RoundelayError, rank_count
 from roundelay.view.cube import CubePicture, cube_picture
 
-#: Lengths of b, s, h and o where nobody says any: at least these, and a multiple of the ranks.
-SHORTEST = {"b": 2, "s": 3, "h": 4, "o": 5}
 DEFAULT_RANKS = 2
 MOST_RANKS, LONGEST = 16, 64
+INDICES = 4  # b, s, h and o
 
 EXAMPLES = """\b
 Examples:
@@ -56,7 +55,7 @@ def command(
     for path in out:
         check_drawing(path)
     cube = _cube(split, ranks, shape)
-    from roundelay.cli._matmul_run import run_cube  # noqa: PLC0415 - numpy, and ranks
+    from roundelay.launch.cut_matmul import run_cube  # noqa: PLC0415 - numpy, and ranks
 
     picture = cube_picture(cube, run_cube(cube))
     for path in out:
@@ -73,15 +72,11 @@ def _cube(split: str, ranks: str | None, shape: str | None) -> Cube:
     dims = [dim.strip().lower() for dim in split.split(",")]
     sizes = [DEFAULT_RANKS] * len(dims) if ranks is None else _numbers("-n", ranks, MOST_RANKS)
     given = [] if shape is None else _numbers("--shape", shape, LONGEST)
-    if shape is not None and len(given) != len(SHORTEST):
+    if shape is not None and len(given) != INDICES:
         raise InvalidArgumentError(
             f"--shape takes the lengths of b, s, h and o, as in 2,3,4,5, not '{shape}'."
         )
-    cut = dict(zip((DIMS.get(dim, "") for dim in dims), sizes, strict=False))
-    lengths = {
-        index: -(-least // cut.get(index, 1)) * cut.get(index, 1)
-        for index, least in SHORTEST.items()
-    }
+    lengths = shortest_lengths(dims, sizes)
     cube = cut_along(dims, sizes, dict(zip(lengths, given, strict=True)) if given else lengths)
     if cube.size > MOST_RANKS:
         raise InvalidArgumentError(

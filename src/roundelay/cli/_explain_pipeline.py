@@ -8,18 +8,19 @@ import click
 
 from roundelay.cli._types import console_for, glyphs_option
 from roundelay.cli._write import check_out, write_text
-from roundelay.errors import InvalidArgumentError, rank_count
+from roundelay.errors import InvalidArgumentError
 from roundelay.pipelines import (
-    PipelineSchedule,
+    DEFAULT_MICRO_BATCHES,
+    DEFAULT_STAGES,
     StageCosts,
+    bubble_formula,
     load_pipeline,
-    pipeline_called,
+    pipeline_for,
     pipeline_to_json,
 )
 from roundelay.view.pipeline_picture import PipelinePicture, pipeline_picture
 from roundelay.view.terminal_text import Glyphs
 
-DEFAULT_STAGES, DEFAULT_MICRO_BATCHES = 4, 8
 MOST_BOXES = 50_000
 
 EXAMPLES = """\b
@@ -91,8 +92,8 @@ def command(
             )
         schedule = load_pipeline(word)
     else:
-        schedule = _made(word, stages, size, micro_batches)
-        formula = "" if transfer else _formula(word, schedule, each)
+        schedule = pipeline_for(word, stages=stages, size=size, micro_batches=micro_batches)
+        formula = "" if transfer else bubble_formula(word, schedule, each)
     boxes = sum(map(len, schedule.ranks))
     if boxes > MOST_BOXES:
         raise InvalidArgumentError(
@@ -109,36 +110,6 @@ def command(
         console = console_for()
         for line in pipeline_lines(picture, width=console.width, glyphs=glyphs):
             console.print(line, no_wrap=True, overflow="ignore", crop=False)
-
-
-def _made(
-    word: str, stages: int | None, size: int | None, micro_batches: int | None
-) -> PipelineSchedule:
-    maker = pipeline_called(word)
-    if maker.interleaves:
-        ranks = size if size is not None else max(1, (stages or 2 * DEFAULT_STAGES) // 2)
-        count = stages if stages is not None else 2 * ranks
-    else:
-        count = stages if stages is not None else size if size is not None else DEFAULT_STAGES
-        ranks = size if size is not None else count
-    if ranks < 1 or count < 1 or count % ranks:
-        raise InvalidArgumentError(
-            f"{count} stages do not divide between {rank_count(ranks)}. Take --stages "
-            f"{max(1, ranks) * max(1, round(count / max(1, ranks)))}."
-        )
-    batches = DEFAULT_MICRO_BATCHES if micro_batches is None else micro_batches
-    return maker(ranks, batches, stages_per_rank=count // ranks)
-
-
-def _formula(word: str, schedule: PipelineSchedule, costs: StageCosts) -> str:
-    """Return the formula of the bubble, if it holds here."""
-    maker = pipeline_called(word)
-    least = min(costs.forward, costs.input_grad)
-    if maker.word == "zb-h1" and (
-        schedule.micro_batches < schedule.size or costs.weight_grad > least
-    ):
-        return ""
-    return maker.formula
 
 
 def _costs(text: str) -> StageCosts:

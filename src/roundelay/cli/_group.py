@@ -19,6 +19,7 @@ EXIT_FAILED, EXIT_WRONG_USE, EXIT_INTERRUPTED = 1, 2, 130
 
 EXAMPLES = """\b
 Examples:
+  roundelay web                                      all of it, in a browser
   roundelay list                                     all algorithms with their costs
   roundelay explain all_reduce -n 5                  step through a ring all-reduce
   roundelay explain all_reduce --out ring.html       a page to step through
@@ -138,8 +139,8 @@ def _without_engine(name: str, error: NoEngineError) -> click.Command:
 def roundelay(ctx: click.Context) -> None:
     """Look at collective algorithms, run ranks on them, and check and measure both.
 
-    To look: list, explain, prove. To run: demo, run, kube, doctor. To check and measure: verify,
-    bench. To plan: plan. To hand on: export.
+    To look: web, list, explain, prove. To run: demo, run, kube, doctor. To check and measure:
+    verify, bench. To plan: plan. To hand on: export.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

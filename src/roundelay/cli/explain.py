@@ -12,8 +12,8 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
+from roundelay import values as numbers
 from roundelay.cli import _choose as choose
-from roundelay.cli import _numbers as numbers
 from roundelay.cli import _tables as tables
 from roundelay.cli._over_hosts import OverHosts, hosts_from, hosts_option, over_hosts_called
 from roundelay.cli._stage import Stage, show
@@ -32,7 +32,9 @@ from roundelay.schedule import (
     prove_program,
 )
 from roundelay.view import Picture, picture
+from roundelay.view.languages import LANGUAGES, Language
 from roundelay.view.nested_phases import nested_phases
+from roundelay.view.picture import title_of
 
 __all__ = ["command"]
 
@@ -99,6 +101,7 @@ class ExplainOptions:
     schedule: Path | None
     diff: str | None
     hosts: str | None
+    language: Language
 
 
 @click.command("explain", cls=Explain, epilog=EXAMPLES)
@@ -113,6 +116,10 @@ class ExplainOptions:
 @bytes_option
 @hosts_option
 @network_option
+@click.option(
+    "--lang", "language", type=click.Choice(LANGUAGES), default="en", show_default=True,
+    help="Language of stories and pages.",
+)  # fmt: skip
 @click.option("--rank-name", default="GPU", show_default=True, help="What to call a rank.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
 @click.option(
@@ -288,7 +295,7 @@ def _numbers(request: ExplainOptions, schedule: Schedule) -> numbers.Numbers | N
         if request.op != "sum":
             raise InvalidArgumentError("--op says how --values are reduced. Give both.")
         return None
-    from roundelay.cli._numbers_run import run  # noqa: PLC0415 - numpy, for real numbers only
+    from roundelay.values.run import run  # noqa: PLC0415 - numpy, for real numbers only
 
     return run(schedule, request.values, op=request.op, counts=request.counts)
 
@@ -301,31 +308,22 @@ def _picture(
     else:
         network = choose.network_called(request.network, schedule.size)
     hosts: Mapping[str, Sequence[int]] = network.hosts() if isinstance(network, Graph) else {}
-    of, phases = "", []
+    phases = []
     if over is not None:
         hosts = over.named_hosts()
-        of = f" of {len(hosts)} host{'s' * (len(hosts) > 1)}"
         phases = nested_phases(over.nested, over.steps)
-    root = f", root {schedule.root}" if schedule.collective.rooted else ""
-    op = f", {request.op}" if run is not None and schedule.collective.reduces else ""
-    ranks = rank_count(schedule.size)
+    op = request.op if run is not None else ""
+    known = 0 if over is None else len(hosts)
     return picture(
         schedule,
         values=run.frames if run is not None else None,
         price=choose.priced(schedule, request.nbytes, network),
         rank_name=request.rank_name,
-        title=f"{_named(schedule)} on {ranks}{of}{root}{op}",
+        title=title_of(schedule, request.language, op=op, hosts=known),
         hosts=hosts,
         phases=phases,
+        language=request.language,
     )
-
-
-def _named(schedule: Schedule) -> str:
-    """Name schedule and collective; the names of our own algorithms say both."""
-    collective = schedule.collective.name
-    if schedule.name.startswith(collective):
-        return schedule.name
-    return f"{schedule.name}: {collective}"
 
 
 def _remark(drawn: Picture) -> str:

@@ -15,31 +15,29 @@ from roundelay.cli._plan_table import print_plan, print_why
 from roundelay.cli._script import function_at
 from roundelay.cli._types import NBYTES, console_for, glyphs_option, json_option
 from roundelay.cli._write import check_place, write_text
-from roundelay.errors import DoesNotFitError, InvalidArgumentError, RoundelayError, UnknownNameError
-from roundelay.networks import Cluster
+from roundelay.errors import DoesNotFitError, InvalidArgumentError, RoundelayError
 from roundelay.planning import (
+    MOST_GPUS,
     OPTIMIZERS,
-    PRECISIONS,
-    SERVERS,
-    STRATEGIES,
+    USUAL_SEQUENCE,
     ModelShape,
     PlanChoices,
     Task,
     advice,
     as_document,
-    large,
+    asked_choices,
+    asked_task,
     plan,
     scaling,
     transformer,
 )
-from roundelay.view.chart import Axis, chart
+from roundelay.view.chart import chart
+from roundelay.view.plan_chart import scaling_words
 from roundelay.view.terminal_chart import terminal_chart
 from roundelay.view.terminal_text import ASCII, Glyphs, safe
 
 __all__ = ["command"]
 
-MOST_GPUS = 10_000_000
-USUAL_TOKENS = 4 << 20  # of a step, where nobody says
 IN_TERMINAL = "-"
 WIDEST = 100  # columns of a chart
 SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
@@ -82,7 +80,7 @@ COUNT = Count()
 @click.option("--heads", type=click.IntRange(1), help="Heads of attention.  [default: 128 wide]")
 @click.option("--vocab", type=click.IntRange(1), help="Tokens that it knows.")
 @click.option("--model", "script", metavar="FILE.py:FUNCTION", help="Count a real torch model.")
-@click.option("--sequence", type=click.IntRange(1), default=2048, show_default=True,
+@click.option("--sequence", type=click.IntRange(1), default=USUAL_SEQUENCE, show_default=True,
               help="Tokens in a row.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1),
               help="Rows in a step, of all ranks together.  [default: 4 Mi tokens]")  # fmt: skip
@@ -155,59 +153,21 @@ def _file(drawing: str | None) -> Path | None:
 
 
 def _task(given: dict[str, Any]) -> tuple[Task, PlanChoices]:  # Any: as click read them
-    wanted = _wanted(given)
-    cluster = choose.cluster_from(given["network"])
-    precisions = wanted.precisions or [_usual(cluster)]
-    if given["flops"] is not None:
-        cluster = replace(cluster, flops=dict.fromkeys(PRECISIONS, given["flops"]))
-    memory = given["memory"] or cluster.memory
-    if memory is None:
-        raise InvalidArgumentError(
-            f"The cluster {cluster.name} does not say how much memory a rank has. Give --memory."
-        )
-    gpus, sequence = given["gpus"], given["sequence"]
-    usual = max(1, USUAL_TOKENS // sequence // gpus) * gpus
-    task = Task(
-        model=_model(given),
-        cluster=cluster,
-        gpus=gpus,
-        memory=memory,
-        batch=given["batch"] or usual,
-        sequence=sequence,
-        mfu=given["mfu"],
-        optimizer=given["optimizer"],
-        bucket=given["bucket"],
-    )
-    return task, replace(wanted, precisions=tuple(precisions))
-
-
-def _usual(cluster: Cluster) -> str:
-    return next((name for name in PRECISIONS if name in cluster.flops), "bf16")
-
-
-def _wanted(given: dict[str, Any]) -> PlanChoices:  # Any: likewise
-    strategies = given["strategies"] or STRATEGIES
-    for kind, names, known in (("strategies", strategies, (*STRATEGIES, *SERVERS)),
-                               ("precisions", given["precisions"], tuple(PRECISIONS))):  # fmt: skip
-        for name in names:
-            if name not in known:
-                raise UnknownNameError(kind, name, known)
-    axes: dict[str, int] = {}
+    axes = {}
     if given["mesh"]:
         axes = choose.options_from(re.split(r"[,\s]+", given["mesh"].strip()), where="--mesh")
-        for name, count in axes.items():
-            if name not in ("dp", "tp", "cp", "pp"):
-                raise UnknownNameError("--mesh", name, ("dp", "tp", "cp", "pp"))
-            if type(count) is not int or count < 1:
-                raise InvalidArgumentError(f"--mesh {name}={count}: take a whole number from 1.")
-    recompute = given["recompute"]
-    return PlanChoices(
-        strategies=tuple(dict.fromkeys(strategies)),
-        precisions=tuple(dict.fromkeys(given["precisions"])),
-        micro_batches=given["micro_batch"] or None,
-        recompute=("none", "full") if recompute is None else (recompute,),
-        **axes,
+    cluster = choose.cluster_from(given["network"])
+    wanted = asked_choices(
+        cluster,
+        strategies=given["strategies"],
+        precisions=given["precisions"],
+        micro_batches=given["micro_batch"],
+        recompute=given["recompute"],
+        axes=axes,
     )
+    same = ("gpus", "memory", "batch", "sequence", "mfu", "flops", "optimizer", "bucket")
+    task = asked_task(_model(given), cluster, **{name: given[name] for name in same})
+    return task, wanted
 
 
 def _model(given: dict[str, Any]) -> ModelShape:  # Any: likewise
@@ -238,11 +198,7 @@ def _draw(
     task: Task, wanted: PlanChoices, file: Path | None, glyphs: Glyphs, *, as_json: bool
 ) -> None:
     curves = scaling(task, wanted)
-    title = (
-        f"{large(task.model.params)} parameters on {task.cluster.name}, {task.batch} rows in a step"
-    )
-    across = Axis("GPUs", base=2, text=lambda value: f"{value:.0f}")
-    up = Axis("tokens per second and GPU")
+    title, across, up = scaling_words(task)
     if file is not None:
         picture = chart(curves, title=title, across=across, up=up)
         write_text(file, picture, "open it in a browser, or put it in a document")

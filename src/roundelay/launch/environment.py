@@ -29,7 +29,6 @@ __all__ = [
     "found_place",
     "found_store",
     "found_timeout",
-    "found_trace",
     "rank_environments",
 ]
 
@@ -130,16 +129,6 @@ def found_timeout(environ: Mapping[str, str]) -> float | None:
             f"60, or unset it."
         ) from None
     return check_timeout("ROUNDELAY_TIMEOUT", seconds)
-
-
-def found_trace(environ: Mapping[str, str]) -> Path | None:
-    """Read RD_TRACE, the folder to write traces into, which `roundelay run --trace` sets.
-
-    >>> found_trace({"RD_TRACE": "/tmp/traces"}), found_trace({})
-    (PosixPath('/tmp/traces'), None)
-    """
-    text = environ.get("RD_TRACE", "")
-    return Path(text).absolute() if text else None
 
 
 def base_directory(environ: Mapping[str, str]) -> Path:

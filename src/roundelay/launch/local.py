@@ -12,10 +12,10 @@ from roundelay.arguments import seconds as read_seconds
 from roundelay.arguments import shown, whole
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
+from roundelay.communicator.tracing import found_trace, start_trace
 from roundelay.engines import Engine, engines
 from roundelay.engines.shared_memory import SharedMemory
 from roundelay.errors import InvalidArgumentError, RankFailed, UnknownNameError, UnsendableError
-from roundelay.launch.trace import start_trace
 from roundelay.processes.death import ServerFinished
 from roundelay.processes.reports import as_raised
 from roundelay.processes.wire import decode, encode
@@ -53,8 +53,6 @@ def run(
     ranks = whole("ranks", ranks, 1, MOST_RANKS)
     arguments = tuple(args)
     limit = check_timeout("timeout", timeout)
-
-    from roundelay.launch.environment import found_trace  # noqa: PLC0415 - which needs this file
 
     traces = found_trace(os.environ)
 

@@ -15,13 +15,13 @@ from roundelay import _core
 from roundelay.arguments import FOREVER_S
 from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
+from roundelay.communicator.tracing import found_trace, start_trace
 from roundelay.engines import Engine
 from roundelay.errors import InvalidArgumentError, RoundelayError
-from roundelay.launch.environment import found_place, found_timeout, found_trace
+from roundelay.launch.environment import found_place, found_timeout
 from roundelay.launch.local import check_timeout, end_rank, engine_called
 from roundelay.launch.spared import tell_launcher
 from roundelay.launch.store import job_store
-from roundelay.launch.trace import start_trace
 from roundelay.processes.death import ServerFinished
 
 __all__ = ["be_rank", "init"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ RANKS = 2  # where nothing else is said
 def verify(
     make_model: Callable[[], torch.nn.Module],
     make_optimizer: MakeOptimizer,
-    batches: Sequence[Sequence[torch.Tensor]],
+    batches: Iterable[Sequence[torch.Tensor]],
     *,
     loss: Loss | None = None,
     strategy: str | Ddp | ParameterServer | Zero = "ddp",
@@ -56,7 +56,9 @@ def verify(
     tensors of a batch are cut in their second dim, the sequence.
 
     A larger difference than `tolerance` counts: by default 1e-12 in float64 and 1e-5 in float32, of
-    a tensor's largest element. With `precision="bf16"` or `"fp16"` one device trains in it, too,
+    a tensor's largest element. Gradients that are rounding beside the largest one of the model, as
+    those of key biases in attention, count as nothing, and so do the steps that Adam makes of them.
+    With `precision="bf16"` or `"fp16"` one device trains in it, too,
     and 0.03 of a tensor's norm is rounding.
     """
     if find_spec("torch") is None:
@@ -75,16 +77,17 @@ def verify(
             f"verify compares step by step, and {strategy!r} is not synchronous: its steps depend "
             f"on timing. Compare its loss curve instead."
         )
-    if not batches:
+    listed = list(batches)
+    if not listed:
         raise InvalidArgumentError("verify needs at least one batch.")
-    count = _ranks(ranks, mesh, batches)
+    count = _ranks(ranks, mesh, listed)
     model = make_model()  # once: ranks that are threads share torch's random numbers
 
     def be_rank(comm: Communicator) -> list[tuple[Any, ...]]:
         trial = Trial(
             model,
             make_optimizer,
-            batches,
+            listed,
             loss=loss or (lambda model, *batch: model(*batch)),
             strategy=strategy,
             precision=precision,
@@ -102,7 +105,7 @@ def verify(
         (Difference(*fields) for result in results for fields in result),
         strategy=strategy if isinstance(strategy, str) else repr(strategy),
         ranks=count,
-        steps=len(batches),
+        steps=len(listed),
         tolerance=rounding(model, precision) if tolerance is None else tolerance,
     )
 

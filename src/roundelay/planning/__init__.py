@@ -18,16 +18,20 @@ from roundelay.planning.held import Held
 from roundelay.planning.memory import RankBytes, fullest_rank
 from roundelay.planning.model import ModelShape, transformer
 from roundelay.planning.reason import advice, described, gigabytes, large, reason
+from roundelay.planning.request import AXES, MOST_GPUS, USUAL_SEQUENCE, asked_choices, asked_task
 from roundelay.planning.scaling import scaling
 from roundelay.planning.search import PlanChoices, Planned, TrainingPlan, plan
 from roundelay.planning.step_time import StepTime, step_time
 from roundelay.planning.why import Term, why
 
 __all__ = [
+    "AXES",
+    "MOST_GPUS",
     "OPTIMIZERS",
     "PRECISIONS",
     "SERVERS",
     "STRATEGIES",
+    "USUAL_SEQUENCE",
     "Candidate",
     "Held",
     "MeshShape",
@@ -41,6 +45,8 @@ __all__ = [
     "TrainingPlan",
     "advice",
     "as_document",
+    "asked_choices",
+    "asked_task",
     "described",
     "fullest_rank",
     "gigabytes",

@@ -6,9 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from roundelay.html_table import html_table
+from roundelay.language import Language
 from roundelay.planning.reason import gigabytes, large, reason
 from roundelay.planning.search import Planned, TrainingPlan
 from roundelay.planning.why import why
+from roundelay.planning.why_chinese import in_chinese
 
 __all__ = ["as_document", "option_document", "plan_html"]
 
@@ -46,7 +48,13 @@ def option_document(one: Planned) -> Json:
     }  # fmt: skip
 
 
-def as_document(found: TrainingPlan, shown: list[Planned], *, reasons: bool = False) -> Json:
+def as_document(
+    found: TrainingPlan,
+    shown: list[Planned],
+    *,
+    reasons: bool = False,
+    language: Language = "en",
+) -> Json:
     """Return a plan with the rows that were asked for; `reasons` adds each formula of the best."""
     task, best = found.task, found.best
     model = task.model
@@ -69,11 +77,12 @@ def as_document(found: TrainingPlan, shown: list[Planned], *, reasons: bool = Fa
         "looked_at": len(found.options),
         "fitting": sum(one.fits for one in found.options),
         "best": None if best is None else option_document(best),
-        "reason": reason(found),
+        "reason": reason(found, language),
         "options": [option_document(one) for one in shown],
     }
     if reasons:
-        document["why"] = [asdict(term) for term in why(task, best or found.nearest)]
+        terms = why(task, best or found.nearest)
+        document["why"] = [asdict(in_chinese(term) if language == "zh" else term) for term in terms]
     return document
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from roundelay.planning.rows import PARTS_AFTER_STEP, passed_through, runs
 
-__all__ = ["ByteWidths", "Held", "served", "whole_everywhere", "zero"]
+__all__ = ["ByteWidths", "Held", "served", "whole_everywhere", "worker", "zero"]
 
 FIRST_DTYPE = 4  # bytes of an element of the model as it is given: buckets are cut before casting
 
@@ -44,6 +44,11 @@ class ByteWidths:
     def optimizer(self) -> int:
         """What the optimizer keeps: its state, and the master weight."""
         return self.master + self.state
+
+    @property
+    def updated(self) -> int:
+        """What the optimizer updates: the master weight, or the parameter where there is none."""
+        return self.master or self.parameter
 
 
 def whole_everywhere(numel: int, width: ByteWidths) -> Held:
@@ -103,20 +108,35 @@ def zero(
     )
 
 
+def worker(numel: int, width: ByteWidths, *, together: bool) -> Held:
+    """Return what a worker holds whose parameter server is on another rank.
+
+    If a server aggregates the gradients of all `together`, workers step, and what was received is
+    the gradient. Otherwise the server steps, and a worker receives what that updates.
+    """
+    message = numel * width.gradient
+    return Held(
+        parameters=numel * width.parameter,
+        gradients=message,
+        optimizer=numel * width.optimizer if together else 0,
+        transient=message + (0 if together else numel * width.updated),
+    )
+
+
 def served(numel: int, width: ByteWidths, *, workers: int, together: bool) -> Held:
     """Return what the rank holds that is a worker and the one parameter server.
 
     A server that aggregates has an inbox for each worker and one for the sum, and workers step;
-    one that updates for each worker by itself has one inbox, and the parameters.
+    one that updates for each worker by itself has one inbox, the parameters and their state.
+
+    >>> served(100, ByteWidths(2, 2, 4, 8), workers=3, together=False)
+    Held(parameters=600, gradients=200, optimizer=800, transient=800, host=0)
     """
-    message = numel * width.gradient
-    parameters = numel * width.parameter
-    inboxes = (workers + 1 if together else 1) * message
-    # What was received is the gradient of those who step; who pulls values keeps both.
-    received = 0 if together else parameters
+    own = worker(numel, width, together=together)
+    inboxes = (workers + 1 if together else 1) * numel * width.gradient
     return Held(
-        parameters=parameters + (0 if together else parameters),
-        gradients=message,
-        optimizer=numel * width.optimizer,
-        transient=message + received + inboxes,
+        parameters=own.parameters + (0 if together else numel * width.updated),
+        gradients=own.gradients,
+        optimizer=own.optimizer if together else numel * width.state,
+        transient=own.transient + inboxes,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from roundelay.errors import RoundelayError
+from roundelay.language import Language, say
 from roundelay.planning.candidate import STRATEGIES, Candidate, MeshShape, Task
 from roundelay.planning.memory import fullest_rank
 from roundelay.planning.search import PlanChoices, Planned, TrainingPlan, plan
@@ -40,26 +41,36 @@ def large(number: float) -> str:
     return f"{number:.4g}" if number < 1e4 else re.sub(r"\.?0*e\+0*", "e", f"{number:.3e}")  # noqa: PLR2004 - short
 
 
-def described(candidate: Candidate) -> str:
+def described(candidate: Candidate, language: Language = "en") -> str:
     """Name a candidate: zero2 on dp=64, 2 rows at a time."""
-    again = ", layers computed again" if candidate.recompute == "full" else ""
-    rows = "1 row" if candidate.micro_batch == 1 else f"{candidate.micro_batch} rows"
-    return f"{candidate.strategy} on {candidate.mesh}, {rows} at a time{again}"
+    full, rows = candidate.recompute == "full", candidate.micro_batch
+    again = ", layers computed again" if full else ""
+    return say(
+        language,
+        f"{candidate.strategy} on {candidate.mesh}, "
+        f"{'1 row' if rows == 1 else f'{rows} rows'} at a time{again}",
+        f"{candidate.strategy}，网格 {candidate.mesh}，每次 {rows} 条样本"
+        f"{'，各层重算' if full else ''}",
+    )
 
 
-def reason(found: TrainingPlan) -> str:
+def reason(found: TrainingPlan, language: Language = "en") -> str:
     """Return why the best is the best, in one sentence; empty where nothing fits."""
     best = found.best
     if best is None:
         return ""
-    said = f"{described(best.candidate)}: fits with {gigabytes(best.spare)} to spare"
-    others = list(_others(found.task, best))[:2]
+    spare = gigabytes(best.spare)
+    fits = say(language, f": fits with {spare} to spare", f"：放得下，还剩 {spare}")
+    said = described(best.candidate, language) + fits
+    others = list(_others(found.task, best, language))[:2]
+    if language == "zh":
+        return f"{'；'.join([said, *others])}。"
     if others:
         others[-1] = f"and {others[-1]}"
     return f"{', '.join([said, *others])}."
 
 
-def _others(task: Task, best: Planned) -> Iterator[str]:
+def _others(task: Task, best: Planned, language: Language) -> Iterator[str]:
     """Say what the nearest other ways would cost: first those that do not fit."""
     candidate = best.candidate
     if candidate.strategy not in STRATEGIES:
@@ -68,30 +79,50 @@ def _others(task: Task, best: Planned) -> Iterator[str]:
     beside = [_like(task, replace(candidate, strategy=name)) for name in STRATEGIES]
     less = list(reversed(beside[:at]))  # that divide less
     for one in [one for one in less if one.fits and _slower(one, best) > NOTICED][:1]:
-        yield f"{one.candidate.strategy} would take {_percent(_slower(one, best))} longer"
+        yield _longer(one.candidate.strategy, _slower(one, best), language)
     for one in [one for one in less if not one.fits][:1]:
-        yield f"{one.candidate.strategy} would need {gigabytes(one.bytes.total)}"
+        yield _needs(one.candidate.strategy, one, language)
     for one in beside[at + 1 :]:
         more = one.time.sent / best.time.sent - 1 if best.time.sent else 0.0
         if more > NOTICED:
-            much = f"{more + 1:.3g} times as much" if more > 1 else f"{_percent(more)} more"
-            yield f"{one.candidate.strategy} would send {much}"
+            times = f"{more + 1:.3g}"
+            yield say(
+                language,
+                f"{one.candidate.strategy} would send "
+                + (f"{times} times as much" if more > 1 else f"{_percent(more)} more"),
+                f"{one.candidate.strategy} 的发送量"
+                + (f"是它的 {times} 倍" if more > 1 else f"要多 {_percent(more)}"),
+            )
             break
     if candidate.mesh.dp < candidate.mesh.size:
-        yield from _alone(task, best)
+        yield from _alone(task, best, language)
 
 
-def _alone(task: Task, best: Planned) -> Iterator[str]:
+def _alone(task: Task, best: Planned, language: Language) -> Iterator[str]:
     """Say why other axes than dp are there."""
     if task.batch % task.gpus:
-        yield f"the batch of {task.batch} rows does not divide by dp={task.gpus}"
+        yield say(
+            language,
+            f"the batch of {task.batch} rows does not divide by dp={task.gpus}",
+            f"{task.batch} 条样本的批不能被 dp={task.gpus} 整除",
+        )
         return
     mesh = MeshShape(dp=task.gpus)
     alone = _like(task, replace(best.candidate, mesh=mesh, micro_batch=1))
     if not alone.fits:
-        yield f"dp={task.gpus} would need {gigabytes(alone.bytes.total)}"
+        yield _needs(f"dp={task.gpus}", alone, language)
     elif _slower(alone, best) > NOTICED:
-        yield f"dp={task.gpus} would take {_percent(_slower(alone, best))} longer"
+        yield _longer(f"dp={task.gpus}", _slower(alone, best), language)
+
+
+def _longer(name: str, share: float, language: Language) -> str:
+    much = _percent(share)
+    return say(language, f"{name} would take {much} longer", f"{name} 要慢 {much}")
+
+
+def _needs(name: str, one: Planned, language: Language) -> str:
+    much = gigabytes(one.bytes.total)
+    return say(language, f"{name} would need {much}", f"{name} 需要 {much}")
 
 
 def _percent(share: float) -> str:
@@ -107,39 +138,46 @@ def _like(task: Task, candidate: Candidate) -> Planned:
                    task.memory, task.batch * task.sequence)  # fmt: skip
 
 
-def advice(found: TrainingPlan, wanted: PlanChoices) -> str:
+def advice(found: TrainingPlan, wanted: PlanChoices, language: Language = "en") -> str:
     """Say what is nearest where nothing fits, and what would make it fit."""
     near, memory = found.nearest, found.task.memory
-    ways = list(_ways(found, wanted))
-    return (
-        f"Nothing fits in {gigabytes(memory)}. The nearest is {described(near.candidate)}, with "
-        f"{gigabytes(near.bytes.total)}: {gigabytes(-near.spare)} too much. What would fit: "
-        f"{'; '.join(ways)}."
+    ways, name = list(_ways(found, wanted, language)), described(near.candidate, language)
+    total, over = gigabytes(near.bytes.total), gigabytes(-near.spare)
+    return say(
+        language,
+        f"Nothing fits in {gigabytes(memory)}. The nearest is {name}, with {total}: {over} too "
+        f"much. What would fit: {'; '.join(ways)}.",
+        f"{gigabytes(memory)} 里什么都放不下。最接近的是 {name}，需要 {total}，超出 {over}。"
+        f"可行的办法：{'；'.join(ways)}。",
     )
 
 
-def _ways(found: TrainingPlan, wanted: PlanChoices) -> Iterator[str]:
+def _ways(found: TrainingPlan, wanted: PlanChoices, language: Language) -> Iterator[str]:
     near, task = found.nearest, found.task
     if "full" not in wanted.recompute:
         again = _tried(task, replace(wanted, recompute=("full",)))
         if again is not None:
-            yield f"--recompute full, {described(again.candidate)}"
+            yield f"--recompute full, {described(again.candidate, language)}"
     if tuple(wanted.strategies) != STRATEGIES:
         other = _tried(task, replace(wanted, strategies=STRATEGIES))
         if other is not None:
-            yield f"another strategy, {described(other.candidate)}"
+            name = described(other.candidate, language)
+            yield say(language, f"another strategy, {name}", f"换一种策略：{name}")
     optimizer = near.bytes.held.optimizer
     if near.bytes.total - optimizer <= task.memory:
-        yield (f"the optimizer's {gigabytes(optimizer)} on the host, as "
-               f'rd.Zero(offload="optimizer") does')  # fmt: skip
+        much, call = gigabytes(optimizer), 'rd.Zero(offload="optimizer")'
+        yield say(language, f"the optimizer's {much} on the host, as {call} does",
+                  f"把优化器的 {much} 放到主机内存，即 {call}")  # fmt: skip
     times = 2
     while times <= MOST_GROWTH:
         more = replace(task, gpus=task.gpus * times, batch=task.batch * times)
         if (fitting := _tried(more, wanted)) is not None:
-            yield f"{more.gpus} GPUs, {described(fitting.candidate)}"
+            name = described(fitting.candidate, language)
+            yield say(language, f"{more.gpus} GPUs, {name}", f"{more.gpus} 块 GPU，{name}")
             break
         times *= 2
-    yield f"GPUs of {gigabytes(near.bytes.total)}"
+    total = gigabytes(near.bytes.total)
+    yield say(language, f"GPUs of {total}", f"每块有 {total} 显存的 GPU")
 
 
 def _tried(task: Task, wanted: PlanChoices) -> Planned | None:

@@ -18,6 +18,7 @@ from roundelay.planning.collective_time import (
     one_message,
     reduce_scatter,
 )
+from roundelay.planning.held import ByteWidths
 from roundelay.planning.memory import rows_of
 
 __all__ = ["StepTime", "Volumes", "groups_of", "messages_in_a_row", "step_time", "volumes_of"]
@@ -154,7 +155,7 @@ def step_time(task: Task, candidate: Candidate) -> StepTime:
         context=count * context,
         pipeline=messages_in_a_row(stages, count) * hop,
         hidden=count * hidden_context + hidden_data,
-        sent=_sent(candidate, volumes, count),
+        sent=_sent(task, candidate, volumes),
     )
 
 
@@ -189,7 +190,7 @@ def _data(
     weights = volumes.numel * width.parameter / parts
     scatter, gather = reduce_scatter(cluster, group, row), all_gather(cluster, group, weights)
     if strategy.startswith("ps"):  # one rank hears of all others, and answers each
-        both = 2 * (group.size - 1) * volumes.numel * width.gradient
+        both = (group.size - 1) * volumes.numel * _both_ways(candidate, width)
         return both / _server_bandwidth(task, group) + 2 * cluster.latency, 0.0
     if strategy == "ddp":
         return _beside(parts, scatter + all_gather(cluster, group, row), backward)
@@ -221,9 +222,16 @@ def _update(task: Task, candidate: Candidate, volumes: Volumes) -> float:
     return volumes.numel / owners * moved / (FOLD_TRAFFIC * task.cluster.reduce_bandwidth)
 
 
-def _sent(candidate: Candidate, volumes: Volumes, count: int) -> float:
+def _both_ways(candidate: Candidate, width: ByteWidths) -> int:
+    """Return the bytes of a parameter to a server and back: servers that update answer with it."""
+    return width.gradient + (width.gradient if candidate.strategy == "ps" else width.updated)
+
+
+def _sent(task: Task, candidate: Candidate, volumes: Volumes) -> float:
     """Return the bytes that a rank sends along the axes of data: Ψ(N-1)/N for each half."""
-    size = candidate.mesh.data
-    halves = {"ddp": 2, "zero1": 2, "zero2": count + 1, "zero3": 3 * count, "ps": 2, "ps-async": 2}
-    psi = volumes.numel * PRECISIONS[candidate.precision]
-    return halves[candidate.strategy] * psi * (size - 1) / size
+    size, count = candidate.mesh.data, candidate.micro_batches(task)
+    share = volumes.numel * (size - 1) / size
+    if candidate.strategy.startswith("ps"):  # the mean over workers and the server
+        return _both_ways(candidate, candidate.widths(task)) * share
+    halves = {"ddp": 2, "zero1": 2, "zero2": count + 1, "zero3": 3 * count}
+    return halves[candidate.strategy] * PRECISIONS[candidate.precision] * share

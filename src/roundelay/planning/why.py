@@ -49,9 +49,10 @@ def _bytes(task: Task, one: Planned) -> Iterator[Term]:
     mesh, width, stage = candidate.mesh, candidate.widths(task), one.bytes.stage
     units = [sum(unit) for unit in task.model.divided(mesh.tp).units(mesh.pp, stage)]
     numel, size, strategy = sum(units), mesh.data, candidate.strategy
+    kept = width.state if strategy == "ps-async" else width.optimizer  # servers update masters
     parts = [("parameters", width.parameter, held.parameters, "zero3"),
              ("gradients", width.gradient, held.gradients, "zero2"),
-             ("optimizer", width.optimizer, held.optimizer, "zero1")]  # fmt: skip
+             ("optimizer", kept, held.optimizer, "zero1")]  # fmt: skip
     for word, each, nbytes, since in parts:
         divided = strategy.startswith("zero") and strategy >= since and size > 1
         formula, numbers = f"{each} B·Ψ", f"{each}·{numel}"

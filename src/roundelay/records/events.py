@@ -9,7 +9,8 @@ from typing import NamedTuple
 __all__ = ["KINDS", "Event", "RankRecord", "RunRecord"]
 
 #: What an event can be, by number; the native core has the same list as `TRACED`.
-KINDS = ("call", "forward", "backward", "exchange", "gather", "step", "checkpoint", "phase")
+KINDS = ("call", "forward", "backward", "exchange", "gather", "step", "checkpoint", "phase",
+         "message")  # fmt: skip
 
 
 class Event(NamedTuple):

@@ -8,28 +8,32 @@ from typing import TYPE_CHECKING
 
 from roundelay.schedule import Cell, Schedule
 from roundelay.view._rank_names import RankNames
+from roundelay.view.phrases import Phrases
 
 if TYPE_CHECKING:
     from roundelay.view.picture import Frame
 
 
-def span(values: Collection[int]) -> str:
+def span(values: Collection[int], say: Phrases) -> str:
     """Write what several counts have in common.
 
-    >>> span([3, 3]), span([2, 5]), span([])
-    ('3', '2 to 5', '0')
+    >>> [span(counts, Phrases()) for counts in ([3, 3], [2, 5], [])]
+    ['3', '2 to 5', '0']
     """
     low, high = min(values, default=0), max(values, default=0)
-    return str(low) if low == high else f"{low} to {high}"
+    return str(low) if low == high else say("to", low=low, high=high)
 
 
-def counted(count: int | None, what: str) -> str:
+def counted(count: int | None, what: str, say: Phrases) -> str:
     """Count things; None is a number that differs from rank to rank.
 
-    >>> counted(1, "chunk"), counted(3, "chunk"), counted(None, "chunk")
-    ('one chunk', '3 chunks', 'chunks')
+    >>> [counted(count, "chunk", Phrases()) for count in (1, 3, None)]
+    ['one chunk', '3 chunks', 'chunks']
     """
-    return f"one {what}" if count == 1 else f"{count} {what}s" if count else f"{what}s"
+    name = say(what)
+    if count == 1:
+        return say("one of", what=name)
+    return say("several of", n=count, what=name) if count else say("some of", what=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +56,41 @@ class Payload:
         """Return what stands for it."""
         return "it" if self.count in (1, self.chunks) else "them"
 
-    def words(self, *, many: bool) -> str:
+    def words(self, say: Phrases, *, many: bool) -> str:
         """Name it; `many` ranks send their own, one sends its own."""
         its, it_has = ("their", "they have") if many else ("its", "it has")
-        number = "" if self.count in (None, 1) else f"{self.count} "
-        s = "s" if many or self.count != 1 else ""
-        if self.missing:
-            return f"what {it_has} not got"
-        if self.adds and not self.finished:
-            return self._partial(its, it_has, number, s)
-        if self.count == self.chunks and (self.adds or self.chunks == 1):
-            return "the whole sum" if self.adds else "the data"
-        if self.fresh and (self.count == 1 or self.adds):
-            just = "finished" if self.made and self.adds else "received"
-            return f"the {number}{self.part}{s} {it_has} just {just}"
-        if self.everything and not self.adds:
-            return f"{its} own {self.part}{s}" if self.count == 1 else f"all {it_has} so far"
-        return counted(self.count, f"finished {self.part}" if self.adds else self.part)
+        gaps = {
+            "its": its,
+            "it_has": it_has,
+            "number": "" if self.count in (None, 1) else say("number", n=self.count),
+            "s": "s" if many or self.count != 1 else "",
+            "part": say(self.part),
+            "n": self.count,
+        }
+        part = f"finished {self.part}" if self.adds else self.part
+        key = self._key()
+        return say(key, **gaps) if key else counted(self.count, part, say)
 
-    def _partial(self, its: str, it_has: str, number: str, s: str) -> str:
+    def _key(self) -> str:
+        """Return the phrase that names it; none where it is only counted."""
+        if self.missing:
+            return "not got"
+        if self.adds and not self.finished:
+            return self._partial()
+        if self.count == self.chunks and (self.adds or self.chunks == 1):
+            return "whole sum" if self.adds else "the data"
+        if self.fresh and (self.count == 1 or self.adds):
+            return "just finished" if self.made and self.adds else "just received"
+        if self.everything and not self.adds:
+            return "own part" if self.count == 1 else "all so far"
+        return ""
+
+    def _partial(self) -> str:
         if self.own and self.count == self.chunks:
-            return f"{its} data"
+            return "own data"
         if self.own and not self.fresh:
-            some = "one" if self.count == 1 else self.count or "some"
-            return f"{some} of {its} own chunks"
-        if self.fresh and self.made:
-            return f"the {number}sum{s} {it_has} just made"
-        return f"{its} {number}partial sum{s}"
+            return "one own" if self.count == 1 else "several own" if self.count else "some own"
+        return "sum just made" if self.fresh and self.made else "partial sum"
 
 
 class ContractProgress:
@@ -92,27 +104,28 @@ class ContractProgress:
         *,
         running: bool,
     ) -> None:
-        collective = schedule.collective
+        collective, say = schedule.collective, who.say
         self.due = {rank: chunks for rank, chunks in due.items() if chunks}
-        self.who, self.news = who, collective.idempotent
+        self.who, self.news, self.say = who, collective.idempotent, say
         most = {len(chunks) for chunks in self.due.values()}
-        self.most = span(most)
+        self.most = span(most, say)
         adds = collective.reduces and not self.news
-        part = "block" if collective.named else "chunk"
-        self.parts = f"{'finished ' * adds}{part}s"
+        self.part = say(("finished " if adds else "") + ("block" if collective.named else "chunk"))
         #: What a rank that has all of its own holds, and several of them hold.
         if running:
-            self.all, self.theirs = "its result", "their results"
+            self.all, self.theirs = say("its result"), say("their results")
         elif schedule.chunks == 1:
-            self.all = self.theirs = "the whole sum" if adds else "the data"
+            self.all = self.theirs = say("whole sum" if adds else "the data")
         elif most == {1}:
-            self.all, self.theirs = f"its {self.parts[:-1]}", f"their {self.parts}"
+            self.all, self.theirs = (
+                say(key, part=self.part) for key in ("its part", "their parts")
+            )
         elif adds:
-            self.all = self.theirs = "the whole sum"
+            self.all = self.theirs = say("whole sum")
         else:
-            number = "both" if self.most == "2" else f"all {self.most}"
-            self.all = f"{number} {self.parts}{' meant for it' * bool(collective.named)}"
-            self.theirs = self.all.replace("for it", "for them")
+            number = "both parts" if self.most == "2" else "all parts"
+            ends = (" for it", " for them") if collective.named else ("", "")
+            self.all, self.theirs = (say(number + end, n=self.most, part=self.part) for end in ends)
 
     def after(self, frame: Frame) -> str:
         """Say what the ranks hold after a step that has brought someone something."""
@@ -129,13 +142,14 @@ class ContractProgress:
         counts = {done[rank] for rank in changed}
         if not any(counts) or self.news:
             return ""
-        return f"{self.who.holders(changed)} now holds {span(counts)} of {self.most} {self.parts}"
+        who, number = self.who.holders(changed), span(counts, self.say)
+        return self.say("holds some", who=who, n=number, most=self.most, parts=self.part)
 
     def _ready(self, ready: set[int]) -> str:
-        few = len(ready) in (1, len(self.due))
+        few, say = len(ready) in (1, len(self.due)), self.say
+        who = self.who.holders(ready)
         if self.news:
-            told = f"{self.who.holders(ready)} now knows" if few else f"{len(ready)} ranks now know"
-            return f"{told} that all have come"
+            return say("knows all", who=who) if few else say("so many know all", n=len(ready))
         if few:
-            return f"{self.who.holders(ready)} now holds {self.all}"
-        return f"{len(ready)} of {len(self.due)} ranks now hold {self.theirs}"
+            return say("holds", who=who, what=self.all)
+        return say("so many hold", n=len(ready), size=len(self.due), what=self.theirs)

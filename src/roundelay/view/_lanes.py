@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roundelay.view._shape import messages, slots
 from roundelay.view.captions import brief, printable
+from roundelay.view.phrases import Phrases, wrapped
 from roundelay.view.picture import Picture
 
 LABELS = 250  # left of the lanes: what each step does
@@ -63,12 +63,12 @@ class Lanes:
         rows, hosts = math.ceil(most / columns), HOSTS if picture.shape.hosts else 0.0
         height = 26.0 if cell >= LETTER else cell if most > columns else max(10.0, cell)
         reach = (46.0 if cell >= LETTER else 34.0) + 2.5 * min(_crossings(picture), 24)
-        story = picture.story
+        story, say = picture.story, Phrases(picture.language)
         heads = [
-            textwrap.wrap(printable(step_label(number, place)), MEASURE - 4)
+            wrapped(printable(step_label(number, place, say)), MEASURE - 4)
             for number, place in enumerate(story.places)
         ]
-        told = [textwrap.wrap(printable(words), MEASURE) for words in story.words]
+        told = [wrapped(printable(words), MEASURE) for words in story.words]
         lines = [len(head) + len(words) for head, words in zip(heads, told, strict=True)]
         return cls(
             slots=[{chunk: slot for slot, chunk in enumerate(chunks)} for chunks in mine],
@@ -146,13 +146,14 @@ class Lanes:
         return x1, self.tops[frame - 1] + self.block + 2, x2, self.tops[frame] - 3
 
 
-def step_label(number: int, place: str) -> str:
+def step_label(number: int, place: str, say: Phrases) -> str:
     """Say which step leads to a frame, and where in the story it is.
 
-    >>> step_label(0, ""), step_label(2, "all-gather, 1 of 3")
+    >>> step_label(0, "", Phrases()), step_label(2, "all-gather, 1 of 3", Phrases())
     ('Start', 'Step 2 · all-gather, 1 of 3')
     """
-    return " · ".join(filter(None, [f"Step {number}" if number else "Start", place]))
+    step = say("step", n=number) if number else say("start")
+    return " · ".join(filter(None, [step, place]))
 
 
 def _tops(lines: list[int], block: float, reach: float, header: float) -> Iterator[float]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from roundelay.language import Language, say
 from roundelay.parallel.context.plan import RingPlan, spans_of
 
 __all__ = ["AttentionFrame", "AttentionPicture", "lines", "ring_picture", "ulysses_picture"]
 
 Place = tuple[int, int]  # row and column
+LAYOUT_NAMES = {"contiguous": "连续", "zigzag": "之字形"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class AttentionPicture:
     ending: str = ""
 
 
-def ring_picture(size: int, layout: str, *, causal: bool) -> AttentionPicture:
+def ring_picture(
+    size: int, layout: str, *, causal: bool, language: Language = "en"
+) -> AttentionPicture:
     """Return ring attention of a sequence with one token for each piece that ranks have."""
     pieces = size * (2 if layout == "zigzag" else 1)
     plan = RingPlan.even(pieces, size, layout, causal=causal)
@@ -48,24 +52,28 @@ def ring_picture(size: int, layout: str, *, causal: bool) -> AttentionPicture:
     frames, past = [], dict[Place, int]()
     for step in range(size):
         now = {place: rank for rank in range(size) for place in _cells(plan, rank, step)}
-        frames.append(AttentionFrame(f"Step {step}", _told(plan, step), now, dict(past)))
+        head = say(language, f"Step {step}", f"第 {step} 步")
+        frames.append(AttentionFrame(head, _told(plan, step, language), now, dict(past)))
         past |= now
     square = [(row, column) for row in range(pieces) for column in range(pieces)]
-    seen = "causal" if causal else "full"
     return AttentionPicture(
-        title=f"Ring attention on {size} ranks, {layout}, {seen}",
+        title=_title(
+            "Ring attention", "环形注意力", size, layout, causal=causal, language=language
+        ),
         size=size,
         rows=tuple(f"q{piece}" for piece in range(pieces)),
         columns=tuple(f"k{piece}" for piece in range(pieces)),
         owners=tuple(owners[piece] for piece in range(pieces)),
-        about=(
+        about=say(
+            language,
             "Rows are queries, which stay; columns are keys, which travel. A cell has the number "
-            "and colour of the rank that computes it."
+            "and colour of the rank that computes it.",
+            "行是 query，留在原地；列是 key，沿环传递。格子的编号和颜色表示由哪个 rank 计算。",
         ),
         frames=tuple(frames),
         halves=frozenset(place for place in square if causal and place[0] == place[1]),
         hidden=frozenset(place for place in square if causal and place[0] < place[1]),
-        ending=_ending(size, layout, causal=causal),
+        ending=_ending(size, layout, causal=causal, language=language),
     )
 
 
@@ -79,14 +87,29 @@ def _cells(plan: RingPlan, rank: int, step: int) -> list[Place]:
     return [(q, k) for q in queries for k in keys if not block.causal or k <= q]
 
 
-def _told(plan: RingPlan, step: int) -> tuple[str, ...]:
+def _told(plan: RingPlan, step: int, language: Language) -> tuple[str, ...]:
     """Say whose keys are where, and how much the busiest and the idlest do."""
     whose = "its own keys" if step == 0 else f"the keys of rank r - {step}"
+    chinese = "自己的 key" if step == 0 else f" rank r - {step} 的 key"
     counts = [_amount(plan, rank, step) for rank in range(plan.size)]
-    work = f"{_shown(max(counts))} on every rank"
-    if max(counts) != min(counts):
-        work = f"{_shown(max(counts))} on the busiest, {_shown(min(counts))} on the idlest"
-    return f"rank r has {whose};", f"cells: {work}"
+    most, least = _shown(max(counts)), _shown(min(counts))
+    work = say(language, f"{most} on every rank", f"每个 rank {most}")
+    if most != least:
+        work = say(language, f"{most} on the busiest, {least} on the idlest",
+                   f"最忙的 {most}，最闲的 {least}")  # fmt: skip
+    return (say(language, f"rank r has {whose};", f"rank r 手里是{chinese}；"),
+            say(language, f"cells: {work}", f"格数：{work}"))  # fmt: skip
+
+
+def _title(
+    english: str, chinese: str, size: int, layout: str, *, causal: bool, language: Language
+) -> str:
+    return say(
+        language,
+        f"{english} on {size} ranks, {layout}, {'causal' if causal else 'full'}",
+        f"{chinese}：{size} 个 rank，{LAYOUT_NAMES[layout]}切分，"
+        f"{'因果掩码' if causal else '无掩码'}",
+    )
 
 
 def _amount(plan: RingPlan, rank: int, step: int) -> float:
@@ -99,7 +122,7 @@ def _shown(amount: float) -> str:
     return f"{amount:g}"
 
 
-def _ending(size: int, layout: str, *, causal: bool) -> str:
+def _ending(size: int, layout: str, *, causal: bool, language: Language) -> str:
     """Say how long ranks wait for the busiest, beside the other layout; in cells of N by N."""
 
     def waits(which: str) -> float:
@@ -109,13 +132,19 @@ def _ending(size: int, layout: str, *, causal: bool) -> str:
         return sum(per_step) * (0.25 if which == "zigzag" else 1.0)
 
     other = "zigzag" if layout == "contiguous" else "contiguous"
-    return (
-        f"The busiest rank of every step, added up: {_shown(waits(layout))} of {size * size} "
-        f"squares of a rank's queries by a rank's keys; {_shown(waits(other))} in layout {other}."
+    mine, others = _shown(waits(layout)), _shown(waits(other))
+    return say(
+        language,
+        f"The busiest rank of every step, added up: {mine} of {size * size} "
+        f"squares of a rank's queries by a rank's keys; {others} in layout {other}.",
+        f"每步最忙的 rank 加起来：共 {size * size} 块（一个 rank 的 query 乘一个 rank 的 key）中的 "
+        f"{mine} 块；{LAYOUT_NAMES[other]}切分则是 {others} 块。",
     )
 
 
-def ulysses_picture(size: int, layout: str, *, causal: bool) -> AttentionPicture:
+def ulysses_picture(
+    size: int, layout: str, *, causal: bool, language: Language = "en"
+) -> AttentionPicture:
     """Return Ulysses: a grid of heads by tokens, of which ranks have columns, rows, columns."""
     pieces = size * (2 if layout == "zigzag" else 1)
     owner = {
@@ -126,24 +155,39 @@ def ulysses_picture(size: int, layout: str, *, causal: bool) -> AttentionPicture
     tokens = {(row, column): owner[column] for row in range(size) for column in range(pieces)}
     heads = {(row, column): row for row in range(size) for column in range(pieces)}
     seen = "up to its own" if causal else "of all tokens"
-    frames = (
-        AttentionFrame("Before", ("each rank has some tokens,", "with all heads"), tokens),
-        AttentionFrame("After all-to-all", ("all tokens, of some heads;",
-                       f"a query sees keys {seen}"), heads),
-        AttentionFrame("After another", ("the output is where", "its queries came from"), tokens),
+    sight = "只看自己及之前的 key" if causal else "看所有 token 的 key"
+    told = (
+        say(language, "Before|each rank has some tokens,|with all heads",
+            "开始|每个 rank 有一部分 token，|含全部注意力头"),
+        say(language, f"After all-to-all|all tokens, of some heads;|a query sees keys {seen}",
+            f"all-to-all 之后|全部 token，一部分头；|query {sight}"),
+        say(language, "After another|the output is where|its queries came from",
+            "再一次 all-to-all 之后|输出回到|query 原来所在的 rank"),
     )  # fmt: skip
+    frames = []
+    for words, cells in zip(told, (tokens, heads, tokens), strict=True):
+        head, *rest = words.split("|")
+        frames.append(AttentionFrame(head, tuple(rest), cells))
     return AttentionPicture(
-        title=f"Ulysses attention on {size} ranks, {layout}, {'causal' if causal else 'full'}",
+        title=_title(
+            "Ulysses attention", "Ulysses 注意力", size, layout, causal=causal, language=language
+        ),
         size=size,
         rows=tuple(f"h{row}" for row in range(size)),
         columns=tuple(f"t{piece}" for piece in range(pieces)),
         owners=(None,) * size,
-        about=(
+        about=say(
+            language,
             "Rows are heads, or groups of them; columns are pieces of the sequence. A cell shows "
-            "the rank that has it."
+            "the rank that has it.",
+            "行是注意力头（或一组头），列是序列的片段。格子表示它在哪个 rank 上。",
         ),
-        frames=frames,
-        ending="All ranks compute as much: each has whole squares, of its heads.",
+        frames=tuple(frames),
+        ending=say(
+            language,
+            "All ranks compute as much: each has whole squares, of its heads.",
+            "各 rank 的计算量相同：每个 rank 算自己那些头的整个方阵。",
+        ),
     )
 
 

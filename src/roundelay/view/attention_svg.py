@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.view._shape import colour, hues
 from roundelay.view.attention import AttentionFrame, AttentionPicture
+from roundelay.view.phrases import wrapped
 
-__all__ = ["attention_html", "attention_svg"]
+__all__ = ["attention_frames", "attention_html", "attention_svg"]
 
 SIDE = 190.0  # of the grid in a panel
 LEFT, TOP, GAP, MARGIN = 46.0, 66.0, 26.0, 28.0
@@ -50,7 +50,7 @@ def attention_svg(pictures: Sequence[AttentionPicture]) -> str:
     for picture in pictures:
         parts.append(_text("title", MARGIN, y + 14, picture.title))
         y += 20
-        for words in textwrap.wrap(_about(picture), int((width - 2 * MARGIN) / 6)):
+        for words in wrapped(_about(picture), int((width - 2 * MARGIN) / 6)):
             y += LINE
             parts.append(_text("soft", MARGIN, y, words))
         y += 12
@@ -58,7 +58,7 @@ def attention_svg(pictures: Sequence[AttentionPicture]) -> str:
             x = MARGIN + PANEL * (at % ACROSS)
             parts += _panel(picture, frame, x, y + (at // ACROSS) * _height(picture))
         y += _height(picture) * -(-len(picture.frames) // ACROSS)
-        for words in textwrap.wrap(picture.ending, int((width - 2 * MARGIN) / 6)):
+        for words in wrapped(picture.ending, int((width - 2 * MARGIN) / 6)):
             parts.append(_text("soft", MARGIN, y, words))
             y += LINE
         y += 24
@@ -68,7 +68,7 @@ def attention_svg(pictures: Sequence[AttentionPicture]) -> str:
 
 def attention_html(picture: AttentionPicture) -> str:
     """Return a page that steps through a picture, by choosing; it has no script."""
-    size, count = picture.size, len(picture.frames)
+    count = len(picture.frames)
     shown = "".join(
         f"#s{at}:checked~#p{at}{{display:block}}" for at in range(count)
     )  # a step is shown while its button is chosen
@@ -77,13 +77,8 @@ def attention_html(picture: AttentionPicture) -> str:
         f'<label for="s{at}">{escape(frame.head)}</label>'
         for at, frame in enumerate(picture.frames)
     )
-    steps = "".join(
-        f'<div class="step" id="p{at}">'
-        + _framed([*_panel(picture, frame, MARGIN, 0)], size, PANEL + 4 * MARGIN, _height(picture),
-                  f"{picture.title}: {frame.head}", doubled=True)
-        + "</div>"
-        for at, frame in enumerate(picture.frames)
-    )  # fmt: skip
+    drawn = attention_frames(picture)
+    steps = "".join(f'<div class="step" id="p{at}">{svg}</div>' for at, svg in enumerate(drawn))
     title = escape(picture.title)
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     return (
@@ -94,6 +89,15 @@ def attention_html(picture: AttentionPicture) -> str:
         f"<h1>{title}</h1><p>{escape(_about(picture))}</p><form>{buttons}{steps}</form>"
         f"<p>{escape(picture.ending)}</p></body></html>\n"
     )
+
+
+def attention_frames(picture: AttentionPicture) -> list[str]:
+    """Return a drawing for each step."""
+    return [
+        _framed([*_panel(picture, frame, MARGIN, 0)], picture.size, PANEL + 4 * MARGIN,
+                _height(picture), f"{picture.title}: {frame.head}", doubled=True)
+        for frame in picture.frames
+    ]  # fmt: skip
 
 
 def _framed(
@@ -138,7 +142,9 @@ def _about(picture: AttentionPicture) -> str:
     """Return what the picture says of itself, where cells have no room for numbers, too."""
     if SIDE / len(picture.columns) >= SMALLEST:
         return picture.about
-    return picture.about.replace("the number and colour", "the colour")
+    return picture.about.replace("the number and colour", "the colour").replace(
+        "编号和颜色", "颜色"
+    )
 
 
 def _panel(picture: AttentionPicture, frame: AttentionFrame, x: float, y: float) -> Iterator[str]:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from roundelay.schedule import Link
 from roundelay.view._shape import messages
+from roundelay.view.failure_words import failure_words
+from roundelay.view.phrases import Phrases
 from roundelay.view.picture import CellView, Picture
-from roundelay.view.terminal_text import nbytes_text, number_of, seconds_text, short_sum
+from roundelay.view.terminal_text import nbytes_text, seconds_text, short_sum
 
 __all__ = ["about", "brief", "costs", "failures", "printable", "step_cost"]
 
@@ -27,9 +29,10 @@ def printable(text: str) -> str:
 
 def about(picture: Picture) -> str:
     """Say what the title does not: in which phases it goes, and how the data is cut."""
-    plan = picture.story.plan or number_of(len(picture.frames) - 1, "step")
-    part = "block" if picture.schedule.collective.named else "chunk"
-    return printable(f"{plan[:1].upper()}{plan[1:]} · {number_of(len(picture.chunks), part)}")
+    say = Phrases(picture.language)
+    plan = picture.story.plan or say("steps", n=len(picture.frames) - 1)
+    part = "blocks" if picture.schedule.collective.named else "chunks"
+    return printable(f"{plan[:1].upper()}{plan[1:]} · {say(part, n=len(picture.chunks))}")
 
 
 def brief(name: str, view: CellView) -> str:
@@ -46,26 +49,28 @@ def brief(name: str, view: CellView) -> str:
 
 def costs(picture: Picture) -> Iterator[tuple[str, str]]:
     """Yield what the schedule costs, as pairs of a label and an amount."""
-    price = picture.price
-    yield "Steps", str(len(picture.frames) - 1)
-    yield "Messages", str(sum(len(messages(frame.transfers)) for frame in picture.frames))
+    price, say = picture.price, Phrases(picture.language)
+    yield say("Steps"), str(len(picture.frames) - 1)
+    yield say("Messages"), str(sum(len(messages(frame.transfers)) for frame in picture.frames))
     if price is None:
         return
     news = picture.schedule.collective.idempotent  # carries no bytes
     if not news:
-        yield "Buffer", nbytes_text(price.nbytes)
-        yield "Sent per rank, at most", nbytes_text(max(price.sent, default=0))
+        yield say("Buffer"), nbytes_text(price.nbytes)
+        yield say("Sent"), nbytes_text(max(price.sent, default=0))
         if price.links:
             link, load = max(price.links.items(), key=lambda item: item[1])
-            yield "Busiest link", f"{_link(link, picture)}, {_joined(nbytes_text(load))}"
+            load_of = say("link load", link=_link(link, picture), load=_joined(nbytes_text(load)))
+            yield say("Busiest"), load_of
     if price.seconds is not None:
         network = printable(price.network or "")
-        yield "Estimated time", f"{_joined(seconds_text(price.seconds))} on {network}"
+        time = _joined(seconds_text(price.seconds))
+        yield say("Time"), say("on network", time=time, network=network)
 
 
 def step_cost(picture: Picture, number: int, count: int) -> str:
     """Say what step `number` costs, given how many messages it has."""
-    said = [number_of(count, "message")]
+    said = [Phrases(picture.language)("messages", n=count)]
     if picture.price is not None:
         step = picture.price.steps[number]
         if not picture.schedule.collective.idempotent:
@@ -77,11 +82,13 @@ def step_cost(picture: Picture, number: int, count: int) -> str:
 
 def failures(picture: Picture) -> Iterator[tuple[int, int, int, str]]:
     """Yield frame, rank, chunk and words of each failure; those of no step are the last frame's."""
+    say = Phrases(picture.language)
     for frame, found in picture.failures_by_frame().items():
         for failure in found:
-            where = f"{picture.ranks[failure.rank]}, chunk {picture.chunks[failure.chunk]}"
-            words = printable(f"{where}: {failure.kind}: {failure.detail}")
-            yield frame, failure.rank, failure.chunk, words
+            kind, detail = failure_words(failure, picture.language)
+            rank, chunk = picture.ranks[failure.rank], picture.chunks[failure.chunk]
+            words = say("failure", rank=rank, chunk=chunk, kind=kind, detail=detail)
+            yield frame, failure.rank, failure.chunk, printable(words)
 
 
 def _link(link: Link, picture: Picture) -> str:

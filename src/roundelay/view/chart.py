@@ -15,9 +15,12 @@ FEET = BOTTOM + 22
 COLOURS = ("#0b6bcb", "#d9480f", "#2b8a3e", "#862e9c", "#5f6b7a", "#b8860b", "#c2255c")
 #: Lines differ in their dashes too, for eyes that don't see the colours.
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 3", "4 2 1 2")
-GRID = 'stroke="#8884"'
+GRID = 'class="grid" stroke="#8884"'
 MARKED = 40  # lines of up to so many points show each of them
 TICKS = 6
+#: For dark readers; attributes hold for all others.
+DARK = """@media (prefers-color-scheme:dark){svg{fill:#eceae6}.page{fill:#16181b}.grid{stroke:#fff2}
+path{filter:brightness(1.5)}circle{filter:brightness(1.5)}}"""
 
 Line = Sequence[tuple[float, float]]
 
@@ -50,15 +53,18 @@ def chart(curves: Mapping[str, Line], *, title: str, across: Axis, up: Axis) -> 
         f'<text {centre} text-anchor="middle">{escape(across.label)}</text>',
         f'<text {turned} text-anchor="middle">{escape(up.label)}</text>',
     ]
-    return framed(parts, title=title, left=LEFT, size=(WIDTH, HEIGHT))
+    return framed(parts, title=title, left=LEFT, size=(WIDTH, HEIGHT), style=DARK)
 
 
-def framed(parts: Iterable[str], *, title: str, left: int, size: tuple[int, int]) -> str:
+def framed(
+    parts: Iterable[str], *, title: str, left: int, size: tuple[int, int], style: str = ""
+) -> str:
     """Return an SVG with a title, which begins at `left`, above its parts."""
     body, (width, height) = "\n".join(parts), size
+    rules, page = (f"<style>{style}</style>", ' class="page"') if style else ("", "")
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" \
 font-family="system-ui, sans-serif" font-size="12" fill="#222">
-<title>{escape(title)}</title><rect width="100%" height="100%" fill="#fff"/>
+<title>{escape(title)}</title>{rules}<rect{page} width="100%" height="100%" fill="#fff"/>
 <text x="{left}" y="26" font-size="15" font-weight="600">{escape(title)}</text>
 {body}
 </svg>

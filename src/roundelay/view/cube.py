@@ -8,6 +8,7 @@ from itertools import product
 
 from roundelay.contraction import PRODUCTS, TENSORS, Contraction, Cube, DimCut
 from roundelay.errors import rank_count
+from roundelay.language import Language, say
 from roundelay.view.terminal_text import nbytes_text
 
 __all__ = [
@@ -17,13 +18,15 @@ __all__ = [
     "ProductRun",
     "TensorSheet",
     "cube_picture",
+    "cube_words",
     "listed",
     "shape_text",
 ]
 
 MOST_LISTED = 4  # ranks by number on a piece
 FORMULA = "Y[b,s,o] = Σₕ X[b,s,h]·W[h,o]"
-WHEN = {"Y": "Forward", "dX": "Backward", "dW": "Backward"}
+WHEN = {"Y": ("Forward", "前向"), "dX": ("Backward", "反向"), "dW": ("Backward", "反向")}
+DIM_NAMES = {"batch": "批", "sequence": "序列", "rows": "W 的行", "columns": "W 的列"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class CubeFrame:
     moves: str
     why: str
     result: str
+    head: str  # what moves, in a word or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,49 +94,94 @@ class CubePicture:
     about: str
     verdict: str
     agrees: bool
+    language: Language = "en"
 
 
-def cube_picture(cube: Cube, run: CubeRun) -> CubePicture:
+def cube_picture(cube: Cube, run: CubeRun, language: Language = "en") -> CubePicture:
     """Return the frames of a cube that was run."""
     agrees = not any(each.difference for each in run.products.values())
     names = f"Y, dX and dW of {'all' if cube.size > 1 else 'the'} {rank_count(cube.size)}"
-    equal = "equal those of one device, bit for bit"
     worst = max(each.difference for each in run.products.values())
+    cuts = [_cut_words(cut, language) for cut in cube.cuts]
+    title = say(
+        language,
+        f"matmul, {' and '.join(cuts)}: {rank_count(cube.size)}",
+        f"矩阵乘：{'，'.join(cuts)}，共 {cube.size} 个 rank",
+    )
+    verdict = say(
+        language,
+        f"Run on the engine threads: {names} "
+        + ("equal those of one device, bit for bit." if agrees
+           else f"differ from those of one device by {worst:g}."),
+        f"用 threads 引擎运行：{cube.size} 个 rank 的 Y、dX 和 dW "
+        + ("与单设备逐位相同。" if agrees else f"与单设备相差 {worst:g}。"),
+    )  # fmt: skip
     return CubePicture(
         cube,
         run,
-        [_frame(cube, run, each) for each in PRODUCTS],
-        title=f"matmul, {' and '.join(map(_cut_words, cube.cuts))}: {rank_count(cube.size)}",
+        [_frame(cube, run, each, language) for each in PRODUCTS],
+        title=title,
         about=f"{FORMULA}   {'  '.join(f'{i}={n}' for i, n in cube.lengths.items())}",
-        verdict=f"Run on the engine threads: {names} "
-        + (f"{equal}." if agrees else f"differ from those of one device by {worst:g}."),
+        verdict=verdict,
         agrees=agrees,
+        language=language,
     )
 
 
-def _cut_words(cut: DimCut) -> str:
+def cube_words(picture: CubePicture) -> list[list[str]]:
+    """Return a title and some sentences for the cut, and for each product."""
+    language = picture.language
+    cut = say(
+        language,
+        "X, W and Y are three faces of the cube. A face that a cut goes through is in pieces; one "
+        "that it leaves whole is on every rank, and if it is computed, it is a sum of all of them.",
+        "X、W、Y 是立方体的三个面。被切到的面分成几片；没被切到的面在每个 rank 上都是完整的，"
+        "如果它是算出来的，那么各 rank 手里只是部分和，要加起来。",
+    )
+    stop = say(language, ". ", "。")
+    frames = [
+        [frame.title, stop.join([frame.moves[0].upper() + frame.moves[1:], frame.why, frame.result])
+         + stop.strip()]
+        for frame in picture.frames
+    ]  # fmt: skip
+    return [[say(language, "The cut", "怎么切"), cut], *frames]
+
+
+def _cut_words(cut: DimCut, language: Language) -> str:
     if not cut.index:
-        return f"{cut.ranks} alike"
-    return f"{cut.dim} ({cut.index}) cut in {cut.ranks}"
+        return say(language, f"{cut.ranks} alike", f"{cut.ranks} 份相同")
+    return say(language, f"{cut.dim} ({cut.index}) cut in {cut.ranks}",
+               f"{DIM_NAMES[cut.dim]}（{cut.index}）切成 {cut.ranks} 份")  # fmt: skip
 
 
-def _frame(cube: Cube, run: CubeRun, contraction: Contraction) -> CubeFrame:
+def _frame(cube: Cube, run: CubeRun, contraction: Contraction, language: Language) -> CubeFrame:
     groups = cube.groups(contraction)
     cuts = cube.summed(contraction)
     result, ran = contraction.result, run.products[contraction.result]
+    head = say(language, "nothing moves", "无需通信")
     if groups:
         together = " | ".join(listed(group) for group in groups)
-        moves = f"all-reduce of {result} over ranks {together}"
-        letters = [cut.index for cut in cuts]
-        why = (
-            f"{result} sums over {_are(letters)} cut: partial sums of "
-            f"{nbytes_text(run.nbytes[0][result])}, {_sends(ran.sent)}"
+        moves = say(language, f"all-reduce of {result} over ranks {together}",
+                    f"对 {result} 做 all-reduce，rank {together}")  # fmt: skip
+        letters, nbytes = [cut.index for cut in cuts], nbytes_text(run.nbytes[0][result])
+        why = say(
+            language,
+            f"{result} sums over {_are(letters)} cut: partial sums of {nbytes}, {_sends(ran.sent)}",
+            f"{result} 要对 {'、'.join(letters)} 求和，而它被切开了：部分和 {nbytes}，"
+            f"{_sends(ran.sent, language)}",
         )
+        head = f"all-reduce {result}"
     else:
-        moves = "nothing moves"
-        why = f"{result} sums over {_are(contraction.summed)} not cut"
+        moves = head
+        why = say(
+            language,
+            f"{result} sums over {_are(contraction.summed)} not cut",
+            f"{result} 对 {'、'.join(contraction.summed)} 求和，没有被切开",
+        )
     shown = " ".join(ran.first[:8]) + (" …" if len(ran.first) > 8 else "")  # noqa: PLR2004
     row = "0," * (len(TENSORS[result]) - 1) + ":"
+    where = say(language, f"{result}[{row}] on rank 0", f"rank 0 上的 {result}[{row}]")
+    colon = say(language, ": ", "：")
     return CubeFrame(
         contraction,
         (
@@ -141,16 +190,18 @@ def _frame(cube: Cube, run: CubeRun, contraction: Contraction) -> CubeFrame:
             _sheet(cube, result, summed=bool(groups)),
         ),
         groups,
-        title=f"{WHEN[result]}: {contraction.text}",
+        title=f"{say(language, *WHEN[result])}{colon}{contraction.text}",
         moves=moves,
         why=why,
-        result=f"{result}[{row}] on rank 0: {shown}",
+        result=f"{where}{colon}{shown}",
+        head=head,
     )
 
 
-def _sends(sent: Sequence[int]) -> str:
-    who = "each rank sends" if len(set(sent)) == 1 else "a rank sends at most"
-    return f"{who} {nbytes_text(max(sent))}"
+def _sends(sent: Sequence[int], language: Language = "en") -> str:
+    same, most = len(set(sent)) == 1, nbytes_text(max(sent))
+    who = "each rank sends" if same else "a rank sends at most"
+    return say(language, f"{who} {most}", f"每个 rank {'' if same else '最多'}发送 {most}")
 
 
 def _are(letters: Sequence[str]) -> str:

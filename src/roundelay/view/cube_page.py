@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from string import Template
 
-from roundelay.view.cube import CubePicture
+from roundelay.view.cube import CubePicture, cube_words
 from roundelay.view.cube_svg import WIDTH, cube_drawing, cube_style
-from roundelay.view.html import digest, embedded, read
+from roundelay.view.html import digest, embedded, joined, read
 
 __all__ = ["cube_page"]
 
@@ -23,7 +23,7 @@ STYLE = """
 def cube_page(picture: CubePicture) -> str:
     """Return a page: the drawing, with one product in the light at a time, and words to it."""
     style = f"{read('page.css')}{cube_style(picture)}{STYLE}"
-    script = f'"use strict";\n(() => {{\n{read("cube.js")}\n}})();\n'
+    script = joined(("kit.js", "words.js", "player.js", "cube.js"))
     policy = (
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -34,24 +34,12 @@ def cube_page(picture: CubePicture) -> str:
         f'<svg class="cube" role="img" aria-label="{escape(picture.title)}" '
         f'viewBox="0 {top} {WIDTH:g} {height - top:g}">{"".join(parts)}</svg>'
     )
-    words = [["The cut", _cut_words()]]
-    words += [
-        [frame.title, f"{frame.moves[0].upper()}{frame.moves[1:]}. {frame.why}. {frame.result}."]
-        for frame in picture.frames
-    ]
     return Template(read("cube.html")).substitute(
         policy=policy,
         title=escape(picture.title),
         about=escape(picture.about),
         style=style,
         drawing=drawing,
-        data=embedded({"frames": words}),
+        data=embedded({"frames": cube_words(picture)}),
         script=script,
-    )
-
-
-def _cut_words() -> str:
-    return (
-        "X, W and Y are three faces of the cube. A face that a cut goes through is in pieces; one "
-        "that it leaves whole is on every rank, and if it is computed, it is a sum of all of them."
     )

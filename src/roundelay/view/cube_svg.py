@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from roundelay.contraction import TENSORS
+from roundelay.language import say
 from roundelay.view._cuboid import Box, Corner, Cuboid
 from roundelay.view._shape import colour, hues
-from roundelay.view.cube import CubeFrame, CubePicture, TensorSheet, listed, shape_text
+from roundelay.view.cube import DIM_NAMES, CubeFrame, CubePicture, TensorSheet, listed, shape_text
+from roundelay.view.phrases import wrapped
 from roundelay.view.terminal_text import nbytes_text
 
 __all__ = ["CUBE_STYLE", "cube_drawing", "cube_style", "cube_svg"]
@@ -88,7 +89,7 @@ def cube_drawing(picture: CubePicture) -> tuple[float, list[str]]:
     parts = [f"<defs>{''.join(_patterns(picture))}</defs>", *_cuboid(picture)]
     for number, frame in enumerate(picture.frames, start=1):
         y = TOP + 14 + (number - 1) * PANEL
-        parts += [f'<g class="frame" data-frame="{number}">', *_panel(frame, y), "</g>"]
+        parts += [f'<g class="frame" data-frame="{number}">', *_panel(picture, frame, y), "</g>"]
     verdict = "good name" if picture.agrees else "bad name"
     sign = "✓" if picture.agrees else "✗"
     parts += [*table, _text(verdict, MARGIN, height - MARGIN, f"{sign} {picture.verdict}")]
@@ -154,14 +155,21 @@ def _edges(picture: CubePicture, drawn: Cuboid) -> Iterator[str]:
     (x, y), (x2, y2) = drawn.at(across + out, 0, 0), drawn.at(across + out, 0, deep)
     yield from _edge(picture, "h", (x, y), (x2, y2), ((x + x2) / 2 + 14, (y + y2) / 2 - 14, ""))
     x, y = drawn.at(0, 0, deep)
-    yield _text("big ink mid", *_moved(drawn.at(across / 2, 0, deep), 0, -10), "W and dW: the top")
+    yield _text(
+        "big ink mid",
+        *_moved(drawn.at(across / 2, 0, deep), 0, -10),
+        say(picture.language, "W and dW: the top", "W 与 dW：顶面"),
+    )
     bottom = drawn.at(0, down, 0)
+    side = say(picture.language, "X and dX: the side", "X 与 dX：侧面")
     below = 52 + LINE * (len(picture.cube.pieces("o")) > 1)
     front = _moved(drawn.at(across / 2, down, 0), 0, below)
-    yield _text("big ink mid", *front, "Y and dY: the front")
+    yield _text(
+        "big ink mid", *front, say(picture.language, "Y and dY: the front", "Y 与 dY：正面")
+    )
     yield (
         f'<text class="big ink mid" transform="translate({_n(x - 12)} '
-        f'{_n((y + bottom[1]) / 2 - 20)}) rotate(-90)">X and dX: the side</text>'
+        f'{_n((y + bottom[1]) / 2 - 20)}) rotate(-90)">{side}</text>'
     )
 
 
@@ -173,7 +181,11 @@ def _edge(
     for letter in letters:
         pieces = len(cube.pieces(letter))
         parts.append((f"{letter}={cube.lengths[letter]}", pieces > 1))
-        parts += [(f"cut in {pieces}", True)] if pieces > 1 else []
+        parts += (
+            [(say(picture.language, f"cut in {pieces}", f"切成 {pieces} 份"), True)]
+            if pieces > 1
+            else []
+        )
     cut = any(len(cube.pieces(letter)) > 1 for letter in letters)
     yield (
         f'<path class="edge{" cut" * cut}" '
@@ -190,7 +202,7 @@ def _moved(corner: Corner, x: float, y: float) -> Corner:
     return corner[0] + x, corner[1] + y
 
 
-def _panel(frame: CubeFrame, y: float) -> Iterator[str]:
+def _panel(picture: CubePicture, frame: CubeFrame, y: float) -> Iterator[str]:
     """Yield one product: factors, result, and what moves."""
     moving = "moving" if frame.groups else "band"
     yield (
@@ -200,21 +212,21 @@ def _panel(frame: CubeFrame, y: float) -> Iterator[str]:
     yield _text("big ink", PANELS, y + 22, frame.title)
     for at, (sheet, sign) in enumerate(zip(frame.sheets, "·= ", strict=True)):
         x = PANELS + at * STEP
-        yield from _sheet(sheet, x, y + 34)
+        yield from _sheet(picture, sheet, x, y + 34)
         yield _text("big ink mid", x + SHEET[0] + (STEP - SHEET[0]) / 2, y + 84, sign.strip())
     kind = "accent" if frame.groups else "good"
-    head = f"all-reduce {frame.contraction.result}" if frame.groups else "nothing moves"
-    yield _text(f"{kind} big", BADGE, y + 22, head)
+    yield _text(f"{kind} big", BADGE, y + 22, frame.head)
     some = len(frame.groups) > MOST_GROUPS  # and the line that says so takes the room of one
     top = y + (54 if some else 42)
     for group in frame.groups[: MOST_GROUPS - some]:
         yield from _group(group, BADGE + 9, top)
         top += 22
     if some:
-        yield _text("soft small", BADGE, y + 38, f"in {len(frame.groups)} groups, such as")
+        count = len(frame.groups)
+        words = say(picture.language, f"in {count} groups, such as", f"共 {count} 组，例如")
+        yield _text("soft small", BADGE, y + 38, words)
         top += 2
-    words = textwrap.wrap(frame.why, 33)
-    for line, word in enumerate(words):
+    for line, word in enumerate(wrapped(frame.why, 33)):
         yield _text("soft small", BADGE, top + 4 + 14 * line, word)
 
 
@@ -234,7 +246,7 @@ def _group(group: Sequence[int], x: float, y: float) -> Iterator[str]:
         yield _text("mid ink small name", x + 34 * at, y + 4, str(rank))
 
 
-def _sheet(sheet: TensorSheet, x: float, y: float) -> Iterator[str]:
+def _sheet(picture: CubePicture, sheet: TensorSheet, x: float, y: float) -> Iterator[str]:
     """Yield a tensor as a field of tiles: one colour is one rank, stripes are a copy on each."""
     wide, high = SHEET
     count, rows = len(sheet.columns), len(sheet.rows)
@@ -250,7 +262,8 @@ def _sheet(sheet: TensorSheet, x: float, y: float) -> Iterator[str]:
             room = 7.2 * len(words) + 8
             if size[1] >= SMALLEST + 2 and size[0] >= room - 6:
                 yield from _pill(words, place[0] + size[0] / 2, place[1] + size[1] / 2, room, sheet)
-    pieces = "each" if count * rows > 1 else "whole"
+    each = count * rows > 1
+    pieces = say(picture.language, "each" if each else "whole", "每片" if each else "完整")
     shape = shape_text(sheet.shape)
     yield _text("ink small", x, y + high + 16, f"{sheet.name}: {shape} {pieces}")
 
@@ -299,7 +312,9 @@ def _patterns(picture: CubePicture) -> Iterator[str]:
 def _holdings(picture: CubePicture, y: float) -> Iterator[str]:
     """Yield the table below: what each rank has, and what it sends."""
     cube, run = picture.cube, picture.run
-    heads = ["rank", *(cut.dim for cut in cube.cuts), "X, dX", "W, dW", "Y, dY", "sends"]
+    language = picture.language
+    heads = ["rank", *(say(language, cut.dim, DIM_NAMES.get(cut.dim, "")) for cut in cube.cuts),
+             "X, dX", "W, dW", "Y, dY", say(language, "sends", "发送")]  # fmt: skip
     places = [MARGIN, *(MARGIN + 70 + 96 * at for at in range(len(heads) - 1))]
     for at in range(1 + len(cube.cuts), len(heads)):
         places[at] = MARGIN + 70 + 96 * len(cube.cuts) + 170 * (at - 1 - len(cube.cuts))
@@ -312,7 +327,12 @@ def _holdings(picture: CubePicture, y: float) -> Iterator[str]:
             for name in ("X", "W", "Y")
         ]
         sent = sum(each.sent[rank] for each in run.products.values())
-        words = [str(rank), *map(str, place), *cells, nbytes_text(sent) if sent else "nothing"]
+        words = [
+            str(rank),
+            *map(str, place),
+            *cells,
+            nbytes_text(sent) if sent else say(language, "nothing", "无"),
+        ]
         line = y + LINE * (rank + 2)
         yield f'<circle class="r{rank}" cx="{_n(MARGIN + 28)}" cy="{_n(line - 4.5)}" r="6"/>'
         yield from (_text("code ink", x, line, word) for x, word in zip(places, words, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -16,13 +17,16 @@ from roundelay.schedule import Cell
 from roundelay.view._graph import Shape
 from roundelay.view._shape import chunk_hues, messages, slots
 from roundelay.view.captions import about, brief, costs, failures, printable, step_cost
+from roundelay.view.languages import Language
+from roundelay.view.phrases import Phrases
 from roundelay.view.picture import CellView, Frame, Picture
 
-__all__ = ["digest", "embedded", "html", "read"]
+__all__ = ["digest", "embedded", "html", "joined", "picture_data", "read", "titles_of"]
 
-#: In the order in which they build on each other; joined, they are the page's one script.
+#: Modules in the order in which they build on each other; joined, they are the page's one script.
 SCRIPTS = (
     "kit.js",
+    "words.js",
     "story.js",
     "layout.js",
     "shapes.js",
@@ -31,7 +35,11 @@ SCRIPTS = (
     "table.js",
     "panel.js",
     "player.js",
+    "deck.js",
+    "page.js",
 )
+#: What modules take from one another, a line each; joined, they have it.
+LINES_OF_MODULES = re.compile(r"^(?:import|export) \{.*\n", re.MULTILINE)
 
 #: Sums longer than this have a short form, for tables that would not fit.
 LONG = 5
@@ -53,9 +61,9 @@ def html(pictures: Sequence[Picture]) -> str:
         raise InvalidArgumentError(
             f"html draws 1 or {MOST_PICTURES} pictures, not {len(pictures)}. Draw more pages."
         )
-    title, titles = _titles([picture.title for picture in pictures])
+    title, titles = titles_of([picture.title for picture in pictures], pictures[0].language)
     style = read("page.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(map(read, SCRIPTS)) + "\n})();\n"
+    script = joined(SCRIPTS)
     policy = (
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -63,9 +71,10 @@ def html(pictures: Sequence[Picture]) -> str:
     # One pass over the template, so that a title that looks like a placeholder stays a title.
     return Template(read("page.html")).substitute(
         policy=policy,
+        language=pictures[0].language,
         title=escape(printable(title)),
         style=style,
-        data=embedded({"pictures": [*map(_data, pictures, titles)]}),
+        data=embedded({"pictures": [*map(picture_data, pictures, titles)]}),
         script=script,
     )
 
@@ -73,6 +82,12 @@ def html(pictures: Sequence[Picture]) -> str:
 def read(name: str) -> str:
     """Return a file of the page."""
     return resources.files("roundelay.view").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return modules as one script, in which nothing is seen from outside."""
+    modules = (LINES_OF_MODULES.sub("", read(name)) for name in names)
+    return '"use strict";\n(() => {\n' + "\n".join(modules) + "\n})();\n"
 
 
 def digest(text: str) -> str:
@@ -85,19 +100,24 @@ def embedded(data: Json) -> str:
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _titles(titles: Sequence[str]) -> tuple[str, Sequence[str]]:
+def titles_of(titles: Sequence[str], language: Language = "en") -> tuple[str, Sequence[str]]:
     """Return the title of the page and of each picture; what two share is said once.
 
-    >>> _titles(["ring on 8 ranks", "tree on 8 ranks"])
+    >>> titles_of(["ring on 8 ranks", "tree on 8 ranks"])
     ('ring and tree on 8 ranks', ['ring', 'tree'])
     """
-    heads, _, tails = zip(*(title.rpartition(" on ") for title in titles), strict=True)
-    if len(titles) == 1 or len(set(tails)) > 1 or not all(heads):
-        return " and ".join(titles), titles
-    return f"{' and '.join(heads)} on {tails[0]}", list(heads)
+    say = Phrases(language)
+    if len(titles) == 1:
+        return titles[0], titles
+    between = say("title", name="", ranks="")
+    heads, _, tails = zip(*(title.rpartition(between) for title in titles), strict=True)
+    if len(set(tails)) > 1 or not all(heads):
+        return say("titles", one=titles[0], other=titles[1]), titles
+    both = say("titles", one=heads[0], other=heads[1])
+    return say("title", name=both, ranks=tails[0]), list(heads)
 
 
-def _data(picture: Picture, title: str) -> Json:
+def picture_data(picture: Picture, title: str) -> Json:
     """Return what the page needs: frame 0 in full, then only what each step changed.
 
     Ring all-reduce writes the same sums again and again on its way around, so texts and

@@ -88,6 +88,8 @@ def _slice(record: RankRecord, track: int, event: Event, length: int) -> Json:
             "waited_us": event.waited / 1e3, "waits_for_rank": event.waits_for,
             "queued_us": (event.began - event.asked) / 1e3,
         }  # fmt: skip
+    elif event.kind == "message":
+        args = {"bytes": event.nbytes}
     if event.ended is None:
         args["unfinished"] = True
     if event.failed:

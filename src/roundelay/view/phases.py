@@ -26,12 +26,11 @@ MOST = 6
 
 #: What needs no look at the data: barriers pass on news, scans add up what lies below.
 KNOWN = {
-    ("news", "reduce"): ("report", "the news of who has come is collected"),
-    ("news", "copy"): ("release", "everyone learns that all have come"),
-    ("scan", "reduce"): ("scan", "every rank adds up what lies below it"),
-    ("scan", "copy"): ("shift", "every rank has what the rank below it brought"),
+    ("news", "reduce"): "report",
+    ("news", "copy"): "release",
+    ("scan", "reduce"): "scan",
+    ("scan", "copy"): "shift",
 }
-SCOPES = {"": "", "inside": " inside each {host}", "between": " between {host}s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,62 +120,71 @@ class _Namer:
     def __init__(
         self, schedule: Schedule, frames: Sequence[Frame], shape: Shape, who: RankNames
     ) -> None:
-        self.schedule, self.frames, self.who = schedule, frames, who
+        self.schedule, self.frames, self.who, self.say = schedule, frames, who, who.say
         self.whole = max((len(due) for _, due in schedule.due_after()), default=0)
-        self.hosts, self.host, self.trees = shape.hosts, shape.host, len(shape.trees)
+        self.hosts, self.host, self.trees = shape.hosts, who.host, len(shape.trees)
 
     def name(self, first: int, last: int) -> tuple[str, str]:
         """Return name and aim of the steps that lead to frames `first` to `last`."""
         moved = [t for frame in self.frames[first : last + 1] for t in frame.transfers]
         ops = {transfer.op for transfer in moved}
         if len(ops) > 1:
-            return "overlap", "some is still added up while other data is already passed on"
+            return self._both("overlap")
         collective = self.schedule.collective
         kind = "news" if collective.idempotent else collective.name.removeprefix("ex")
         known = KNOWN.get((kind, ops.pop()))
         where = scope(moved, self.hosts) if self.hosts else ""
         if known is not None:
-            name, aim = known
+            name, aim = self._both(known)
         elif moved[0].op == "reduce":
             name, aim = self._reducing(first, last, where)
         else:
             name, aim = self._copying(first, last, where)
-        return name + SCOPES[where].format(host=self.host), aim
+        return self.say(where, name=name, host=self.host) if where else name, aim
+
+    def _both(self, key: str) -> tuple[str, str]:
+        """Return the name and the aim of a phase whose aim is always the same."""
+        return self.say(key), self.say(f"{key} aim")
 
     def _reducing(self, first: int, last: int, where: str) -> tuple[str, str]:
+        say = self.say
         if self.trees > 1:
-            return "reduce up both trees", "each root gets the whole sum of its part"
+            return self._both("both trees up")
         groups = self._groups(first, last, where)
         whole = min(map(len, groups)) if where == "inside" else self.whole
         held = [self._summed(last, group, whole) for group in groups]
         if not all(held):
-            return "reduce", "contributions are added up"
-        of = f"its {self.host}'s sum" if where == "inside" else "the whole sum"
+            return self._both("reduce")
+        of = say("host's sum", host=self.host) if where == "inside" else say("whole sum")
         ranks = {rank for chunks in held for holders in chunks for rank in holders}
         who = self.who.holders(ranks)
         if all(len(holders) > 1 for chunks in held for holders in chunks):
-            return "all-reduce", f"{who} gets {of}"
+            return say("all-reduce"), say("gets", who=who, what=of)
         if all(len({rank for holders in chunks for rank in holders}) == 1 for chunks in held):
-            return "reduce", f"{who} gets {of}"
-        return "reduce-scatter", f"{who} gets one part of {of}"
+            return say("reduce"), say("gets", who=who, what=of)
+        return say("reduce-scatter"), say("gets one part", who=who, what=of)
 
     def _copying(self, first: int, last: int, where: str) -> tuple[str, str]:
+        say = self.say
         groups = self._groups(first, last, where)
         senders = {transfer.src for transfer in self.frames[first].transfers}
         takers = {t.dst for frame in self.frames[first : last + 1] for t in frame.transfers}
-        data = "sum" if self.schedule.collective.reduces else "data"
+        data = say("sum" if self.schedule.collective.reduces else "data")
         one_source = all(len(senders.intersection(group)) <= 1 for group in groups)
         one_source = one_source or self.trees > 1 or self.schedule.chunks == 1
         if self._alike(first, last, groups):
-            name = "broadcast" if one_source else "all-gather"
+            name = say("broadcast" if one_source else "all-gather")
             if where == "between":
-                return name, f"every {self.host} holds the whole {data}, in parts"
-            return f"{name}{' down both trees' * (self.trees > 1)}", f"every rank gets the {data}"
+                return name, say("host holds", host=self.host, data=data)
+            if self.trees > 1:
+                name = say("both trees down", name=name)
+            return name, say("everyone gets", data=data)
         if one_source and len(takers) > 1:
-            return "scatter", "every rank gets a different part"
+            return self._both("scatter")
         if self.schedule.collective.rooted:
-            return "gather", f"{self.who.holders({self.schedule.root})} collects the parts"
-        return "copy", f"{self.who.holders(takers)} gets what others hold"
+            root = self.who.holders({self.schedule.root})
+            return say("gather"), say("collects", who=root)
+        return say("copy"), say("gets others'", who=self.who.holders(takers))
 
     def _groups(self, first: int, last: int, where: str) -> list[list[int]]:
         """Return who works together in these steps."""

@@ -18,10 +18,12 @@ from roundelay.schedule import (
     replay,
 )
 from roundelay.view._graph import Shape, shape_of
+from roundelay.view.languages import Language
 from roundelay.view.phases import Phase
+from roundelay.view.phrases import Phrases
 from roundelay.view.story import Story, story_of
 
-__all__ = ["CellView", "Frame", "Picture", "picture"]
+__all__ = ["CellView", "Frame", "Picture", "picture", "title_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Picture:
     chunks: tuple[str, ...]
     story: Story
     shape: Shape
+    language: Language = "en"
 
     def failures_by_frame(self) -> dict[int, list[Failure]]:
         """Sort the failures by the frame that shows them; what is wrong at the end, by the last."""
@@ -80,6 +83,7 @@ def picture(
     title: str | None = None,
     hosts: Mapping[str, Sequence[int]] | None = None,
     phases: Sequence[Phase] = (),
+    language: Language = "en",
 ) -> Picture:
     """Return all frames of a schedule; `values[frame][cell]` replaces the symbols by real numbers.
 
@@ -98,9 +102,27 @@ def picture(
         price=price,
         ranks=ranks,
         chunks=tuple(map(schedule.chunk_name, range(schedule.chunks))),
-        story=story_of(schedule, frames, ranks, shape, phases),
+        story=story_of(schedule, frames, ranks, shape, phases, language),
         shape=shape,
+        language=language,
     )
+
+
+def title_of(schedule: Schedule, language: Language = "en", *, op: str = "", hosts: int = 0) -> str:
+    """Name a schedule, its ranks and root; the names of our own algorithms say the collective, too.
+
+    >>> from roundelay.algorithms import algorithms
+    >>> title_of(algorithms.load("reduce_binomial").schedule(4, 1))
+    'reduce_binomial on 4 ranks, root 1'
+    """
+    collective, name, say = schedule.collective, schedule.name, Phrases(language)
+    named = name if name.startswith(collective.name) else f"{name}: {collective.name}"
+    root = say("title root", root=schedule.root) if collective.rooted else ""
+    with_op = say("title op", op=op) if op and collective.reduces else ""
+    ranks = say("ranks", n=schedule.size)
+    if hosts:
+        ranks = say("of hosts", ranks=ranks, n=hosts)
+    return say("title", name=named, ranks=ranks) + root + with_op
 
 
 def _frames(schedule: Schedule, values: Sequence[Mapping[Cell, str]] | None) -> Iterator[Frame]:

@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
+from roundelay.language import say
 from roundelay.view._shape import colour
 from roundelay.view.captions import printable
-from roundelay.view.pipeline_picture import MEANINGS, PipelineBox, PipelinePicture
+from roundelay.view.pipeline_picture import PipelineBox, PipelinePicture
 from roundelay.view.terminal_text import three_digits
 
 __all__ = ["pipeline_html", "pipeline_svg"]
@@ -154,26 +155,31 @@ def _axis(picture: PipelinePicture, scale: float, bottom: float) -> Iterator[str
         yield f'<path class="tick" d="M{_n(place)} {_n(TOP - 6)}V{_n(bottom)}"/>'
         yield _text("at soft", place, bottom + 12, three_digits(at))
         at += step
-    yield _text("soft", x + TIMELINE + 14, TOP - 14, "keeps at most")
+    yield _text("soft", x + TIMELINE + 14, TOP - 14,
+                say(picture.language, "keeps at most", "最多保留"))  # fmt: skip
 
 
 def _legend(picture: PipelinePicture, y: float, scale: float) -> Iterator[str]:
     x = MARGIN
-    for letter, meaning in MEANINGS[picture.split].items():
+    language = picture.language
+    for letter, meaning in picture.meanings().items():
         place = f'x="{_n(x)}" y="{_n(y - 13)}" width="26" height="17" rx="3"'
         yield f'<rect class="{letter}0" {place}/>'
         yield _text("in ink", x + 13, y, f"{letter}0")
-        words = f"{meaning} of micro-batch 0" if letter == "F" else meaning
+        words = meaning
+        if letter == "F":
+            words = say(language, f"{meaning} of micro-batch 0", f"微批 0 的{meaning}")
         yield _text("soft", x + 34, y, words)
-        x += 60 + 7.2 * len(words)
+        x += 60 + (7.2 if language == "en" else 13) * len(words)
     idle = f'x="{_n(x)}" y="{_n(y - 13)}" width="26" height="17" rx="3"'
     yield f'<rect class="lane" {idle}/><rect class="idle" {idle}/>'
-    more = "; darker: later stages of a rank" if len(set(picture.schedule.placement)) < len(
-        picture.schedule.placement) else ""  # fmt: skip
+    more, placement = "", picture.schedule.placement
+    if len(set(placement)) < len(placement):
+        more = say(language, "; darker: later stages of a rank", "；颜色更深：该 rank 靠后的阶段")
     if any(_words(box, (box.end - box.start) * scale) == str(box.micro_batch)
            for row in picture.rows for box in row):  # fmt: skip
-        more += "; narrow boxes have the number alone"
-    yield _text("soft", x + 34, y, f"waits: the bubble{more}")
+        more += say(language, "; narrow boxes have the number alone", "；窄框只写编号")
+    yield _text("soft", x + 34, y, say(language, "waits: the bubble", "等待：气泡") + more)
 
 
 def _text(kind: str, x: float, y: float, words: str) -> str:

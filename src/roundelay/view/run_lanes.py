@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roundelay.records import Event, RankRecord, RunRecord
+from roundelay.view.languages import Language
 from roundelay.view.perfetto import tracks
+from roundelay.view.run_words import run_say
 
 __all__ = ["RunRow", "RunWindow", "rows_of", "windows"]
 
@@ -30,11 +32,11 @@ class RunWindow:
 class RunRow:
     """What one thread of a rank did in a window: each event, how deep it lies, and its end."""
 
-    label: str
+    label: str  # a key of the words
     events: Sequence[tuple[Event, int, int]]
 
 
-def windows(run: RunRecord, *, every: bool = False) -> list[RunWindow]:
+def windows(run: RunRecord, *, every: bool = False, language: Language = "en") -> list[RunWindow]:
     """Return the last few steps of a run, or `every` one; without steps, all of it or its end.
 
     A step lasts from its first pass to the end of the optimizer's step: on whichever rank these
@@ -51,21 +53,27 @@ def windows(run: RunRecord, *, every: bool = False) -> list[RunWindow]:
             elif event.kind in PASSES and event.call > over:
                 begins[event.call] = min(event.began, begins.get(event.call, event.began))
     found = [
-        RunWindow(f"step {number + 1}", f"step-{number + 1}", begins[number], ends[number])
+        RunWindow(
+            run_say("step", language, number=number + 1),
+            f"step-{number + 1}",
+            begins[number],
+            ends[number],
+        )
         for number in sorted(ends)
         if number in begins and begins[number] < ends[number]
     ]
     if not found:
-        return [_last_calls(run)]
+        return [_last_calls(run, language)]
     return found if every else found[-MOST_WINDOWS:]
 
 
-def _last_calls(run: RunRecord) -> RunWindow:
+def _last_calls(run: RunRecord, language: Language) -> RunWindow:
     begins = sorted(event.began for event in run.ranks[0].events) if run.ranks else []
     if len(begins) <= MOST_CALLS:
-        return RunWindow("the whole record", "all", 0, max(run.length, 1))
+        return RunWindow(run_say("all", language), "all", 0, max(run.length, 1))
     start = begins[-MOST_CALLS]
-    return RunWindow(f"the last {MOST_CALLS} events", "all", start, max(run.length, start + 1))
+    name = run_say("last events", language, count=MOST_CALLS)
+    return RunWindow(name, "all", start, max(run.length, start + 1))
 
 
 def rows_of(record: RankRecord, run: RunRecord, window: RunWindow) -> list[RunRow]:
@@ -91,4 +99,6 @@ def _row_name(events: Sequence[tuple[Event, int, int]]) -> str:
     """Name a row after what most of its calls are for."""
     words = [event.title.partition(" ")[0] for event, _, _ in events]
     common = max(sorted(set(words)), key=words.count)
-    return {"bucket": "buckets", "gather": "gathers"}.get(common, "background")
+    return {"bucket": "buckets", "gather": "gathers", "send": "messages", "recv": "messages"}.get(
+        common, "background"
+    )

@@ -97,7 +97,7 @@ def _times(record: RankRecord, length: int, window: Span) -> RankTimes:
     unfinished = ""
     for event in record.events:
         span = cut((event.began, length if event.ended is None else event.ended), window)
-        if event.ended is None:
+        if event.ended is None and not (event.kind == "message" and event.thread != main):
             unfinished = described(event)
         if span is None:
             continue
@@ -127,7 +127,8 @@ def _times(record: RankRecord, length: int, window: Span) -> RankTimes:
 def described(event: Event) -> str:
     """Say what an event is, in a line."""
     if event.kind != "call":
-        return f"{event.title}, step {event.call}" if event.kind != "gather" else event.title
+        numbered = event.kind not in ("gather", "message")
+        return f"{event.title}, step {event.call}" if numbered else event.title
     what = f"{event.collective} #{event.call}"
     name = f" ({event.name})" if event.name else ""
     return f"{what}{name}{f' at {event.site}' if event.site else ''}"

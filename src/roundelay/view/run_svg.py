@@ -9,8 +9,10 @@ from roundelay.records import Event, RunRecord
 from roundelay.view._shape import colour
 from roundelay.view.captions import printable
 from roundelay.view.chart import round_step
+from roundelay.view.languages import Language
 from roundelay.view.run_lanes import RunRow, RunWindow, rows_of
 from roundelay.view.run_summary import summary
+from roundelay.view.run_words import run_say
 from roundelay.view.terminal_text import nbytes_text, seconds_text
 
 __all__ = ["PATTERNS", "run_style", "run_svg"]
@@ -21,15 +23,8 @@ CHARACTER = 6.4
 LEAST_ARROW = 0.04  # of the window: shorter waits are not worth an arrow
 MOST_ARROWS = 60
 HUES = {"forward": 250, "backward": 160, "exchange": 95, "step": 310, "checkpoint": 20, "call": 215,
-        "phase": 280}  # fmt: skip
-MEANINGS = {
-    "forward": "forward",
-    "backward": "backward",
-    "exchange": "brings gradients together",
-    "step": "optimizer step",
-    "checkpoint": "checkpoint",
-    "call": "call",
-}
+        "message": 190, "phase": 280}  # fmt: skip
+MEANINGS = ("forward", "backward", "exchange", "step", "checkpoint", "call", "message")
 PATTERNS = (
     '<defs><pattern id="wait" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect class="hatched" width="6" height="6"/>'
@@ -66,16 +61,18 @@ def run_style() -> str:
     return f"\n{rules(0.84, 0.09, 0.6)}{STYLE}{dark}\n"
 
 
-def run_svg(run: RunRecord, window: RunWindow, *, style: str | None = None) -> str:
+def run_svg(
+    run: RunRecord, window: RunWindow, *, style: str | None = None, language: Language = "en"
+) -> str:
     """Return the drawing of a window; without `style` the page around has that, and `PATTERNS`."""
-    return _Drawing(run, window).svg(style)
+    return _Drawing(run, window, language).svg(style)
 
 
 class _Drawing:
     """One window, and where its parts lie."""
 
-    def __init__(self, run: RunRecord, window: RunWindow) -> None:
-        self.run, self.window = run, window
+    def __init__(self, run: RunRecord, window: RunWindow, language: Language) -> None:
+        self.run, self.window, self.language = run, window, language
         self.scale = WIDTH / max(1, window.end - window.start)
         self.summary = summary(run, window.start, window.end)
         self.blocks: list[tuple[float, list[RunRow]]] = []  # of every rank: its top, and its rows
@@ -91,6 +88,9 @@ class _Drawing:
     def x(self, at: int) -> float:
         inside = min(max(at, self.window.start), self.window.end)
         return MARGIN + LEFT + (inside - self.window.start) * self.scale
+
+    def say(self, key: str, **fill: object) -> str:
+        return run_say(key, self.language, **fill)
 
     def svg(self, style: str | None) -> str:
         width = 2 * MARGIN + LEFT + WIDTH
@@ -117,19 +117,18 @@ class _Drawing:
     def _title(self) -> str:
         program = self.run.ranks[0].program.rpartition("/")[2] if self.run.ranks else ""
         length = seconds_text((self.window.end - self.window.start) / 1e9)
-        return f"{program}, {self.window.name}: {length} on {len(self.run.ranks)} ranks"
+        return self.say("title", program=program, window=self.window.name, length=length,
+                        ranks=len(self.run.ranks))  # fmt: skip
 
     def _verdict(self) -> str:
         """Say in a line who waits for whom, and what computing hides."""
         told = []
         if (straggler := self.summary.straggler) is not None:
             rank, total = straggler
-            told.append(f"Rank {rank} came last: the others waited {seconds_text(total / 1e9)} "
-                        f"for it.")  # fmt: skip
+            told.append(self.say("last", rank=rank, total=seconds_text(total / 1e9)))
         shares = [one.overlap for one in self.summary.ranks if one.overlap is not None]
         if shares:
-            told.append(f"Computing hid {100 * sum(shares) / len(shares):.0f} % of the calls in "
-                        f"the background.")  # fmt: skip
+            told.append(self.say("hid", share=f"{100 * sum(shares) / len(shares):.0f}"))
         return " ".join(told)
 
     def _axis(self) -> Iterator[str]:
@@ -147,13 +146,14 @@ class _Drawing:
         record = self.run.ranks[number]
         straggler = self.summary.straggler
         late = straggler is not None and straggler[0] == record.rank
-        yield _text(f"name {'late' if late else 'ink'}", MARGIN, top + 16, f"rank {record.rank}")
+        named = self.say("rank", rank=record.rank)
+        yield _text(f"name {'late' if late else 'ink'}", MARGIN, top + 16, named)
         for place, row in enumerate(rows):
             y = top + ROW * place
             lane = f'x="{_n(MARGIN + LEFT)}" y="{_n(y)}" width="{_n(WIDTH)}" height="{_n(BAR)}"'
             yield f'<rect class="lane" {lane} rx="3"/>'
             yield (f'<text class="soft" x="{_n(MARGIN + LEFT - 10)}" y="{_n(y + 16)}" '
-                   f'text-anchor="end">{row.label}</text>')  # fmt: skip
+                   f'text-anchor="end">{self.say(f"row {row.label}")}</text>')  # fmt: skip
             yield from self._queued(row, y)
             for event, depth, end in row.events:
                 if event.kind == "call":
@@ -178,7 +178,7 @@ class _Drawing:
         kind = "wait" if event.kind == "gather" else event.kind
         failed = " failed" if event.failed else ""
         width = max(last - first, 0.8)
-        hint = escape(printable(_hint(event, end)))
+        hint = escape(printable(self._hint(event, end)))
         place = f'y="{_n(top)}" height="{_n(height)}" rx="2"'
         yield (
             f'<rect class="bar {kind}{failed}" x="{_n(first)}" width="{_n(width)}" {place}>'
@@ -217,38 +217,37 @@ class _Drawing:
         kinds = {
             event.kind for _, rows in self.blocks for row in rows for event, _, _ in row.events
         }
-        named = {kind: words for kind, words in MEANINGS.items() if kind in kinds}
-        named |= {"wait": "waits for another rank", "arrow": "for this one"}
-        for kind, words in named.items():
+        for kind in (*(kind for kind in MEANINGS if kind in kinds), "wait", "arrow"):
+            words = self.say(f"kind {kind}")
             if kind == "arrow":
                 yield f'<path class="arrow" d="M{_n(x)} {_n(y - 5)}h20" marker-end="url(#tip)"/>'
             else:
                 yield (f'<rect class="bar {kind}" x="{_n(x)}" y="{_n(y - 12)}" width="22" '
                        f'height="15" rx="2"/>')  # fmt: skip
             yield _text("soft", x + 29, y, words)
-            x += 48 + 7.0 * len(words)
+            x += 48 + 7.0 * sum(2 if character > "\u2e80" else 1 for character in words)
 
-
-def _hint(event: Event, end: int) -> str:
-    """Say all that is known of an event."""
-    took = seconds_text((end - event.began) / 1e9)
-    told = [f"{event.title}: {took}"]
-    if event.kind == "call":
-        told.append(f"{event.collective} #{event.call} {event.dtype}, {nbytes_text(event.nbytes)}")
-        if event.algorithm:
-            told[-1] += f" ({event.algorithm})"
-        if event.waited:
-            told.append(f"waited {seconds_text(event.waited / 1e9)}, most for rank "
-                        f"{event.waits_for}")  # fmt: skip
-        if event.asked < event.began:
-            told.append(f"asked for {seconds_text((event.began - event.asked) / 1e9)} before")
-        if event.site:
-            told.append("/".join(event.site.split("/")[-2:]))  # a picture is shown around
-    if event.ended is None:
-        told.append("not ended when the record did")
-    if event.failed:
-        told.append("failed")
-    return "\n".join(told)
+    def _hint(self, event: Event, end: int) -> str:
+        """Say all that is known of an event."""
+        took = seconds_text((end - event.began) / 1e9)
+        told = [f"{event.title}: {took}"]
+        if event.kind == "call":
+            what = f"{event.collective} #{event.call} {event.dtype}, {nbytes_text(event.nbytes)}"
+            told.append(f"{what} ({event.algorithm})" if event.algorithm else what)
+            if event.waited:
+                waited = seconds_text(event.waited / 1e9)
+                told.append(self.say("waited", time=waited, rank=event.waits_for))
+            if event.asked < event.began:
+                told.append(self.say("asked", time=seconds_text((event.began - event.asked) / 1e9)))
+            if event.site:
+                told.append("/".join(event.site.split("/")[-2:]))  # a picture is shown around
+        if event.kind == "message":
+            told.append(nbytes_text(event.nbytes))
+        if event.ended is None:
+            told.append(self.say("not ended"))
+        if event.failed:
+            told.append(self.say("failed"))
+        return "\n".join(told)
 
 
 def _fitting(words: str, room: float) -> str:

@@ -8,17 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from roundelay.collectives import Collective
 from roundelay.schedule import Cell, Schedule, Transfer
 from roundelay.view._amounts import ContractProgress, Payload, counted, span
 from roundelay.view._graph import Shape
 from roundelay.view._rank_names import RankNames
+from roundelay.view.languages import Language
 from roundelay.view.phases import Phase, phases_of
-from roundelay.view.terminal_text import number_of
+from roundelay.view.phrases import PROMISES, Phrases, spaced
 
 if TYPE_CHECKING:
     from roundelay.view.picture import CellView, Frame
 
-__all__ = ["Story", "story_of"]
+__all__ = ["Story", "promise_of", "story_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +38,40 @@ def story_of(
     ranks: Sequence[str],
     shape: Shape,
     phases: Sequence[Phase] = (),
+    language: Language = "en",
 ) -> Story:
     """Tell a schedule whose frames, names of ranks, shape and phases, if known, are given."""
-    who = RankNames(ranks, shape.hosts, shape.host)
+    who = RankNames(ranks, shape.hosts, shape.host, language)
     phases = phases if len(phases) > 1 else phases_of(schedule, frames, shape, who)
-    teller = _Teller(schedule, frames, who)
-    places, words = [""], [_promise(schedule)]
+    teller, say = _Teller(schedule, frames, who), who.say
+    places, words = [""], [promise_of(schedule.collective, language)]
     for phase in phases:
         for number in range(phase.first, phase.last + 1):
-            at = f", {number - phase.first + 1} of {phase.steps}" if phase.steps > 1 else ""
-            places.append(phase.name and f"{phase.name}{at}")
-            aim = f"Aim of this phase: {phase.aim}. " if phase.name else ""
-            words.append((aim if number == phase.first else "") + teller.sentence(number))
-    return Story(_plan(phases), tuple(places), tuple(words))
+            at = number - phase.first + 1
+            place = say("place", name=phase.name, n=at, steps=phase.steps)
+            places.append(place if phase.name and phase.steps > 1 else phase.name)
+            aim = say("aim", aim=phase.aim) if phase.name and at == 1 else ""
+            words.append(aim + teller.sentence(number))
+    return Story(_plan(phases, say), tuple(places), tuple(words))
 
 
-def _plan(phases: Sequence[Phase]) -> str:
+def _plan(phases: Sequence[Phase], say: Phrases) -> str:
     if len(phases) <= 1:
         return ""
-    return ", then ".join(f"{phase.name} ({number_of(phase.steps, 'step')})" for phase in phases)
+    named = (say("phase", name=each.name, steps=say("steps", n=each.steps)) for each in phases)
+    return spaced(say("then").join(named))
 
 
-def _promise(schedule: Schedule) -> str:
-    """Say what the collective promises, in the words of its own file."""
-    module = sys.modules.get(f"roundelay.collectives.{schedule.collective.name}")
+def promise_of(collective: Collective, language: Language = "en") -> str:
+    """Say what a collective promises, in English in the words of its own file.
+
+    >>> from roundelay.collectives.broadcast import broadcast
+    >>> promise_of(broadcast)
+    "Broadcast: everyone ends with the root's data."
+    """
+    if language != "en" and collective.name in PROMISES:
+        return PROMISES[collective.name]
+    module = sys.modules.get(f"roundelay.collectives.{collective.name}")
     return ((module and module.__doc__) or "").partition("\n")[0]
 
 
@@ -67,7 +79,7 @@ class _Teller:
     """Tells the steps of one schedule."""
 
     def __init__(self, schedule: Schedule, frames: Sequence[Frame], who: RankNames) -> None:
-        self.schedule, self.frames, self.who = schedule, frames, who
+        self.schedule, self.frames, self.who, self.say = schedule, frames, who, who.say
         self.due: dict[int, dict[int, frozenset[int]]] = {}  # by rank, then chunk
         self.whole: dict[int, int] = {}  # by chunk: the most contributions that any rank is due
         for cell, due in schedule.due_after():
@@ -87,24 +99,32 @@ class _Teller:
             mine = [transfer for transfer in self.frames[number].transfers if transfer.op == op]
             if mine:
                 clauses.append(self._clause(number, mine))
-        outcome = self._outcome(number)
-        sentence = "; ".join(clauses) + (f": {outcome}." if outcome else ".")
+        outcome, say = self._outcome(number), self.say
+        told = say("clauses").join(clauses)
+        if outcome:
+            sentence = say("sentence with outcome", clauses=told, outcome=outcome)
+        else:
+            sentence = say("sentence", clauses=told)
         return sentence[0].upper() + sentence[1:]
 
     def _clause(self, number: int, transfers: Sequence[Transfer]) -> str:
         """Say who sends what to whom: `every rank passes the sum it has just made on to …`."""
         route = self.who.route({(transfer.src, transfer.dst) for transfer in transfers})
-        s, reduces = "" if route.many else "s", transfers[0].op == "reduce"
+        say, reduces = self.say, transfers[0].op == "reduce"
+        s, es = ("", "") if route.many else ("s", "es")
         if self.news:
-            news = "who has come so far" if reduces else "that all have come"
-            return f"{route.src} tell{s} {route.dst or 'each other'} {news}"
+            news = say("who has come" if reduces else "all have come")
+            return say("tells", src=route.src, s=s, dst=route.dst or say("each other"), news=news)
         sent = self._sent(number, transfers)
-        what = sent.words(many=route.many)
+        what = sent.words(say, many=route.many)
         if not route.dst:
-            return f"{route.src} exchange {what}{' and add what they get' * reduces}"
-        verb, on = (f"pass{'' if route.many else 'es'}", " on") if sent.fresh else (f"send{s}", "")
-        adds = f", which add{'' if route.to_many else 's'} {sent.pronoun}" if reduces else ""
-        return f"{route.src} {verb} {what}{on} to {route.dst}{adds}"
+            return say("exchanges and adds" if reduces else "exchanges", src=route.src, what=what)
+        verb = "passes on" if sent.fresh else "sends"
+        clause = say(verb, src=route.src, s=s, es=es, what=what, dst=route.dst)
+        if not reduces:
+            return clause
+        adds = "" if route.to_many else "s"
+        return say("which adds", sent=clause, adds=adds, pronoun=sent.pronoun)
 
     def _sent(self, number: int, transfers: Sequence[Transfer]) -> Payload:
         before = self.frames[number - 1]
@@ -135,7 +155,8 @@ class _Teller:
         holders = self.who.holders({cell.rank for cell, _ in written})
         terms = {len(set(view.ranks)) for _, view in written}
         if self.news and summed and terms != {self.schedule.size}:
-            return f"{holders} now knows of {span(terms)} of {self.schedule.size}"
+            known = span(terms, self.say)
+            return self.say("knows of", who=holders, n=known, size=self.schedule.size)
         if self.adds and summed and not self.running:
             return self._terms(written)
         return self.progress.after(frame)
@@ -147,15 +168,16 @@ class _Teller:
             for cell, view in written
             if len(set(view.ranks)) != self.whole.get(cell.chunk, self.schedule.size)
         ]
-        sums = unfinished or written
+        sums, say = unfinished or written, self.say
         ranks = {cell.rank for cell, _ in sums}
         holders = self.who.holders(ranks)
         count = None if len(sums) % len(ranks) else len(sums) // len(ranks)
         if not unfinished:
-            if count == self.schedule.chunks:
-                return f"{holders} now holds the whole sum"
-            return f"{holders} now holds {counted(count, 'finished chunk')}"
-        terms = span({len(set(view.ranks)) for _, view in sums})
-        due = span({self.whole.get(cell.chunk, self.schedule.size) for cell, _ in sums})
-        of = "the sum" if self.schedule.chunks == 1 else counted(count, "chunk")
-        return f"{holders} now holds {terms} of {due} terms of {of}"
+            whole = count == self.schedule.chunks
+            held = say("whole sum") if whole else counted(count, "finished chunk", say)
+            return say("holds", who=holders, what=held)
+        terms = span({len(set(view.ranks)) for _, view in sums}, say)
+        due = span({self.whole.get(cell.chunk, self.schedule.size) for cell, _ in sums}, say)
+        if self.schedule.chunks == 1:
+            return say("terms of the sum", who=holders, terms=terms, due=due)
+        return say("terms", who=holders, terms=terms, due=due, of=counted(count, "chunk", say))

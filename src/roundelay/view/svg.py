@@ -12,6 +12,7 @@ from roundelay.view._lanes import LINE as LINE_BESIDE
 from roundelay.view._lanes import Lanes
 from roundelay.view._shape import Message, chunk_hues, colour, hues, messages, op_of
 from roundelay.view.captions import about, brief, costs, failures, printable
+from roundelay.view.phrases import Phrases, wrapped
 from roundelay.view.picture import CellView, Frame, Picture
 
 __all__ = ["svg"]
@@ -66,7 +67,7 @@ def svg(pictures: Sequence[Picture]) -> str:
         below = above + lanes.bottom + LINE * (len(lines) + 2.2)
         height = max(height, below + 2 * MARGIN)
     width = x - BETWEEN + MARGIN
-    title = printable(" and ".join(picture.title for picture in pictures))
+    title = printable(Phrases(pictures[0].language).joined([each.title for each in pictures]))
     box = f'width="{_n(width)}" height="{_n(height)}"'
     view = f"0 0 {_n(width)} {_n(height)}"
     head = [
@@ -121,7 +122,7 @@ def _bands(picture: Picture, lanes: Lanes) -> Iterator[str]:
 
 
 def _about(picture: Picture, width: float) -> list[str]:
-    return textwrap.wrap(about(picture), int(width / 6.6))
+    return wrapped(about(picture), int(width / 6.6))
 
 
 def _title(said: list[str]) -> float:
@@ -218,7 +219,7 @@ def _inside(
 
 def _notes(picture: Picture, lanes: Lanes, width: float) -> Iterator[tuple[str, str]]:
     """Yield the lines below the bands, as class and text: costs, then failures."""
-    wide = max(40, int(width / 7.2))
+    wide, say = max(40, int(width / 7.2)), Phrases(picture.language)
     line = ""
     for label, amount in costs(picture):
         said = f"{label} {amount}"
@@ -228,12 +229,13 @@ def _notes(picture: Picture, lanes: Lanes, width: float) -> Iterator[tuple[str, 
         line = f"{line} · {said}" if line else said
     yield "ink", line
     if lanes.sparse:
-        yield "soft", "After the start, only the cells that a step writes are drawn."
+        yield "soft", say("only written")
     failed = list(failures(picture))
     for frame, _, _, words in failed[:MOST_FAILURES]:
-        yield from (("bad", line) for line in textwrap.wrap(f"Step {frame}: {words}", wide))
+        told = say("failure at", n=frame, words=words)
+        yield from (("bad", line) for line in wrapped(told, wide))
     if len(failed) > MOST_FAILURES:
-        yield "bad", f"… and {len(failed) - MOST_FAILURES} more failures"
+        yield "bad", say("more failures", n=len(failed) - MOST_FAILURES)
 
 
 def _foot(
@@ -245,17 +247,18 @@ def _foot(
         y += LINE
     hue = f"h{_hue(hues(1)[0])}"
     y += 0.4 * LINE
-    for x, op, words in ((0.0, "reduce", "reduce: added"), (152.0, "copy", "copy: replaces")):
+    say = Phrases(picture.language)
+    for x, op, key in ((0.0, "reduce", "reduce: added"), (152.0, "copy", "copy: replaces")):
         yield (
             f'<g class="{op}"><path class="line" d="M{_n(x)} {_n(y - 4)}h22"/>'
             f'<path class="head" d="M{_n(x + 22)} {_n(y - 8)}v8l8 -4z"/></g>'
         )
-        yield _text("soft", x + 38, y, words)
+        yield _text("soft", x + 38, y, say(key))
     yield f'<rect class="{hue} done" x="305" y="{_n(y - 12)}" width="16" height="15" rx="3"/>'
-    yield _text("soft", 328, y, "finished")
+    yield _text("soft", 328, y, say("finished"))
     if lanes.letters and picture.schedule.collective.reduces:
         yield f'<path class="bars {hue}" d="M402 {_n(y - 11)}h4v14h-4zM410 {_n(y - 11)}h4v14h-4z"/>'
-        yield _text("soft", 422, y, "one bar per rank whose data is in")
+        yield _text("soft", 422, y, say("one bar"))
 
 
 def _rect(kind: str, x: float, y: float, lanes: Lanes, more: str) -> str:

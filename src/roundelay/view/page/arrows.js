@@ -56,3 +56,5 @@ function beside(curve, near) {
 function num(value) {
   return Math.round(value * 10) / 10;
 }
+
+export { arc, beside, num };

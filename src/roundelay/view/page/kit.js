@@ -26,3 +26,5 @@ function tint(element, hue) {
 function calm() {
   return window.matchMedia("(prefers-reduced-motion: reduce)").matches;
 }
+
+export { calm, draw, make, tint };

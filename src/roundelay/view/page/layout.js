@@ -118,3 +118,4 @@ function snake(count, slots, nameLength, width) {
   }
 }
 
+export { LETTER, MARGIN, TINY, cardShape, ring };

@@ -1,5 +1,11 @@
 // One schedule on the page: its cost, its picture, the step in words, and the table.
 
+import { make, tint } from "./kit.js";
+import { say } from "./words.js";
+import { Story, opOf } from "./story.js";
+import { Stage } from "./stage.js";
+import { Table } from "./table.js";
+
 // More failures than this are counted, not listed.
 const LISTED = 12;
 
@@ -25,7 +31,7 @@ class Panel {
     }
     this.element.append(...this.verdict(jump));
     this.element.append(this.told, make("div", { class: "view" }, this.frame, this.aside), this.costs());
-    this.element.append(make("h3", {}, "What each rank holds"));
+    this.element.append(make("h3", {}, say("what each holds")));
     // Thousands of cells take the browser a while: the picture need not wait for them.
     if (this.table.large) requestAnimationFrame(() => setTimeout(() => this.element.append(this.table.element)));
     else this.element.append(this.table.element);
@@ -50,15 +56,14 @@ class Panel {
     const steps = [...this.story.failures.keys()].sort((one, other) => one - other);
     if (!steps.length) return [];
     const buttons = steps.slice(0, LISTED).map((number) => {
-      const words = number === this.last ? "end" : `step ${number}`;
+      const words = number === this.last ? say("the end") : say("step", { n: number });
       const button = make("button", { type: "button" }, words);
       button.addEventListener("click", () => jump(number));
       return button;
     });
     const count = this.story.picture.failures.length;
-    const said = `This schedule does not keep its contract: ${count} ${count === 1 ? "failure" : "failures"}. See `;
-    const more = steps.length > LISTED ? ` and ${steps.length - LISTED} more steps` : "";
-    return [make("p", { class: "verdict" }, said, ...buttons, more)];
+    const more = steps.length > LISTED ? say("more steps", { n: steps.length - LISTED }) : "";
+    return [make("p", { class: "verdict" }, say("broken", { n: count }), " ", ...buttons, more)];
   }
 
   // Lay out for the room there is, and return the height that takes.
@@ -103,11 +108,11 @@ class Panel {
     const failed = story.failures.get(number) || [];
     this.element.classList.toggle("failing", failed.length > 0);
     const place = story.picture.places[number];
-    this.heading.textContent = (number === 0 ? "Start" : `Step ${number} of ${this.last}`) + (place && ` · ${place}`);
+    this.heading.textContent = (number === 0 ? say("start") : say("step of", { n: number, last: this.last })) + (place && ` · ${place}`);
     this.words.textContent = story.picture.words[number];
-    this.cost.textContent = number === 0 ? "Nothing has moved yet." : story.picture.frames[number].cost;
+    this.cost.textContent = number === 0 ? say("nothing moved") : story.picture.frames[number].cost;
     const shown = failed.slice(0, LISTED).map(({ words }) => make("li", {}, words));
-    if (failed.length > LISTED) shown.push(make("li", {}, `… and ${failed.length - LISTED} more`));
+    if (failed.length > LISTED) shown.push(make("li", {}, say("more", { n: failed.length - LISTED })));
     this.problems.replaceChildren(...shown);
     this.list.replaceChildren(...messages.map((message, index) => this.item(message, index)));
     this.rest();
@@ -140,8 +145,8 @@ class Panel {
 
   rest() {
     const some = this.story.messages(this.number).length > 0;
-    this.hint.textContent = some ? "Point at an arrow or a line of the list to read it." : "";
-    if (this.last === 0) this.hint.textContent = "One rank has nothing to send.";
+    this.hint.textContent = some ? say("point") : "";
+    if (this.last === 0) this.hint.textContent = say("one rank");
   }
 
   emphasize(index) {
@@ -155,3 +160,5 @@ class Panel {
     this.hint.textContent = this.story.outcome(message, this.number);
   }
 }
+
+export { Panel };

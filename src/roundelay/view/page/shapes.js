@@ -1,5 +1,7 @@
 // Where cards go when the schedule has a shape: hosts as rows, trees by level, chains in a line.
 
+import { MARGIN, cardShape, ring } from "./layout.js";
+
 // A layout: the shape of a card, where each card stands and for which chunks, and what frames them.
 function arrange(story, width) {
   const { picture, size } = story;
@@ -64,8 +66,9 @@ function racks(hosts, names, slots, nameLength, width) {
     const card = cardShape(slots, cell, nameLength);
     const least = width < 600 ? 34 : 44;
     const fitting = Math.floor((width - aside + least) / (card.width + least));
-    const columns = Math.min(widest, fitting);
-    const lines = Math.ceil(widest / Math.max(1, columns));
+    // As many lines as it takes, and alike.
+    const lines = Math.ceil(widest / Math.max(1, Math.min(widest, fitting)));
+    const columns = Math.min(fitting, Math.ceil(widest / lines));
     const arch = 22 + 8 * Math.max(0, Math.min(columns, 8) - 2);
     const inside = lines * card.height + (lines - 1) * 2 * arch;
     const step = title + inside + 2 * arch + 34;
@@ -160,3 +163,5 @@ function planted(shapes, card, abreast, upright, width) {
   const rows = abreast > 1 ? 1 : shapes.length;
   return { card, stations, edges, height: rows * each + (rows - 1) * (upright ? 48 : 40) + 2 * MARGIN };
 }
+
+export { arrange };

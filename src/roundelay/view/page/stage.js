@@ -1,5 +1,12 @@
 // The picture: ranks as cards, chunks as cells that fill up, messages as arrows.
 
+import { calm, draw, tint } from "./kit.js";
+import { say } from "./words.js";
+import { opOf, shorten } from "./story.js";
+import { LETTER, TINY } from "./layout.js";
+import { arrange } from "./shapes.js";
+import { arc, beside, num } from "./arrows.js";
+
 // More arrows than this are drawn thin and unlabelled, and nothing moves along them.
 const MANY = 80;
 
@@ -206,7 +213,7 @@ class Stage {
     const { start, end } = curve;
     const room = Math.hypot(end.x - start.x, end.y - start.y) - 40;
     const spelled = parts.map(([chunk]) => chunks[chunk]).join(" ");
-    const counted = room < 76 ? `${parts.length}×` : `${parts.length} chunks`;
+    const counted = room < 76 ? `${parts.length}×` : say("chunks", { n: parts.length });
     const names = parts.length <= 3 && (parts.length === 1 || spelled.length * 7 + 10 < room) ? spelled : counted;
     const text = op === "copy" ? names : `+${names}`;
     const { x, y } = beside(curve, near);
@@ -254,3 +261,5 @@ class Stage {
     }
   }
 }
+
+export { Stage };

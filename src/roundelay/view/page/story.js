@@ -1,5 +1,7 @@
 // What every cell holds at every frame, from the frames' changes; nothing is computed here.
 
+import { say } from "./words.js";
+
 class Story {
   constructor(picture) {
     this.picture = picture;
@@ -56,8 +58,8 @@ class Story {
     const { ranks, chunks } = this.picture;
     const groups = ["reduce", "copy"].map((op) => {
       const names = parts.filter((part) => part[1] === op).map((part) => chunks[part[0]]);
-      const shown = names.length <= 8 ? names.join(", ") : `${names.slice(0, 6).join(", ")}, … ${names.length} chunks`;
-      return names.length ? `${shown} (${op})` : "";
+      const shown = names.length <= 8 ? names.join(", ") : say("some chunks", { names: names.slice(0, 6).join(", "), n: names.length });
+      return names.length ? say(op, { what: shown }) : "";
     });
     return `${ranks[src]} → ${ranks[dst]}: ${groups.filter(Boolean).join(", ")}`;
   }
@@ -69,7 +71,7 @@ class Story {
     const texts = held.filter(Boolean).map((entry) => shorten(entry.text, 60));
     if (!texts.length) return this.words(message);
     const more = parts.length > 4 ? ", …" : "";
-    return `${this.words(message)}. ${this.picture.ranks[dst]} then holds ${texts.join(", ")}${more}`;
+    return say("then holds", { moved: this.words(message), rank: this.picture.ranks[dst], what: texts.join(", ") + more });
   }
 }
 
@@ -81,3 +83,5 @@ function opOf(parts) {
   const ops = new Set(parts.map((part) => part[1]));
   return ops.size === 1 ? parts[0][1] : "mixed";
 }
+
+export { Story, opOf, shorten };

@@ -1,5 +1,8 @@
 // The table "what each rank holds": built once, then only changed cells are written.
 
+import { make, tint } from "./kit.js";
+import { say } from "./words.js";
+
 // Wider texts wrap, sooner where there are many columns; tables that don't fit show short forms,
 // and the full text is a hover away.
 const WIDEST = 18;
@@ -48,7 +51,7 @@ class Table {
     this.table.append(make("tbody", {}, ...this.rows));
     this.element = make(
       "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "What each rank holds" },
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": say("what each holds") },
       this.table,
     );
     for (const key of this.cells.keys()) this.write(key, 0);
@@ -61,7 +64,7 @@ class Table {
       this.columns.push([cell, chunk]);
       return tint(cell, hues[chunk]);
     });
-    return make("tr", {}, make("th", { scope: "col" }, "rank"), ...names);
+    return make("tr", {}, make("th", { scope: "col" }, say("rank")), ...names);
   }
 
   // The longest text these cells ever show, so that stepping never moves the columns.
@@ -142,3 +145,5 @@ class Table {
     }
   }
 }
+
+export { Table };

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from roundelay.cli._numbers import WAY_OUT, Numbers, Values, only_root_gives
 from roundelay.engines.reference import Reference
 from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.reductions import Array
 from roundelay.schedule import Cell, Schedule, split
+from roundelay.values.read import WAY_OUT, Numbers, Values, only_root_gives
+
+__all__ = ["run"]
 
 #: A cell of a picture shows this many elements of a longer run.
 MOST_SHOWN = 8

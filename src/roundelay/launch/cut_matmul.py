@@ -6,13 +6,15 @@ import numpy as np
 
 from roundelay.communicator import Communicator
 from roundelay.contraction import PRODUCTS, TENSORS, Contraction, Cube
-from roundelay.launch import run
+from roundelay.launch.local import run
 from roundelay.parallel.mesh import Mesh
 from roundelay.reductions import Array
 from roundelay.view.cube import CubeRun, ProductRun
 
 #: Around the ring a rank sends 2 (N - 1) / N of what is all-reduced, whatever its size.
 ALGORITHM = "ring"
+
+__all__ = ["run_cube"]
 
 Tensors = dict[str, Array]
 

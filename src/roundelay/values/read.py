@@ -10,6 +10,16 @@ from roundelay.collectives import Collective
 from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.schedule import Cell
 
+__all__ = [
+    "WAY_OUT",
+    "Numbers",
+    "Values",
+    "counts_from",
+    "only_root_gives",
+    "size_for",
+    "values_from",
+]
+
 WAY_OUT = 'Ranks are separated by spaces, elements by commas: --values "1,1 2,2 3,3 4,4".'
 
 Values = list[list[str]]
