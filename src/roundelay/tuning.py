@@ -194,7 +194,7 @@ def _reading(size: int) -> Table:
         "scatter": _between(256 * kib, math.inf, "scatter_direct"),
         "all_to_all": _between(256 * kib, math.inf, "all_to_all_direct"),
         "reduce_scatter": _between(4 * mib, math.inf, "reduce_scatter_direct"),
-        "reduce": _between(mib, 32 * mib, "reduce_two_shot"),
+        "reduce": _between(mib, math.inf, "reduce_two_shot"),
     }
     if size >= MANY:
         table["broadcast"] = _between(mib, 32 * mib, "broadcast_two_shot")
