@@ -224,9 +224,9 @@ class PyGroup {
     }
 
     // See Group::end and Group::end_together.
-    void end(int how, bool together) {
+    void end(int how, bool together, nb::handle on_slow) {
         const std::uint32_t site = site_here();
-        with_waiter(nb::handle(), [&](PyWaiter& waiter) {
+        with_waiter(on_slow, [&](PyWaiter& waiter) {
             waiter.blocks();
             if (!queue_->enter([&] { return waiter.goes_on(*queue_, world()); })) throw Broken{};
             const Turn turn{*this};
@@ -278,6 +278,8 @@ class PyGroup {
         if (known.reduces &&
             (kind == Op::maxloc || kind == Op::minloc || !supports(kind, some.dtype)))
             return false;
+        const bool logical = kind == Op::land || kind == Op::lor || kind == Op::lxor;
+        if (known.reduces && logical && group_->size() == 1) return false;  // nobody folds it to 0 and 1
         const std::size_t item = itemsize(some.dtype);
         const bool half = some.dtype == DType::float16 || some.dtype == DType::bfloat16;
         for (const auto& [most, program, in_arena, by_reading, algorithm, once] : known.size_classes) {
@@ -486,7 +488,7 @@ void register_group(nb::module_& module) {
         .def("register", &PyGroup::register_plain)
         .def("fast_path", &PyGroup::fast_path, nb::arg("collective"), nb::arg("given").none(),
              nb::arg("result").none(), nb::arg("op"), nb::arg("root"), nb::arg("label") = 0)
-        .def("end", &PyGroup::end, nb::arg("how"), nb::arg("together"));
+        .def("end", &PyGroup::end, nb::arg("how"), nb::arg("together"), nb::arg("on_slow"));
 }
 
 }  // namespace roundelay

@@ -23,6 +23,7 @@ from roundelay.errors import InvalidArgumentError, UnknownNameError, Unsupported
 __all__ = [
     "CODES",
     "DTYPES",
+    "LOGICAL",
     "OPS",
     "REDUCTIONS",
     "Array",
@@ -211,6 +212,7 @@ REDUCTIONS: Mapping[str, Reduction] = {
     )
 }
 OPS = {name: code for code, name in enumerate(REDUCTIONS)}  # in such an order too
+LOGICAL = ("land", "lor", "lxor")  # which give 0 and 1 whatever comes
 
 
 #: What others call them.

@@ -131,6 +131,22 @@ def test_a_slow_rank_is_warned_of_once(processes: Any, capfd: Any) -> None:
     assert "gives up after 30 s" in told
 
 
+def test_a_rank_that_stops_after_its_last_call_is_named(processes: Any, capfd: Any) -> None:
+    def work(comm: Any) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            stop_me()
+        if comm.rank == 0:
+            wake(comm._engine.world.pid(1), 6.0)
+
+    processes(2, work, timeout=30)
+    told = capfd.readouterr().err
+    assert (
+        told.count("rank 0 has ended, and waited 5 s for the end of rank 1, which is stopped") == 1
+    )
+    assert "kill -CONT" in told
+
+
 @pytest.mark.parametrize("numel", [3, 400_000])
 def test_stopped_and_continued_gives_the_right_result(numel: int, processes: Any) -> None:
     """Whoever is stopped, and wherever, the numbers are right once it goes on."""

@@ -56,7 +56,7 @@ def sample(dtype: str, count: int, rank: int) -> Any:
 
 def folded(op: str, arrays: list[Any], by: int) -> Any:
     wide = [a.astype(np.float32) if a.dtype == np.float16 else a for a in arrays]
-    result = wide[0]
+    result = (wide[0] != 0).astype(wide[0].dtype) if op in ("land", "lor", "lxor") else wide[0]
     for other in wide[1:]:
         result = FOLDS[op](result, other)
     return (result / by if op == "avg" else result).astype(arrays[0].dtype)

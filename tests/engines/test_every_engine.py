@@ -25,6 +25,7 @@ DTYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 ]
+LOGICAL = ("land", "lor", "lxor")
 PYTHON: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a | b if a.dtype == bool else a + b,
     "prod": lambda a, b: a * b,
@@ -43,7 +44,7 @@ PYTHON: dict[str, Callable[[Any, Any], Any]] = {
 def folded(op: str, arrays: Sequence[Any], size: int) -> Any:
     """Fold in rank order; halves in float32, rounded once."""
     wide = [a.astype(np.float32) if a.dtype == np.float16 else a for a in arrays]
-    result = wide[0]
+    result = wide[0].astype(bool).astype(wide[0].dtype) if op in LOGICAL else wide[0]
     for other in wide[1:]:
         result = PYTHON[op](result, other)
     if op == "avg" and np.iscomplexobj(result):

@@ -284,3 +284,19 @@ def test_torch_finds_the_backend_by_its_entry_point() -> None:
     found.load()()  # what torch does; again does no harm
     assert "roundelay" in dist.Backend.backend_list
     assert dist.is_backend_available("roundelay")
+
+
+def test_a_job_whose_last_calls_differ_does_not_end_well(tmp_path: Path) -> None:
+    script = """
+import torch, torch.distributed as dist
+dist.init_process_group("roundelay")
+dist.broadcast(torch.ones(2), src=dist.get_rank())
+"""
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "roundelay", "run", "-n", "2", "script.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "CollectiveMismatch: The ranks made different calls" in done.stderr
+    assert "script.py:4" in done.stderr

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from roundelay import _core
 from roundelay.arguments import index_of, indices_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.memory import contiguous, is_block, new, overlap, same
 from roundelay.engines import CollectiveCall
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
-from roundelay.reductions import REDUCTIONS, Array, Located, paired, reduction
+from roundelay.reductions import LOGICAL, REDUCTIONS, Array, Located, paired, reduction
 
 __all__ = ["CallBuilder"]
 
@@ -41,7 +42,24 @@ class CallBuilder:
         target = _target(name, source, out, source.array.shape)
         data, deliver = _writable(name, target)
         given = data if out is None else contiguous(source.array)
-        return _make(name, source, source.array.size, deliver, given, data, op=op)
+        return self._as_logical(
+            _make(name, source, source.array.size, deliver, given, data, op=op)
+        )
+
+    def _as_logical(self, call: CollectiveCall) -> CollectiveCall:
+        """Have logical reductions give 0 and 1 also of one contribution, which nobody folds."""
+        first = 1 if call.collective == "exscan" else 0  # rank that gets anything
+        lone = self.size == 1 or call.collective in ("scan", "exscan")
+        output = call.output
+        if lone and self.rank >= first and call.op in LOGICAL and isinstance(output, np.ndarray):
+            deliver = call.finish
+
+            def finish() -> Any:
+                _core.fold("lor", call.dtype, [output], [output, output])
+                return deliver()
+
+            call.finish = finish
+        return call
 
     def _located(self, name: str, x: Any, op: str, out: Any, root: int = 0) -> CollectiveCall:
         given = x if isinstance(x, Located) else Located(x, np.array(self.rank))
@@ -80,7 +98,9 @@ class CallBuilder:
         target = _target("reduce", source, out, source.array.shape)
         data, deliver = _writable("reduce", target)
         given = data if out is None else contiguous(source.array)
-        return _make("reduce", source, numel, deliver, given, data, op=op, root=root)
+        return self._as_logical(
+            _make("reduce", source, numel, deliver, given, data, op=op, root=root)
+        )
 
     def broadcast(self, x: Any, root: int) -> CollectiveCall:
         """Fill everybody's buffer with the root's."""
@@ -174,7 +194,7 @@ class CallBuilder:
         given = _apart(contiguous(source.array), data)
         call = _make(name, source, given.size // self.size, deliver, given, data, op=op)
         call.axis, call.counts, call.nbytes = axis is not None, blocks, given.nbytes
-        return call
+        return self._as_logical(call)
 
     def shared(
         self, name: str, source: Bound, axis: int | None, counts: Sequence[int] | None

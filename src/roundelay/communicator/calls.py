@@ -26,7 +26,7 @@ from roundelay.communicator.custom_ops import CustomOps
 from roundelay.communicator.wire import on_wire, require_built_in
 from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, FastPath
 from roundelay.errors import InvalidArgumentError, rank_count
-from roundelay.reductions import DTYPES, OPS, Array, Located, Op, reduction
+from roundelay.reductions import DTYPES, LOGICAL, OPS, Array, Located, Op, reduction
 
 __all__ = ["ArrayCalls"]
 
@@ -356,8 +356,8 @@ def _code(op: object) -> int:
 
 
 def _part_code(op: object) -> int:
-    """Return it for reductions over a part of the ranks, which have no mean."""
-    return OPS.get(op, -1) if type(op) is str and op != "avg" else -1
+    """Return it for reductions over a part of the ranks: no mean, nor what a lone one changes."""
+    return OPS.get(op, -1) if type(op) is str and op not in ("avg", *LOGICAL) else -1
 
 
 def _word(axis: int | None) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from roundelay.engines._inputs import ScheduleBuffer, outgoing, prepare
-from roundelay.reductions import Array, Op
+from roundelay.reductions import LOGICAL, Array, Op
 from roundelay.schedule import Schedule
 
 
@@ -45,6 +45,8 @@ class ScheduleRunner(ABC):
         dtype = next((array.dtype for array in arrays if array is not None), np.dtype(np.uint8))
         brought = [RankInput(array, dtype, reduction.name, layout.counts) for array in arrays]
         outputs = self.outputs(schedule, brought, op if isinstance(op, Op) else None)
+        if op in LOGICAL and schedule.collective.reduces:  # 0 and 1 also of a lone contribution
+            outputs = [None if one is None else (one != 0).astype(one.dtype) for one in outputs]
         return [None if output is None else outgoing(output) for output in outputs]
 
     @abstractmethod

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from roundelay import _core
 from roundelay.torch._work import let_futures_complete
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class _End:
                     group.shutdown()
                 except Exception as error:  # noqa: BLE001 - of a call that nobody waited for
                     self._show(type(error), error, error.__traceback__)
+                    _core.fail_at_exit()  # a job whose calls differed has not succeeded
             let_futures_complete()
 
 

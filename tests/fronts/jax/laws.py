@@ -22,7 +22,7 @@ import numpy as np
 
 import roundelay as rd
 from roundelay.errors import UnsupportedReductionError
-from roundelay.reductions import CODES, REDUCTIONS, fold
+from roundelay.reductions import LOGICAL, CODES, REDUCTIONS, fold
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
@@ -81,7 +81,8 @@ def expected(  # noqa: PLR0911 - a definition each
 
 
 def numpy_fold(op: str, xs: Any) -> Any:
-    return fold(REDUCTIONS[op], list(xs), divide_by=len(xs) if op == "avg" else None)
+    folded = fold(REDUCTIONS[op], list(xs), divide_by=len(xs) if op == "avg" else None)
+    return (folded != 0).astype(folded.dtype) if op in LOGICAL else folded  # also of one
 
 
 def is_neutral(op: str, value: Any) -> bool:
@@ -95,7 +96,7 @@ def is_neutral(op: str, value: Any) -> bool:
         values = [0, 1, 2, -3] if jnp.issubdtype(kind, jnp.complexfloating) else values
     for number in values:
         given = np.full(value.shape, number, kind)
-        whole = given.astype(bool).astype(kind) if op in ("land", "lor", "lxor") else given
+        whole = given.astype(bool).astype(kind) if op in LOGICAL else given
         if not np.array_equal(numpy_fold(op, [value, given]), whole):
             return False
     return True

@@ -37,6 +37,7 @@ from roundelay.engines._native.trouble import (
     tell_broken,
     tell_slow,
     told_lost,
+    warn_stopped,
 )
 from roundelay.engines._selector import Selector
 from roundelay.errors import (
@@ -331,8 +332,7 @@ class NativeEngine(Engine):
 
     def wait_unless_lost(self, request: Any, known: int) -> bool:  # Any: one of its own
         """Wait in the native core, which is woken by a loss."""
-        done: bool = request.wait_for_it(known)
-        return done
+        return bool(request.wait_for_it(known))
 
     def fail(self, word: str, text: str) -> None:
         """Write it into the shared world, where all ranks see it at once."""
@@ -351,7 +351,7 @@ class NativeEngine(Engine):
         self._ending = True
         try:
             self._drain(native, how)
-            native.end(ENDINGS.index(how), together)
+            native.end(ENDINGS.index(how), together, partial(warn_stopped, self))
             broken = native.failed
         except _core.Broken:
             broken = True

@@ -143,6 +143,17 @@ def warn_slow(engine: NativeEngine, rank: int, seconds: float) -> None:
         )
 
 
+def warn_stopped(engine: NativeEngine, rank: int, seconds: float) -> None:
+    """Warn, where this rank has ended, of one that can't; who only takes long is let be."""
+    me, other, world = engine.ranks[engine.rank], engine.ranks[rank], engine.world
+    if _is_stopped(world, other) and world.trouble is None:
+        sys.stderr.write(
+            f"roundelay: rank {me} has ended, and waited {seconds:.0f} s for the end of rank "
+            f"{other}, which is stopped (process {world.pid(other)} does not run). To continue "
+            f"it: kill -CONT {world.pid(other)}\n"
+        )
+
+
 def slow_message(engine: NativeEngine, world_rank: int, seconds: float) -> None:
     """Warn that a message does not come; who waits for ever is not surprised."""
     if engine.timeout > PATIENT:

@@ -19,12 +19,11 @@ from jax.interpreters import ad
 
 from roundelay.collectives import collectives
 from roundelay.fronts.jax._primitives import PRIMITIVES, bind
+from roundelay.reductions import LOGICAL
 
 __all__: list[str] = []
 
 LINEAR = ("sum", "avg")
-#: Values that jump and are flat elsewhere: whatever they are of, nothing follows small changes.
-FLAT = ("land", "lor", "lxor")
 #: How ranks fold, and what changes nothing there.
 FOLDS: dict[str, tuple[Any, float]] = {
     "max": (jnp.max, -math.inf), "min": (jnp.min, math.inf), "prod": (jnp.prod, 1.0),
@@ -36,7 +35,7 @@ def _jvp(name: str, primals: Any, tangents: Any, **params: Any) -> Any:
     result = bind(name, x, **params)
     if not collectives.load(name).reduces or params["op"] in LINEAR:
         return result, bind(name, tangent, **params)
-    if params["op"] in FLAT:
+    if params["op"] in LOGICAL:
         return result, jnp.zeros_like(result)
     if name in ("all_reduce", "reduce"):
         weight = _weight(x, result if name == "all_reduce" else None, params)

@@ -21,7 +21,7 @@ from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, ra
 from roundelay.fronts.jax import _derivatives as _derivatives  # noqa: PLC0414 - for what it does
 from roundelay.fronts.jax._group import JaxGroup, array_of, group_of, place_here
 from roundelay.fronts.jax._primitives import PRIMITIVES, bind
-from roundelay.reductions import reduction
+from roundelay.reductions import LOGICAL, reduction
 
 __all__ = [
     "all_gather",
@@ -110,6 +110,8 @@ def _call(
     x = array_of(name, x, group)
     if name in ("all_reduce", "exscan", "reduce", "reduce_scatter", "scan"):
         _check_op(name, op, x.dtype.name)
+        if op in LOGICAL:  # 0 and 1 also where a lone contribution is the result
+            x = (x != 0).astype(x.dtype)
     return bind(name, x, group=group, op=op, root=_root(name, root, group), place=place_here())
 
 
