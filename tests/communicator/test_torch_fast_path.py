@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roundelay.reductions import DTYPES, REDUCTIONS, Located
+from roundelay.reductions import DTYPES, LOGICAL, REDUCTIONS, Located
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="numpy has no bfloat16 without ml_dtypes")
@@ -111,7 +111,8 @@ def differences(comm: Any, cells: list[tuple[str, str, str]]) -> list[str]:
             got = outcome(lambda: call(comm, as_tensor(array.copy()), new_tensor, op))  # noqa: B023
             if got != due:
                 wrong.append(f"{dtype} {name} {op} {count}: {got} instead of {due}")
-            if dtype == "bfloat16" and op not in TAKEN:
+            part = "scan" in name and op in LOGICAL  # go the long way
+            if dtype == "bfloat16" and (op not in TAKEN or part):
                 continue
             if fast.took is not took:
                 wrong.append(f"{dtype} {name} {op} {count}: the fast path took {fast.took}")
@@ -119,7 +120,7 @@ def differences(comm: Any, cells: list[tuple[str, str, str]]) -> list[str]:
 
 
 #: What floats have a meaning for, and goes the fast way; bfloat16 of numpy never does.
-TAKEN = ("sum", "prod", "min", "max", "land", "lor", "lxor")
+TAKEN = ("sum", "prod", "min", "max", *LOGICAL)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

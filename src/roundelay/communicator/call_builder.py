@@ -42,9 +42,7 @@ class CallBuilder:
         target = _target(name, source, out, source.array.shape)
         data, deliver = _writable(name, target)
         given = data if out is None else contiguous(source.array)
-        return self._as_logical(
-            _make(name, source, source.array.size, deliver, given, data, op=op)
-        )
+        return self._as_logical(_make(name, source, source.array.size, deliver, given, data, op=op))
 
     def _as_logical(self, call: CollectiveCall) -> CollectiveCall:
         """Have logical reductions give 0 and 1 also of one contribution, which nobody folds."""

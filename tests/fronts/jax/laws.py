@@ -22,7 +22,7 @@ import numpy as np
 
 import roundelay as rd
 from roundelay.errors import UnsupportedReductionError
-from roundelay.reductions import LOGICAL, CODES, REDUCTIONS, fold
+from roundelay.reductions import CODES, LOGICAL, REDUCTIONS, fold
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
 MOVING = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
