@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from roundelay.view.run_lanes import windows
 from roundelay.view.run_page import run_rows
 from roundelay.view.run_svg import run_svg
 from roundelay.view.run_words import RUN_WORDS
+from roundelay.web.app import AT_ONCE
 from roundelay.web.run_index import RunIndex
 from roundelay.web.svg_tree import svg_tree
 
@@ -95,6 +97,17 @@ def test_a_folder_may_be_a_run_itself(runs: Path) -> None:
 def test_only_ids_of_the_list_are_read(runs: Path, wanted: str) -> None:
     with pytest.raises(UnknownNameError):
         RunIndex(runs).run(wanted)
+
+
+def test_what_is_no_file_is_refused_at_once(
+    tmp_path: Path, serve_web: Callable[..., AbstractContextManager[Any]]
+) -> None:
+    os.mkfifo(tmp_path / "rank-0.rdtrace")
+    with serve_web("--runs", str(tmp_path)) as server:
+        for _ in range(AT_ONCE + 1):  # more than threads
+            answer = server.get("/api/timelines/run")
+            assert answer.status == 400
+            assert "not an ordinary file" in answer.document["error"]
 
 
 def test_words_are_in_both_languages() -> None:
