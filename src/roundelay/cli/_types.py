@@ -14,6 +14,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
+from roundelay.view.languages import LANGUAGES
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs
 
 UNITS = {
@@ -144,6 +145,10 @@ network_option = click.option(
 )
 
 
+language_option = click.option(
+    "--lang", "language", type=click.Choice(LANGUAGES), default="en", show_default=True,
+    help="Language of stories and pages.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 
 
