@@ -335,7 +335,11 @@ import time
 from roundelay.web.serve import page_server
 from roundelay.web.views import views
 
-views.load("tour").answers["zero"] = lambda query: time.sleep(100)
+def slow(query):
+    print("begun", flush=True)
+    time.sleep(100)
+
+views.load("tour").answers["zero"] = slow
 page = page_server()
 page.serve(lambda: print(page.door.port, page.door.cookie, page.door.session, flush=True))
 """
@@ -352,10 +356,10 @@ def test_it_ends_while_an_answer_is_computed() -> None:
             with socket.create_connection(("127.0.0.1", int(port)), 20) as raw:
                 head = f"Host: 127.0.0.1:{port}\r\nCookie: {name}={session}"
                 raw.sendall(f"GET /api/tour/zero HTTP/1.1\r\n{head}\r\n\r\n".encode())
-                time.sleep(0.5)  # for it to begin
+                assert process.stdout.readline() == "begun\n"
                 process.send_signal(signal.SIGINT)
-                assert b"503" in raw.makefile("rb").readline()
-            process.wait(10)
+                assert b"503" in raw.recv(100)
+            process.wait(20)
             assert "Exception in" not in process.stderr.read()  # of what was given up
         finally:
             process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ class Workers:
                     tell = partial(done.set_result, compute())
                 except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
                     tell = partial(done.set_exception, error)
-                if not loop.is_closed():  # the server has not ended meanwhile
+                with suppress(RuntimeError):  # the server has ended meanwhile
                     loop.call_soon_threadsafe(settle, tell)
 
             threading.Thread(target=work, name="answer", daemon=True).start()
