@@ -164,6 +164,23 @@ def test_a_run_is_walked(
 
 
 @pytest.mark.browser
+def test_it_recovers_from_a_run_that_is_not_there(
+    visit_web: Callable[..., Page], server: Any
+) -> None:
+    page = visit_web("/timelines?run=foo&step=nowhere", on=server, refused=True)
+    page.locator("#trouble", has_text="runs has no 'foo'").wait_for()
+    assert not page.locator(".timeline").is_visible()
+    page.get_by_label("Run", exact=True).select_option(index=0)
+    page.locator(".timeline svg").wait_for()
+    page.locator("#trouble").wait_for(state="hidden")
+    page.keyboard.press("Home")
+    page.locator(".timeline[data-step=step-1]").wait_for()
+    page.evaluate("location.hash = location.hash.replace(/step=[^&]*/, 'step=nowhere')")
+    page.wait_for_function("!location.hash.includes('step=')")  # the last of them
+    page.locator(".timeline:not([data-step=step-1])").wait_for()
+
+
+@pytest.mark.browser
 def test_strangers_names_are_text(runs: Path, visit_web: Callable[..., Page], server: Any) -> None:
     found = next(one.id for one in RunIndex(runs).runs() if one.name == HOSTILE)
     page = visit_web(f"/timelines?run={found}", width=400, on=server)
