@@ -72,7 +72,8 @@ def test_a_host_without_room_gives_errors_and_no_signal(run: Run) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--fault", "explode"), ("--timeout", "0"),
-                                       ("--timeout", "nan")])  # fmt: skip
+                                       ("--timeout", "nan"), ("--timeout", "inf"),
+                                       ("--fault", "stop", "--timeout", "inf")])  # fmt: skip
 def test_wrong_use_is_refused(run: Run, arguments: tuple[str, ...]) -> None:
     result = run("demo", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")

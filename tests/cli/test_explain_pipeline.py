@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -160,3 +161,24 @@ def test_all_ranks_have_squares_for_what_they_keep_or_none_has(
     alone = any(each.isdigit() for each in words)
     legend = "".join("".join(one.itertext()) for one in root.iter(f"{SVG}text"))
     assert ("narrow boxes have the number alone" in legend) == alone
+
+
+KINDS = [["matmul"], ["attention"], ["attention", "--method", "ulysses"], ["pipeline"],
+         ["pipeline", "--schedule", "interleaved-1f1b"]]  # fmt: skip
+NOT_SAID = ("computed before", "keeps", "waits", "sends", "micro-batch", "Step", "Point at",
+            "a piece shows", "One colour")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", KINDS, ids=" ".join)
+def test_told_in_chinese(run: Run, tmp_path: Path, words: list[str]) -> None:
+    text = run("explain", *words, "--lang", "zh").stdout
+    page, drawing = tmp_path / "x.html", tmp_path / "x.svg"
+    result = run("explain", *words, "--lang", "zh", "--out", str(page), "--out", str(drawing))
+    assert result.exit_code == 0, result.stderr
+    html = page.read_text(encoding="utf-8")
+    assert '<html lang="zh">' in html
+    seen = html.partition("<script")[0]  # its words in both languages are in there
+    for said in (text, seen, drawing.read_text(encoding="utf-8")):
+        assert re.search("[\u4e00-\u9fff]", said)
+        assert not [word for word in NOT_SAID if word in said]
+    assert run("explain", *words, "--lang", "xx").exit_code == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from roundelay.planning import gigabytes
+from roundelay.planning import gigabytes, large
 
 Run = Callable[..., Result]
 SEVEN = ("plan", "--params", "7.5e9", "--layers", "32", "--hidden", "4096")
@@ -78,7 +78,24 @@ def test_nothing_fits(run: Run) -> None:
         (("--params", "7B", "--layers", "2", "--hidden", "64", "--gpus", "8"), "do not go with"),
         (("--params", "7B", "--gpus", "8", "--plot", "curve.png"), "ends in .svg"),
         (("--params", "7B", "--gpus", "8", "--plot", "no/where.svg"), "no folder"),
-        (("--model", "nowhere.py:make", "--gpus", "8"), "file and a function"),
+        (("--model", "nowhere.py:make", "--gpus", "8"), "can't read nowhere.py, there is no such"),
+        (("--model", "nowhere.py", "--gpus", "8"), "file and a function"),
+        (("--params", "0", "--gpus", "8"), "'0' is not between 1 and 1e18"),
+        (("--params", "1e30", "--gpus", "8"), "'1e30' is not between 1 and 1e18"),
+        (("--params", "nan", "--gpus", "8"), "'nan' is not a number"),
+        (("--params", "7B", "--gpus", "8", "--flops", "1e-300"), "not between 1 and 1e18"),
+        (("--params", "7B", "--gpus", "8", "--flops", "inf"), "is not a number"),
+        (("--params", "7B", "--gpus", "8", "--mfu", "nan"), "'nan' is not in the range 0<x<=1"),
+        (("--params", "7B", "--gpus", "8", "--mfu", "inf"), "'inf' is not in the range 0<x<=1"),
+        (("--params", "7B", "--gpus", "8", "--memory", "nan"), "not a size"),
+        (("--params", "7B", "--gpus", "8", "--bucket", "inf"), "not a size"),
+        (("--params", "7B", "--gpus", "8", "--mesh", "tp=nan"), "whole number from 1"),
+        (("--params", "1", "--gpus", "8"), "1 parameter does not go with 1 layer of width 128"),
+        (("--params", "1", "--gpus", "8"), "the smallest model that is guessed has 1 layer"),
+        (("--params", "7B", "--vocab", "99999999999999", "--gpus", "8"), "A vocabulary of 999999"),
+        (("--params", "7B", "--heads", "33", "--hidden", "4096", "--gpus", "8"), "32 say"),
+        (("--params", "7B", "--gpus", "8", "--plot", "no/where.svg"), "--plot no/where.svg: there"),
+        (("--layers", "1", "--hidden", "64", "--gpus", "1", "--mesh", "tp=2"), "No mesh of 1 rank"),
     ],
 )
 def test_mistakes_are_told(run: Run, words: tuple[str, ...], said: str) -> None:
@@ -86,6 +103,52 @@ def test_mistakes_are_told(run: Run, words: tuple[str, ...], said: str) -> None:
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("params", ["7.5B", "1.3e8", "70e9", "175B", "1.1T"])
+def test_what_would_fit_fits(run: Run, params: str) -> None:
+    asked = ("plan", "--params", params, "--gpus", "8", "--rows", "0")
+    said = run(*asked, "--memory", "1KB").stderr
+    room = said.rpartition("GPUs of ")[2].strip().rstrip(".").replace(" ", "")
+    assert run(*asked, "--memory", room).exit_code == 0, room
+
+
+def test_one_is_not_many(run: Run) -> None:
+    text = run("plan", "--layers", "1", "--hidden", "64", "--heads", "1", "--gpus", "1",
+               "--sequence", "1", "--batch", "1").stdout  # fmt: skip
+    assert "1 layer of width 64, 1 head, 1 token in a row; 1 row in a step" in text
+    assert "1 GPU of" in text
+
+
+MODELS = """
+import sys
+import torch
+
+def ends():
+    sys.exit(3)
+
+def makes():
+    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+"""
+
+
+def test_a_model_that_exits_is_told(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "models.py"
+    file.write_text(MODELS, encoding="utf-8")
+    result = run("plan", "--model", f"{file}:ends", "--gpus", "2")
+    assert result.exit_code == 2
+    assert "ended by exit(3), without a model" in result.stderr
+    assert run("plan", "--model", f"{file}:makes", "--gpus", "2").exit_code == 0
+    odd = run("plan", "--model", f"{file}:makes", "--heads", "3", "--hidden", "64",
+              "--gpus", "2")  # fmt: skip
+    assert odd.exit_code == 2
+    assert "3 heads do not divide a width of 64" in odd.stderr
+
+
+@pytest.mark.parametrize("number", [7_500_000_000, 123_512_345, 250_576, 1_235_000_000, 10**14 - 1])
+def test_a_number_that_is_written_can_be_read(run: Run, number: int) -> None:
+    told = run("plan", "--params", large(number), "--gpus", "1", "--memory", "1TB", "--json")
+    assert json.loads(told.stdout)["model"]["params"] == number
 
 
 def test_the_curve_as_a_file(run: Run, tmp_path: Path) -> None:

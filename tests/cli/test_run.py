@@ -353,6 +353,18 @@ def test_wrong_use_exits_with_2(
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("place", ["/proc/x", "/dev/full"])
+def test_a_trace_that_can_not_be_written_is_wrong_use(
+    run: Callable[..., Result], tmp_path: Path, place: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit('it ran')")
+    result = run("run", "-n", "2", "--trace", place, str(script))
+    assert result.exit_code == 2
+    assert f"--trace {place}: ranks can't write there" in result.stderr
+    assert "it ran" not in result.output
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
 def test_a_script_that_can_not_be_read_is_wrong_use(
     run: Callable[..., Result], tmp_path: Path

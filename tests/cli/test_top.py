@@ -9,17 +9,21 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import Result
 
 from roundelay import _core
+from roundelay.algorithms import algorithms
+from roundelay.engines import ENDINGS
 from roundelay.errors import OtherVersionError, RoundelayError
+from roundelay.live.hang_words import live_say
 from roundelay.live.jobs import LiveJob, find_jobs
-from roundelay.live.snapshot import look
+from roundelay.live.snapshot import RankNow, look
 from roundelay.live.watch import JobWatch
 
 Run = Callable[..., Result]
@@ -83,6 +87,13 @@ def seen(run: Run, pid: int) -> dict[str, Any]:
     return dict(job)
 
 
+def in_chinese(job: Job) -> Sequence[RankNow]:
+    """Look at a job once, as the page in Chinese does."""
+    [live] = [one for one in find_jobs() if set(job.ranks()) & set(one.pids)]
+    names = tuple(algorithm.short_name for algorithm in algorithms)
+    return look(live.world(), names, "zh").ranks
+
+
 @pytest.mark.parametrize(("size", "late"), [(2, 0), (3, 1), (4, 3), (7, 2)])
 def test_it_names_the_rank_that_all_wait_for(
     run: Run, start: Callable[..., Job], size: int, late: int
@@ -117,6 +128,7 @@ def test_calls_in_a_group_are_seen(run: Run, start: Callable[..., Job]) -> None:
     ranks = seen(run, job.ranks()[0])["ranks"]
     assert ranks[0]["waits_for"] == 2
     assert re.match(r"in group \d+ \(ranks 0, 2; made at .*script.py:6\)", ranks[0]["group"])
+    assert re.match(r"（组 \d+：rank 0、2；创建于 .*script.py:6）", in_chinese(job)[0].group)
 
 
 def test_receives_are_seen(run: Run, start: Callable[..., Job]) -> None:
@@ -126,6 +138,30 @@ def test_receives_are_seen(run: Run, start: Callable[..., Job]) -> None:
     rank = seen(run, job.ranks()[0])["ranks"][0]
     assert (rank["state"], rank["waits_for"]) == ("waits", 1)
     assert rank["call"] == "recv from rank 1, tag 7"
+    assert in_chinese(job)[0].call == "recv，来自 rank 1，标签 7"
+
+
+def test_messages_of_anyone_are_told_in_chinese(start: Callable[..., Job]) -> None:
+    call = "comm.recv(np.ones(3), src=rd.ANY) if comm.rank == 0 else time.sleep(60)"
+    job = start(2, call=call)
+    time.sleep(1.0)
+    assert in_chinese(job)[0].call.startswith("recv，来自 任意 rank，")
+
+
+@pytest.mark.parametrize("ending", _core.ENDINGS)
+def test_a_rank_that_is_through_is_told_without_a_number(ending: str) -> None:
+    english, chinese = (live_say(ending, language) for language in ("en", "zh"))
+    assert english.isascii()
+    assert not re.search("[A-Za-z ]", chinese)
+    record = (61, _core.ENDING, 0, 0, 0, 0, ENDINGS.index(ending), "x.py:1")
+    world: Any = SimpleNamespace(
+        size=1, trouble=None, group_at=8, life=lambda _: _core.LIVES.index("alive"),
+        heartbeat=lambda _: 0, now=lambda _: (8, 61, True, 0), waits=lambda _: [],
+        calls=lambda *_: (0, "", [(0, record, record)]), step=lambda _: 0, pid=lambda _: 1,
+    )  # fmt: skip
+    for language, said in (("en", english), ("zh", chinese)):
+        [rank] = look(world, (), language).ranks
+        assert (rank.call, rank.number) == (said, 0)
 
 
 def test_the_stopped_rank_of_the_demo_is_named(run: Run) -> None:

@@ -15,6 +15,7 @@ from roundelay.planning import (
     MeshShape,
     Task,
     fullest_rank,
+    step_time,
     transformer,
 )
 from roundelay.planning.activations import KeptHow, kept_by_layer
@@ -52,9 +53,12 @@ def test_the_runs_that_compare_strategies() -> None:
     for row in run["rows"]:
         # A bound on staleness changes who waits, not what is held.
         name = row["strategy"].replace("ps-ssp", "ps-async")
-        found = fullest_rank(asked, Candidate(name, "fp32", MeshShape(dp=4), 6))
+        candidate = Candidate(name, "fp32", MeshShape(dp=4), 6)
+        found = fullest_rank(asked, candidate)
         assert found.held.total == pytest.approx(row["held"][1], rel=0.05)
         assert found.held.total == row["held"][0]  # the ledger's own prediction
+        # What a question to a server and its answer weigh by themselves is not in it.
+        assert step_time(asked, candidate).sent == pytest.approx(row["sent"][0], rel=0.01)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,14 @@ def write(folder: Path, rank: int = 0, size: int = 1, *, events: int = 8, count:
     for number in range(count):
         trace.end(trace.begin(KINDS.index("forward"), trace.string("a name"), number))
     return path
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_only_ordinary_files_are_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    write(tmp_path, rank=0, size=2)
+    make(tmp_path / "rank-1.rdtrace")
+    with pytest.raises(RecordError, match=r"rank-1\.rdtrace.*(ordinary file|Is a directory)"):
+        read_run(tmp_path)
 
 
 def test_kinds_are_the_native_ones() -> None:

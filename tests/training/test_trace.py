@@ -17,6 +17,8 @@ from roundelay.communicator import Communicator
 from roundelay.records import Event, RankRecord, read_run
 from roundelay.schedule import price
 from roundelay.training.ledger import Entry
+from roundelay.view.run_lanes import windows
+from roundelay.view.run_summary import summary
 from roundelay.view.training_step import StepChoices, training_step
 
 STEPS, WIDTH = 3, 64
@@ -88,8 +90,11 @@ def test_calls_and_bytes_are_the_ledger_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, strategy: Any
 ) -> None:
     entries, record = run(tmp_path, monkeypatch, size, strategy)
-    for one in record.ranks:
+    told = summary(record, windows(record)[STEPS - 1])
+    assert told.steps == 1
+    for one, times in zip(record.ranks, told.ranks, strict=True):
         entry = entries[one.rank]
+        assert times.calls == sum(entry.calls.values())
         calls = of_step(one, STEPS - 1)
         assert Counter(event.collective for event in calls) == entry.calls
         sent = received = 0.0

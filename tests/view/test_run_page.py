@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -76,6 +77,44 @@ def test_steps_are_windows(runs: Any) -> None:
         ("step-1", 0, 15 * MS),
         ("step-2", 20 * MS, 35 * MS),
     ]
+
+
+def test_a_step_is_each_rank_s_own(runs: Any) -> None:
+    # Rank 1 begins its second step while rank 0 is still in the first, and rank 2 died in it.
+    ranks = []
+    for rank, shift in enumerate((0, -4, 0)):
+        events = []
+        for step in range(2):
+            at, dies = 10 * step + shift * step, rank == 2 and step == 1
+            events += [
+                runs.event(10 * step + 1, "forward", at, at + 2, call=step),
+                runs.call(10 * step + 2, at + 3, at + 4, call=step + 1, waited=MS),
+                runs.call(10 * step + 3, at + 6, None if dies else at + 8, call=step + 1,
+                          thread=101, asked=int((at + 4) * MS)),
+            ]  # fmt: skip
+            if not dies:
+                events.append(runs.event(10 * step + 4, "step", at + 4, at + 5, call=step))
+        ranks.append(RankRecord(rank, 3, 100, "", "x.py", b"", "", 0, 0, 8, {0: (rank, 3)}, events))
+    run = RunRecord(ranks, 3, 0, 30 * MS)
+    first, second = windows(run)
+    assert (second.start, second.end) == (6 * MS, 15 * MS)
+    for window in (first, second):
+        told = summary(run, window)
+        assert told.steps == 1
+        assert [(one.calls, one.in_calls) for one in told.ranks] == [(2, MS)] * 3
+    # Rank 1's call that began after its first step lies in its second, where its time is.
+    assert [one.background for one in summary(run, second).ranks] == [0, 2 * MS, 0]
+    assert [one.phases.get("step") for one in summary(run, second).ranks] == [MS, MS, None]
+
+
+def test_a_rank_without_a_step_has_nothing_in_it(runs: Any) -> None:
+    run = runs.made(3)
+    ranks = [*run.ranks[:2], dataclasses.replace(run.ranks[2], events=run.ranks[2].events[:6])]
+    shorter = dataclasses.replace(run, ranks=ranks)
+    told = summary(shorter, windows(shorter)[-1])
+    assert [one.calls for one in told.ranks] == [2, 2, 0]
+    assert told.steps == 1
+    assert "<svg" in run_svg(shorter, windows(shorter)[-1])
 
 
 def test_without_steps_there_is_one_window(runs: Any) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -212,6 +215,18 @@ def test_bad_questions_are_told_so(query: str, served: Served) -> None:
     assert len(answer.document["error"]) < 1000
 
 
+@pytest.mark.parametrize("query", ["foo=1", "lang=xx", "lang=en&lang=en", "values=" + "1" * 9000])
+def test_the_list_of_views_tells_so_too(query: str, served: Served) -> None:
+    refused(served.get(f"/api/views?{query}"), 400)
+
+
+@pytest.mark.parametrize("nbytes", [17_000, 100_000])
+def test_long_heads_are_refused(nbytes: int, served: Served) -> None:
+    refused(served.get("/", {"X-Long": "x" * nbytes}), 431)
+    refused(served.get(f"/?{'x' * nbytes}"), 431)
+    assert served.get("/", {"X-Long": "x" * 15_000}).status == 200
+
+
 BODIES = {
     "empty": b"",
     "no JSON": b"import os",
@@ -307,10 +322,47 @@ def test_many_connections_that_say_nothing_go_away(impatient: serve.PageServer) 
     assert answered
 
 
-@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "*"])
+@pytest.mark.parametrize(
+    "host", ["", "0.0.0.0", "::", "*", "0", "00.0.0.0", "0x0", "::ffff:0.0.0.0", "0:0::0"]
+)
 def test_it_never_listens_everywhere(host: str) -> None:
     with pytest.raises(InvalidArgumentError, match="everywhere"):
         serve.page_server(host)
+
+
+SLOW = """
+import time
+from roundelay.web.serve import page_server
+from roundelay.web.views import views
+
+def slow(query):
+    print("begun", flush=True)
+    time.sleep(100)
+
+views.load("tour").answers["zero"] = slow
+page = page_server()
+page.serve(lambda: print(page.door.port, page.door.cookie, page.door.session, flush=True))
+"""
+
+
+def test_it_ends_while_an_answer_is_computed() -> None:
+    words = [sys.executable, "-c", SLOW]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            port, name, session = process.stdout.readline().split()
+            with socket.create_connection(("127.0.0.1", int(port)), 20) as raw:
+                head = f"Host: 127.0.0.1:{port}\r\nCookie: {name}={session}"
+                raw.sendall(f"GET /api/tour/zero HTTP/1.1\r\n{head}\r\n\r\n".encode())
+                assert process.stdout.readline() == "begun\n"
+                process.send_signal(signal.SIGINT)
+                assert b"503" in raw.recv(100)
+            process.wait(20)
+            assert "Exception in" not in process.stderr.read()  # of what was given up
+        finally:
+            process.kill()
 
 
 def test_another_address_has_its_own_names_and_a_token() -> None:

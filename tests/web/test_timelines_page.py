@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from roundelay.view.run_lanes import windows
 from roundelay.view.run_page import run_rows
 from roundelay.view.run_svg import run_svg
 from roundelay.view.run_words import RUN_WORDS
+from roundelay.web.app import AT_ONCE
 from roundelay.web.run_index import RunIndex
 from roundelay.web.svg_tree import svg_tree
 
@@ -97,6 +99,17 @@ def test_only_ids_of_the_list_are_read(runs: Path, wanted: str) -> None:
         RunIndex(runs).run(wanted)
 
 
+def test_what_is_no_file_is_refused_at_once(
+    tmp_path: Path, serve_web: Callable[..., AbstractContextManager[Any]]
+) -> None:
+    os.mkfifo(tmp_path / "rank-0.rdtrace")
+    with serve_web("--runs", str(tmp_path)) as server:
+        for _ in range(AT_ONCE + 1):  # more than threads
+            answer = server.get("/api/timelines/run")
+            assert answer.status == 400
+            assert "not an ordinary file" in answer.document["error"]
+
+
 def test_words_are_in_both_languages() -> None:
     for key, (english, chinese) in RUN_WORDS.items():
         assert holes(english) == holes(chinese), key
@@ -148,6 +161,23 @@ def test_a_run_is_walked(
         page.keyboard.press("ArrowLeft")
     assert "step=step-1" in page.evaluate("location.hash")
     assert page.locator(".timeline rect.forward").count() >= 2 + 1  # and in the legend
+
+
+@pytest.mark.browser
+def test_it_recovers_from_a_run_that_is_not_there(
+    visit_web: Callable[..., Page], server: Any
+) -> None:
+    page = visit_web("/timelines?run=foo&step=nowhere", on=server, refused=True)
+    page.locator("#trouble", has_text="runs has no 'foo'").wait_for()
+    assert not page.locator(".timeline").is_visible()
+    page.get_by_label("Run", exact=True).select_option(index=0)
+    page.locator(".timeline svg").wait_for()
+    page.locator("#trouble").wait_for(state="hidden")
+    page.keyboard.press("Home")
+    page.locator(".timeline[data-step=step-1]").wait_for()
+    page.evaluate("location.hash = location.hash.replace(/step=[^&]*/, 'step=nowhere')")
+    page.wait_for_function("!location.hash.includes('step=')")  # the last of them
+    page.locator(".timeline:not([data-step=step-1])").wait_for()
 
 
 @pytest.mark.browser

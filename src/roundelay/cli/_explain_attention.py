@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from roundelay.cli._types import wants_ascii
+from roundelay.cli._types import language_option, wants_ascii
 from roundelay.cli._write import write_text
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.context.plan import LAYOUTS, METHODS
 from roundelay.view.attention import AttentionPicture, lines, ring_picture, ulysses_picture
 from roundelay.view.attention_svg import attention_html, attention_svg
+from roundelay.view.languages import Language
 
 MOST_RANKS = 32  # whose squares can be told apart
 
@@ -31,18 +32,26 @@ Examples:
               show_default=True, help="How the sequence is divided.")  # fmt: skip
 @click.option("--causal/--full", default=True, show_default=True, help="Which keys a query sees.")
 @click.option("-n", "--size", type=int, default=4, show_default=True, help="How many ranks.")
+@language_option
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
 @click.option("-o", "--out", multiple=True, type=click.Path(path_type=Path),
               help="Write FILE.html or .svg instead; may be given several times.")  # fmt: skip
 def command(
-    *, method: str, layout: str, causal: bool, size: int, ascii_only: bool, out: tuple[Path, ...]
+    *,
+    method: str,
+    layout: str,
+    causal: bool,
+    size: int,
+    language: Language,
+    ascii_only: bool,
+    out: tuple[Path, ...],
 ) -> None:
     """Show who computes which part of attention in every step, and whose keys it has."""
     if not 1 <= size <= MOST_RANKS:
         raise InvalidArgumentError(f"explain attention draws 1 to {MOST_RANKS} ranks, not {size}.")
     picture = ring_picture if method == "ring" else ulysses_picture
     names = LAYOUTS if layout == "both" else (layout,)
-    pictures = [picture(size, name, causal=causal) for name in names]
+    pictures = [picture(size, name, causal=causal, language=language) for name in names]
     for path in out:
         _write(path, pictures)
     if not out:

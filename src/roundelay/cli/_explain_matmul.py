@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from roundelay.cli._types import console_for, wants_ascii
+from roundelay.cli._types import console_for, language_option, wants_ascii
 from roundelay.cli._write import check_drawing, write_text
 from roundelay.contraction import DIMS, Cube, cut_along, shortest_lengths
 from roundelay.errors import InvalidArgumentError, RoundelayError, rank_count
 from roundelay.view.cube import CubePicture, cube_picture
+from roundelay.view.languages import Language
 
 DEFAULT_RANKS = 2
 MOST_RANKS, LONGEST = 16, 64
@@ -36,6 +37,7 @@ Examples:
 )
 @click.option("-n", "--size", "ranks", metavar="N[,N…]", help="Ranks of each cut.  [default: 2]")
 @click.option("--shape", metavar="B,S,H,O", help="Lengths of b, s, h and o.")
+@language_option
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
 @click.option(
     "-o",
@@ -45,7 +47,13 @@ Examples:
     help="Write FILE.html or .svg instead; may be given several times.",
 )
 def command(
-    *, split: str, ranks: str | None, shape: str | None, ascii_only: bool, out: tuple[Path, ...]
+    *,
+    split: str,
+    ranks: str | None,
+    shape: str | None,
+    language: Language,
+    ascii_only: bool,
+    out: tuple[Path, ...],
 ) -> None:
     """Draw Y[b,s,o] = Σ X[b,s,h]·W[h,o] as a cube that is cut between ranks.
 
@@ -57,7 +65,7 @@ def command(
     cube = _cube(split, ranks, shape)
     from roundelay.launch.cut_matmul import run_cube  # noqa: PLC0415 - numpy, and ranks
 
-    picture = cube_picture(cube, run_cube(cube))
+    picture = cube_picture(cube, run_cube(cube), language)
     for path in out:
         write_text(path, _drawn(path.suffix.lower(), picture))
     if not out:

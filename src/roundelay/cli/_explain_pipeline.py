@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from roundelay.cli._types import console_for, glyphs_option
+from roundelay.cli._types import console_for, glyphs_option, language_option
 from roundelay.cli._write import check_out, write_text
 from roundelay.errors import InvalidArgumentError
 from roundelay.pipelines import (
@@ -18,6 +18,7 @@ from roundelay.pipelines import (
     pipeline_for,
     pipeline_to_json,
 )
+from roundelay.view.languages import Language
 from roundelay.view.pipeline_picture import PipelinePicture, pipeline_picture
 from roundelay.view.terminal_text import Glyphs
 
@@ -58,6 +59,7 @@ Examples:
 @click.option(
     "--transfer", type=float, default=0.0, show_default=True, help="Time from rank to rank."
 )
+@language_option
 @click.option("--rank-name", default="GPU", show_default=True, help="What to call a rank.")
 @glyphs_option
 @click.option(
@@ -76,6 +78,7 @@ def command(
     costs: str,
     transfer: float,
     rank_name: str,
+    language: Language,
     glyphs: Glyphs,
     out: tuple[Path, ...],
 ) -> None:
@@ -100,7 +103,7 @@ def command(
             f"{schedule.name} has {boxes} actions: too many to draw. Take fewer micro-batches."
         )
     picture = pipeline_picture(
-        schedule, each, transfer=transfer, formula=formula, rank_name=rank_name
+        schedule, each, transfer=transfer, formula=formula, rank_name=rank_name, language=language
     )
     for path in out:
         _write(path, picture)

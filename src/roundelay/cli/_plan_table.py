@@ -12,8 +12,8 @@ from rich.text import Text
 
 from roundelay.cli._tables import empty_table, print_table
 from roundelay.cli._types import MOST_WIDTH, console_for
-from roundelay.planning import Planned, Term, TrainingPlan, gigabytes, large, reason, why
-from roundelay.view.terminal_text import Glyphs, safe, seconds_text
+from roundelay.planning import Planned, Term, TrainingPlan, four_digits, gigabytes, reason, why
+from roundelay.view.terminal_text import Glyphs, number_of, safe, seconds_text
 
 BYTES = ("params", "grads", "optim", "activ", "transient")
 
@@ -38,13 +38,15 @@ def _about(found: TrainingPlan) -> list[str]:
     fitting = sum(one.fits for one in found.options)
     precisions = sorted({one.candidate.precision for one in found.options})
     model_line = (
-        f"{large(model.params)} parameters, {model.layers} layers of width {model.hidden}, "
-        f"{model.heads} heads, {task.sequence} tokens in a row; {task.batch} rows in a step, "
-        f"{', '.join(precisions)}, {task.optimizer}."
+        f"{four_digits(model.params)} parameters, {number_of(model.layers, 'layer')} of width "
+        f"{model.hidden}, {number_of(model.heads, 'head')}, {number_of(task.sequence, 'token')} in "
+        f"a row; {number_of(task.batch, 'row')} in a step, {', '.join(precisions)}, "
+        f"{task.optimizer}."
     )
     where_line = (
-        f"{task.gpus} GPUs of {gigabytes(task.memory)} on {task.cluster.name}, at "
-        f"{100 * task.mfu:.3g} % of their peak. {len(found.options)} ways, of which {fitting} fit."
+        f"{number_of(task.gpus, 'GPU')} of {gigabytes(task.memory)} on {task.cluster.name}, at "
+        f"{100 * task.mfu:.3g} % of their peak. {number_of(len(found.options), 'way')}, of which "
+        f"{fitting} fit."
     )
     lines = [model_line, where_line]
     if model.note:

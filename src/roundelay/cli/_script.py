@@ -15,7 +15,10 @@ from roundelay.errors import InvalidArgumentError
 def function_at(place: str, command: str, example: str) -> Callable[[], Any]:  # whatever it makes
     """Load a file and return one of its functions."""
     name, colon, function = place.rpartition(":")
-    if not colon or not Path(name).is_file():
+    if colon and function.isidentifier() and not Path(name).is_file():
+        what = "it is a folder" if Path(name).is_dir() else "there is no such file"
+        raise InvalidArgumentError(f"{command} {place}: can't read {name}, {what}.")
+    if not colon or not function.isidentifier():
         raise InvalidArgumentError(
             f"{command} takes a file and a function in it, as train.py:{example}, not {place!r}."
         )

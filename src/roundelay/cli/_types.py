@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import sys
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import click
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
+from roundelay.view.languages import LANGUAGES
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs
 
 UNITS = {
@@ -22,6 +25,9 @@ UNITS = {
     **{letter: 1 << 10 * power for power, letter in enumerate("kmgt", start=1)},
 }
 MOST_BYTES = 1 << 60
+SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+MOST_COUNT = 10**18  # beyond all models
+COUNTS = "7.5e9, 7.5B or 125M"
 #: More ranks than this can be estimated by a program, but hardly waited for at a prompt.
 MOST_RANKS = 1024
 PIPED_WIDTH = 120
@@ -43,8 +49,8 @@ class NBytes(click.ParamType[int]):
             r"([+-]?[0-9.]+(?:e[+-]?[0-9]{1,3})?)\s*([a-z]*)", value.strip().lower()
         )
         try:
-            number = float(match[1]) if match else None
-        except ValueError:
+            number = Decimal(match[1]) if match else None  # 1.13TB is not a byte less
+        except InvalidOperation:
             number = None
         if match is None or number is None or match[2] not in UNITS:
             self.fail(f"'{value}' is not a size; write 1MiB, 64KiB, 1MB, 1e6 or 4096.", param, ctx)
@@ -52,6 +58,43 @@ class NBytes(click.ParamType[int]):
         if not 1 <= nbytes <= MOST_BYTES:
             self.fail(f"'{value}' is not between 1 byte and 1024 PiB.", param, ctx)
         return int(nbytes)
+
+
+class Count(click.ParamType[float]):
+    """A large number: 7.5e9, 7.5B, 125M."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:  # click hands over strings and defaults alike
+        """Read a number and a letter."""
+        found = re.fullmatch(
+            r"([+-]?[0-9.]+(?:e[+-]?[0-9]{1,3})?)\s*([kmbgt]?)", str(value).strip().lower()
+        )
+        try:
+            number = Decimal(found[1]) * SCALES[found[2]] if found else None
+        except InvalidOperation:
+            number = None
+        if number is None:
+            self.fail(f"'{value}' is not a number; write {COUNTS}.", param, ctx)
+        if not 1 <= number <= MOST_COUNT:
+            self.fail(f"'{value}' is not between 1 and 1e18; write {COUNTS}.", param, ctx)
+        return float(number)
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range, and neither nan nor infinite: comparisons let nan pass."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:  # click hands over strings and defaults alike
+        """Read a number."""
+        number: float = click.FLOAT.convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"'{value}' is not in the range {self._describe_range()}.", param, ctx)
+        found: float = super().convert(number, param, ctx)
+        return found
 
 
 class Sizes(click.ParamType[list[int]]):
@@ -82,6 +125,7 @@ class Sizes(click.ParamType[list[int]]):
 
 
 NBYTES = NBytes()
+COUNT = Count()
 SIZES = Sizes()
 
 bytes_option = click.option(
@@ -101,6 +145,10 @@ network_option = click.option(
 )
 
 
+language_option = click.option(
+    "--lang", "language", type=click.Choice(LANGUAGES), default="en", show_default=True,
+    help="Language of stories and pages.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 
 

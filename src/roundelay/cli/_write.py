@@ -42,15 +42,15 @@ def check_drawing(path: Path) -> None:
     check_place(path)
 
 
-def check_place(path: Path, *, example: str = "ring.html") -> None:
+def check_place(path: Path, *, example: str = "ring.html", option: str = "--out") -> None:
     """Refuse a file that can't be written where it is to be."""
     if path.is_dir():
         raise InvalidArgumentError(
-            f"--out {path}: this is a folder. Add a file name: {path / example}."
+            f"{option} {path}: this is a folder. Add a file name: {path / example}."
         )
     if not path.parent.is_dir():
         raise InvalidArgumentError(
-            f"--out {path}: there is no folder {path.parent}. Create it, or choose another."
+            f"{option} {path}: there is no folder {path.parent}. Create it, or choose another."
         )
 
 
@@ -59,13 +59,13 @@ def write(path: Path, pictures: Sequence[Picture]) -> None:
     write_text(path, _text(path.suffix.lower(), pictures))
 
 
-def write_text(path: Path, text: str, opening: str | None = None) -> None:
+def write_text(path: Path, text: str, opening: str | None = None, *, option: str = "--out") -> None:
     """Write one file and say, on stderr, how to open it."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidArgumentError(
-            f"--out {path}: can't write ({error.strerror or error}). Choose another place."
+            f"{option} {path}: can't write ({error.strerror or error}). Choose another place."
         ) from error
     how = opening or OPENING[path.suffix.lower()].format(path=path)
     click.echo(f"Wrote {path}: {how}.", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,8 +53,10 @@ def command(*, fault: str | None, timeout: float, glyphs: Glyphs, as_json: bool)
     With --fault the run is broken on purpose: you see the error that every rank gets, how long it
     took, and what was left behind.
     """
-    if not timeout > 0:
-        raise InvalidArgumentError(f"--timeout {timeout:g}: take a positive number of seconds.")
+    if not 0 < timeout < math.inf:  # the fault lasts for as long
+        raise InvalidArgumentError(
+            f"--timeout {timeout:g}: take a positive number of seconds, and a finite one."
+        )
     if fault is None:
         return _work(glyphs, as_json=as_json)
     if not as_json:

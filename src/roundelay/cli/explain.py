@@ -17,7 +17,7 @@ from roundelay.cli import _choose as choose
 from roundelay.cli import _tables as tables
 from roundelay.cli._over_hosts import OverHosts, hosts_from, hosts_option, over_hosts_called
 from roundelay.cli._stage import Stage, show
-from roundelay.cli._types import bytes_option, network_option, wants_ascii
+from roundelay.cli._types import bytes_option, language_option, network_option, wants_ascii
 from roundelay.cli._write import check_out, write
 from roundelay.collectives import Collective
 from roundelay.errors import InvalidArgumentError, ProofError, rank_count
@@ -32,7 +32,7 @@ from roundelay.schedule import (
     prove_program,
 )
 from roundelay.view import Picture, picture
-from roundelay.view.languages import LANGUAGES, Language
+from roundelay.view.languages import Language
 from roundelay.view.nested_phases import nested_phases
 from roundelay.view.picture import title_of
 
@@ -116,10 +116,7 @@ class ExplainOptions:
 @bytes_option
 @hosts_option
 @network_option
-@click.option(
-    "--lang", "language", type=click.Choice(LANGUAGES), default="en", show_default=True,
-    help="Language of stories and pages.",
-)  # fmt: skip
+@language_option
 @click.option("--rank-name", default="GPU", show_default=True, help="What to call a rank.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Plain ASCII only.")
 @click.option(

@@ -13,7 +13,14 @@ import click
 from roundelay.cli import _choose as choose
 from roundelay.cli._plan_table import print_plan, print_why
 from roundelay.cli._script import function_at
-from roundelay.cli._types import NBYTES, console_for, glyphs_option, json_option
+from roundelay.cli._types import (
+    COUNT,
+    NBYTES,
+    FiniteRange,
+    console_for,
+    glyphs_option,
+    json_option,
+)
 from roundelay.cli._write import check_place, write_text
 from roundelay.errors import DoesNotFitError, InvalidArgumentError, RoundelayError
 from roundelay.planning import (
@@ -27,6 +34,7 @@ from roundelay.planning import (
     as_document,
     asked_choices,
     asked_task,
+    check_heads,
     plan,
     scaling,
     transformer,
@@ -40,7 +48,6 @@ __all__ = ["command"]
 
 IN_TERMINAL = "-"
 WIDEST = 100  # columns of a chart
-SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 EXAMPLES = """\b
 Examples:
@@ -49,28 +56,6 @@ Examples:
   roundelay plan --model train.py:make_model --gpus 8 --memory 24GB --why
   roundelay plan --params 7.5e9 --gpus 64 --strategy zero2 --mesh tp=2 --json
 """
-
-
-class Count(click.ParamType[float]):
-    """A large number: 7.5e9, 7.5B, 125M."""
-
-    name = "number"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:  # click hands over strings and defaults alike
-        """Read a number and a letter."""
-        found = re.fullmatch(r"([0-9.]+(?:e\+?[0-9]{1,2})?)\s*([kmbgt]?)", str(value).lower())
-        try:
-            number = float(found[1]) * SCALES[found[2]] if found else 0.0
-        except ValueError:
-            number = 0.0
-        if not 1 <= number <= 1e18:  # noqa: PLR2004 - beyond all models
-            self.fail(f"'{value}' is not a number; write 7.5e9, 7.5B or 125M.", param, ctx)
-        return number
-
-
-COUNT = Count()
 
 
 @click.command("plan", epilog=EXAMPLES)
@@ -89,7 +74,7 @@ COUNT = Count()
 @click.option("--network", default="h100-ib", show_default=True, metavar="NAME",
               help="A cluster: a name, or a file; `bench --fit` measures this host's.")  # fmt: skip
 @click.option("--flops", type=COUNT, help="Of one GPU at its peak; the network's file has them.")
-@click.option("--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.4, show_default=True,
+@click.option("--mfu", type=FiniteRange(0, 1, min_open=True), default=0.4, show_default=True,
               help="The share of the peak that matrix products reach.")  # fmt: skip
 @click.option("--strategy", "strategies", multiple=True, help="Only this one; may be repeated.")
 @click.option("--precision", "precisions", multiple=True, help="Only this one; may be repeated.")
@@ -148,7 +133,7 @@ def _file(drawing: str | None) -> Path | None:
         raise InvalidArgumentError(
             f"--plot {drawing}: name a file that ends in .svg; without a name it is drawn here."
         )
-    check_place(Path(drawing), example="plan.svg")
+    check_place(Path(drawing), example="plan.svg", option="--plot")
     return Path(drawing)
 
 
@@ -173,7 +158,7 @@ def _task(given: dict[str, Any]) -> tuple[Task, PlanChoices]:  # Any: as click r
 def _model(given: dict[str, Any]) -> ModelShape:  # Any: likewise
     words = {name: given[name] for name in ("layers", "hidden", "heads")}
     if given["script"] is None:
-        params = None if given["params"] is None else int(given["params"])
+        params = None if given["params"] is None else round(given["params"])
         return transformer(params=params, vocabulary=given["vocab"], **words)
     if given["params"] is not None:
         raise InvalidArgumentError("--model counts the parameters itself: leave out --params.")
@@ -183,6 +168,12 @@ def _model(given: dict[str, Any]) -> ModelShape:  # Any: likewise
         counted = count_model(function_at(given["script"], "--model", "make_model"))
     except RoundelayError:
         raise
+    except SystemExit as end:
+        raise InvalidArgumentError(
+            f"--model {given['script']} ended by exit({end.code!r}), without a model. It must "
+            f"return a torch.nn.Module; what a script does by itself belongs under "
+            f'if __name__ == "__main__":.'
+        ) from end
     except Exception as error:  # whatever a stranger's script raises
         raise InvalidArgumentError(
             f"--model {given['script']} raised {type(error).__name__}: {error}. It must return a "
@@ -191,7 +182,11 @@ def _model(given: dict[str, Any]) -> ModelShape:  # Any: likewise
         ) from error
     if given["vocab"] is not None:
         words["vocabulary"] = given["vocab"]
-    return replace(counted, **{name: value for name, value in words.items() if value is not None})
+    said = {name: value for name, value in words.items() if value is not None}
+    model = replace(counted, **said)
+    if "heads" in said or "hidden" in said:
+        check_heads(model.hidden, model.heads)
+    return model
 
 
 def _draw(
@@ -201,7 +196,8 @@ def _draw(
     title, across, up = scaling_words(task)
     if file is not None:
         picture = chart(curves, title=title, across=across, up=up)
-        write_text(file, picture, "open it in a browser, or put it in a document")
+        opening = "open it in a browser, or put it in a document"
+        write_text(file, picture, opening, option="--plot")
     elif not as_json:
         console = console_for()
         drawn = terminal_chart(

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,6 +154,8 @@ def command(
         raise click.UsageError("mpirun ends its ranks as it is used to: no --shutdown-timeout.")
     environ = with_timeout(os.environ, timeout)
     if trace is not None:
+        if not by_mpi:  # whose ranks may all be on other hosts
+            _check_trace(trace)
         environ["RD_TRACE"] = str(trace.absolute())
     if by_mpi:
         # mpirun may start even from within an MPI job.
@@ -196,6 +199,20 @@ def _mpi_words(hostfile: str | None, host: str | None, more: str) -> list[str]:
         return [*words, *shlex.split(more)]
     except ValueError as error:
         raise click.UsageError(f"--mpi-args {more!r} can't be read: {error}.") from None
+
+
+def _check_trace(folder: Path) -> None:
+    """Refuse a folder that can't be written into, before ranks start; make it if need be."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror or error
+        raise click.UsageError(
+            f"--trace {folder}: ranks can't write there ({why}). Choose another folder, or make "
+            f"room."
+        ) from None
 
 
 def _file(script: str) -> list[str]:

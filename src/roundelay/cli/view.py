@@ -85,7 +85,7 @@ def command(
         check_place(path, example="timeline.html")
     run = read_run(folder)
     window = _window(run, step)
-    told = summary(run) if step is None else summary(run, window.start, window.end)
+    told = summary(run, None if step is None else window)
     if as_json:
         click.echo(json.dumps(told.as_json(), indent=1))
     else:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["LIVE_WORDS", "live_say"]
+from collections.abc import Sequence
+
+from roundelay.errors import RANKS_SHOWN, ranks_text
+
+__all__ = ["LIVE_WORDS", "live_ranks", "live_say"]
 
 #: By key: English, Chinese.
 LIVE_WORDS = {
@@ -34,8 +38,35 @@ LIVE_WORDS = {
     "timeout": ("rank {finder} gave up on rank {rank}{where}",
                 "rank {finder} 等 rank {rank} 超时{where}"),
     "failed": ("rank {rank} failed: {text}", "rank {rank} 失败：{text}"),
+    "closed": ("closed the communicator", "已关闭通信器"),
+    "returned": ("returned from its function", "已从函数返回"),
+    "script": ("came to the end of its script", "已到脚本末尾"),
+    "dropped": ("let go of the group", "已释放该组"),
+    "by": (", by {name}", " （经由 {name}）"),
+    "recv": ("recv from {who}, {tag}", "recv，来自 {who}，{tag}"),
+    "send": ("send to {who}, {tag}", "send，发给 {who}，{tag}"),
+    "any rank": ("any rank", "任意 rank"),
+    "itself": ("itself", "自己"),
+    "rank": ("rank {rank}", "rank {rank}"),
+    "any tag": ("any tag", "任意标签"),
+    "object": ("part of an object", "对象的一部分"),
+    "tag": ("tag {tag}", "标签 {tag}"),
+    "group": (" in group {group} ({ranks}{made})", "（组 {group}：{ranks}{made}）"),
+    "made": ("; made at {site}", "；创建于 {site}"),
     "interrupted": ("rank {rank} was interrupted", "rank {rank} 被中断"),
 }  # fmt: skip
+
+
+def live_ranks(ranks: Sequence[int], language: str = "en") -> str:
+    """Name ranks in a sentence.
+
+    >>> live_ranks([1, 3]), live_ranks([1, 3], "zh")
+    ('ranks 1, 3', 'rank 1、3')
+    """
+    if language != "zh":
+        return ranks_text(list(ranks))
+    more = f" 等 {len(ranks)} 个" if len(ranks) > RANKS_SHOWN else ""
+    return f"rank {'、'.join(map(str, ranks[:RANKS_SHOWN]))}{more}"
 
 
 def live_say(key: str, language: str = "en", **fill: object) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roundelay import _core
-from roundelay.errors import ranks_text
-from roundelay.live.hang_words import live_say
+from roundelay.live.hang_words import live_ranks, live_say
 from roundelay.live.world_report import WorldReport
 
 __all__ = ["JobNow", "RankNow", "look"]
@@ -28,7 +27,7 @@ class RankNow:
     state: str
     step: int | None  # of training
     call: str  # 'all_reduce float32[1024] op=sum (ring)': the one it is in, or made last
-    number: int  # of that call in its group
+    number: int  # of that call in its group; 0 for messages, and for a rank that is through
     group: str  # ' in group 3 (ranks 0, 2)'; nothing for the group of all ranks
     site: str
     waits_for: int | None  # the rank that it waits for; -1: any
@@ -54,7 +53,7 @@ class JobNow:
 
 def look(world: _core.World, algorithms: Sequence[str], language: str = "en") -> JobNow:
     """Look at all ranks once; `algorithms` has the names of algorithms by number."""
-    report, now = WorldReport(world, algorithms), time.monotonic_ns()
+    report, now = WorldReport(world, algorithms, language), time.monotonic_ns()
     ranks = [_rank(world, report, rank, now) for rank in range(world.size)]
     straggler = _blamed({one.rank: one.waits_for for one in ranks if one.waits_for is not None})
     if straggler is None:
@@ -107,7 +106,8 @@ def _call(
         asked, latest = records[rank]
         record = asked if asked[0] == number else latest
         what = report.called(record) if record[0] else ""
-        return record[0], what, record[7], report.group(at)
+        shown = 0 if record[1] == _core.ENDING else record[0]
+        return shown, what, record[7], report.group(at)
     except (IndexError, KeyError):  # the group was let go of, and its memory is another's
         return 0, "", "", ""
 
@@ -137,7 +137,7 @@ def _hangs(
         longest = max((one.waited for one in waiting), default=0.0)
         pairs = report.circle_of() if longest > HANGS_S else []
         steps = [live_say("circle step", language, rank=one, other=other) for one, other in pairs]
-        return live_say("circle", language, steps=", ".join(steps)) if steps else ""
+        return live_say("circle", language, steps=_listed(steps, language)) if steps else ""
     their = [one for one in waiting if one.rank != straggler and one.waited > HANGS_S]
     culprit = ranks[straggler]
     if not their:
@@ -146,23 +146,23 @@ def _hangs(
     told = live_say(
         "wait" if len(their) > 1 else "waits",
         language,
-        who=_who([one.rank for one in their], language),
+        who=live_ranks([one.rank for one in their], language),
         rank=straggler,
-        calls=live_say("calls", language, calls=", ".join(sorted(what))) if what else "",
+        calls=live_say("calls", language, calls=_listed(sorted(what), language)) if what else "",
         time=f"{max(one.waited for one in their):.1f}",
     )
     return f"{told}{' ' if language == 'en' else ''}{_condition(culprit, language)}"
 
 
-def _who(ranks: Sequence[int], language: str) -> str:
-    return ranks_text(list(ranks)) if language == "en" else "rank " + "、".join(map(str, ranks))
+def _listed(words: Sequence[str], language: str) -> str:
+    return ("、" if language == "zh" else ", ").join(words)
 
 
 def _condition(rank: RankNow, language: str) -> str:
     """Say what is known of a rank that keeps others waiting."""
     known = ("stopped", "dead", "left", "ended")
     key = "calls now" if rank.state == "calls" else rank.state
-    last = f"{rank.call.split(' ')[0]} #{rank.number}" if rank.number else ""
+    last = f"{rank.call.split(' ')[0]} #{rank.number}" if rank.number else rank.call
     return live_say(
         key if key in (*known, "calls now") else "computes",
         language,

@@ -7,27 +7,25 @@ from collections.abc import Sequence
 from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.engines import ENDINGS, INNER_TAGS
-from roundelay.errors import ranks_text
 from roundelay.live.call_words import read_word
+from roundelay.live.hang_words import live_ranks, live_say
 from roundelay.reductions import DTYPES, OPS
 
 CallRecord = tuple[int, int, int, int, int, int, int, str]
 
 CALL, RECV = _core.WAITS.index("call"), _core.WAITS.index("recv")
 OWN = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
-ENDED = {
-    "closed": "closed the communicator",
-    "returned": "returned from its function",
-    "script": "came to the end of its script",
-    "dropped": "let go of the group",
-}
+ENDED = ("closed", "returned", "script", "dropped")  # each is a key of the words
 
 
 class WorldReport:
-    """What the ranks of a world do, with the names of algorithms by number."""
+    """What the ranks of a world do, with the names of algorithms by number.
 
-    def __init__(self, world: _core.World, algorithms: Sequence[str]) -> None:
-        self._world, self._algorithms = world, algorithms
+    Errors are in English; what those see who look on may be in Chinese.
+    """
+
+    def __init__(self, world: _core.World, algorithms: Sequence[str], language: str = "en") -> None:
+        self._world, self._algorithms, self._language = world, algorithms, language
 
     def call(self, record: CallRecord) -> str:
         """Describe a call: what, with what, how and where."""
@@ -38,7 +36,7 @@ class WorldReport:
         """Describe a call: what, with what and how; `number` is put where its number stands."""
         _, collective, algorithm, dtype, op, count, root, _ = record
         if collective == _core.ENDING:
-            return ENDED[ENDINGS[root]]
+            return live_say(ENDINGS[root], self._language)
         contract = collectives.load(collectives.names()[collective])
         word = read_word(root, rooted=contract.rooted)
         details = f" {DTYPES[dtype]}[{count}]" if contract.name != "barrier" else ""
@@ -53,7 +51,8 @@ class WorldReport:
             details += f" op=rd.Op {word.rest:x}" if own else f" label={word.rest}"
         short = self._algorithms[algorithm]
         if word.call not in ("", contract.name):
-            return f"{word.call}{number}, by {contract.name}{details} ({short})"
+            by = live_say("by", self._language, name=contract.name)
+            return f"{word.call}{number}{by}{details} ({short})"
         return f"{contract.name}{number}{details} ({short})"
 
     def last(self, record: CallRecord) -> str:
@@ -78,8 +77,10 @@ class WorldReport:
         if at in (0, self._world.group_at):
             return ""
         serial, made, members = self._world.calls(at)
-        where = f"; made at {made}" if made else ""
-        return f" in group {serial} ({ranks_text([member[0] for member in members])}{where})"
+        language = self._language
+        ranks = live_ranks([member[0] for member in members], language)
+        where = live_say("made", language, site=made) if made else ""
+        return live_say("group", language, group=serial, ranks=ranks, made=where)
 
     def of_rank(self, at: int, number: int, rank: int) -> list[str]:
         """Say what the threads of a rank wait for, or what it did last.
@@ -113,8 +114,9 @@ class WorldReport:
     def message(self, rank: int, wait: tuple[int, int, int, int, int, str, int]) -> str:
         """Say for which message a rank waits."""
         kind, _, _, other, tag, _, _ = wait
-        who = "any rank" if other < 0 else "itself" if other == rank else f"rank {other}"
-        return f"{'recv from' if kind == RECV else 'send to'} {who}, {_tag(tag)}"
+        key = "any rank" if other < 0 else "itself" if other == rank else "rank"
+        who, said = live_say(key, self._language, rank=other), _tag(tag, self._language)
+        return live_say("recv" if kind == RECV else "send", self._language, who=who, tag=said)
 
     def circle(self) -> str:
         """Name ranks that wait for one another in a circle, in a line of its own, if any do."""
@@ -152,7 +154,6 @@ def left_over(rank: int, requests: list[tuple[bool, int, int, int, int, str]]) -
     return f"roundelay: rank {rank} ended with {', and with '.join(told)}."
 
 
-def _tag(tag: int) -> str:
-    if tag == _core.ANY_TAG:
-        return "any tag"
-    return "part of an object" if tag >= INNER_TAGS else f"tag {tag}"
+def _tag(tag: int, language: str = "en") -> str:
+    key = "any tag" if tag == _core.ANY_TAG else "object" if tag >= INNER_TAGS else "tag"
+    return live_say(key, language, tag=tag)

@@ -16,8 +16,15 @@ from roundelay.planning.candidate import (
 from roundelay.planning.document import as_document
 from roundelay.planning.held import Held
 from roundelay.planning.memory import RankBytes, fullest_rank
-from roundelay.planning.model import ModelShape, transformer
-from roundelay.planning.reason import advice, described, gigabytes, large, reason
+from roundelay.planning.model import ModelShape, check_heads, transformer
+from roundelay.planning.reason import (
+    advice,
+    described,
+    four_digits,
+    gigabytes,
+    large,
+    reason,
+)
 from roundelay.planning.request import AXES, MOST_GPUS, USUAL_SEQUENCE, asked_choices, asked_task
 from roundelay.planning.scaling import scaling
 from roundelay.planning.search import PlanChoices, Planned, TrainingPlan, plan
@@ -47,7 +54,9 @@ __all__ = [
     "as_document",
     "asked_choices",
     "asked_task",
+    "check_heads",
     "described",
+    "four_digits",
     "fullest_rank",
     "gigabytes",
     "large",

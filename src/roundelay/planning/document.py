@@ -7,7 +7,8 @@ from typing import Any
 
 from roundelay.html_table import html_table
 from roundelay.language import Language
-from roundelay.planning.reason import gigabytes, large, reason
+from roundelay.planning.model import counted
+from roundelay.planning.reason import four_digits, gigabytes, reason
 from roundelay.planning.search import Planned, TrainingPlan
 from roundelay.planning.why import why
 from roundelay.planning.why_chinese import in_chinese
@@ -94,7 +95,8 @@ def plan_html(found: TrainingPlan) -> str:
     several = len({one.candidate.precision for one in rows}) > 1
     words = [_words(one, several) for one in rows]
     task = found.task
-    title = f"{large(task.model.params)} parameters on {task.gpus} GPUs, {task.cluster.name}"
+    gpus = counted(task.gpus, "GPU")
+    title = f"{four_digits(task.model.params)} parameters on {gpus}, {task.cluster.name}"
     at = next((at for at, one in enumerate(rows) if one is found.best), None)
     notes = [f"Best: {reason(found)}"] if found.best is not None else ["Nothing fits."]
     return html_table(head, words, title=title, notes=notes, marked=at)

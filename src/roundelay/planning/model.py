@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["ModelShape", "transformer"]
+__all__ = ["ModelShape", "check_heads", "counted", "transformer"]
 
 MOST_VOCABULARY = 150_000  # what goes beyond two such tables belongs to the layers
 USUAL_VOCABULARY = 50_304
@@ -100,19 +100,27 @@ def transformer(
                 "A model is known by its params=, or by its layers= and hidden=. Give either."
             )
         layers, hidden = _guessed(params, layers, hidden)
-        note = f"layers and width are a guess: {layers} layers of {hidden}"
+        note = f"layers and width are a guess: {counted(layers, 'layer')} of {hidden}"
+    if heads is not None:
+        check_heads(hidden, heads)
     block = _block(hidden)
     tables = 1
     if params is None:
         vocabulary = USUAL_VOCABULARY if vocabulary is None else vocabulary
     else:
+        said = vocabulary
         rest = params - layers * sum(block) - positions * hidden - 2 * hidden
         rows = rest / hidden
         tables = 2 if rows > 1.5 * (ONE_TABLE if vocabulary is None else vocabulary) else 1
         if vocabulary is None:
             vocabulary = int(min(max(rows, 0) / tables, MOST_VOCABULARY))
         short = rest - tables * vocabulary * hidden
-        block = _grown(params, layers, hidden, block, short)
+        most = OTHER * layers * sum(block)
+        if abs(short) > most:
+            if said is not None and short < -most <= rest:
+                raise InvalidArgumentError(_too_many_tokens(params, hidden, said))
+            raise InvalidArgumentError(_no_model(params, layers, hidden, said, short))
+        block = _grown(layers, hidden, block, short)
         # What does not divide by the layers is a row more of the first table.
     table = vocabulary * hidden
     found = layers * sum(block) + tables * table + positions * hidden + 2 * hidden
@@ -141,26 +149,72 @@ def _block(hidden: int) -> tuple[int, ...]:
             hidden, hidden, 4 * square, 4 * hidden, 4 * square, hidden)  # fmt: skip
 
 
-def _grown(
-    params: int, layers: int, hidden: int, block: tuple[int, ...], more: int
-) -> tuple[int, ...]:
-    """Return layers with so many more elements in all, or fewer; refuse what can't be.
+def _grown(layers: int, hidden: int, block: tuple[int, ...], more: int) -> tuple[int, ...]:
+    """Return layers with so many more elements in all, or fewer.
 
     Gates make perceptrons wider, and keys and values of few heads make attention narrower.
     """
-    inside = layers * sum(block)
-    if abs(more) > OTHER * inside:
-        likely = "{} layers of {}".format(*_guessed(params, None, None))
-        raise InvalidArgumentError(
-            f"{params:.4g} parameters do not go with {layers} layers of width {hidden}: those have "
-            f"12·{layers}·{hidden}² = {inside:.3g}, and no vocabulary explains the rest. Usual for "
-            f"so many parameters are {likely}. Give other layers or another width, or leave out "
-            f"the parameters."
-        )
     each = more // layers
     matrices = sum(numel for numel in block if numel >= hidden * hidden)
     return tuple(numel + (each * numel // matrices if numel >= hidden * hidden else 0)
                  for numel in block)  # fmt: skip
+
+
+def _too_many_tokens(params: int, hidden: int, vocabulary: int) -> str:
+    return (
+        f"A vocabulary of {counted(vocabulary, 'token')} does not go with "
+        f"{_parameters(params)}: its table, of width {hidden}, would have "
+        f"{vocabulary * hidden:.3g} by itself. Give a smaller vocabulary, or more parameters."
+    )
+
+
+def _no_model(params: int, layers: int, hidden: int, vocabulary: int | None, more: int) -> str:
+    """Say why layers, width and parameters can't belong together, and what is usual."""
+    if more < 0:
+        rest = "matrices alone"
+    elif vocabulary is None:
+        rest = "matrices, and no vocabulary explains the rest"
+    else:
+        rest = f"matrices, and {counted(vocabulary, 'token')} do not explain the rest"
+    likely, width = _guessed(params, None, None)
+    least = likely * sum(_block(width))
+    if params < (1 - OTHER) * least:
+        usual = (
+            f"Without both, the smallest model that is guessed has {counted(likely, 'layer')} of "
+            f"width {width}, and {least} parameters. For a smaller one give layers and width."
+        )
+    elif (likely, width) == (layers, hidden):
+        usual = "Give other layers or another width, or leave out the parameters."
+    else:
+        usual = (
+            f"Usual for so many parameters are {counted(likely, 'layer')} of {width}. Give other "
+            f"layers or another width, or leave out the parameters."
+        )
+    go = "does" if params == 1 else "do"
+    return (
+        f"{_parameters(params)} {go} not go with {counted(layers, 'layer')} of width {hidden}: "
+        f"there 12·{layers}·{hidden}² = {12 * layers * hidden * hidden:.3g} are in {rest}. "
+        f"{usual}"
+    )
+
+
+def _parameters(count: int) -> str:
+    return "1 parameter" if count == 1 else f"{count:.4g} parameters"
+
+
+def check_heads(hidden: int, heads: int) -> None:
+    """Refuse heads that do not divide the width."""
+    if hidden % heads:
+        near = next(count for count in range(min(heads, hidden), 0, -1) if hidden % count == 0)
+        raise InvalidArgumentError(
+            f"{counted(heads, 'head')} do not divide a width of {hidden}: each has the same share "
+            f"of it. Give other heads, {near} say, or another width."
+        )
+
+
+def counted(count: int, word: str) -> str:
+    """Count things: 1 layer, 32 layers."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _guessed(params: int, layers: int | None, hidden: int | None) -> tuple[int, int]:

@@ -10,10 +10,11 @@ from roundelay.errors import RoundelayError
 from roundelay.language import Language, say
 from roundelay.planning.candidate import STRATEGIES, Candidate, MeshShape, Task
 from roundelay.planning.memory import fullest_rank
+from roundelay.planning.model import counted
 from roundelay.planning.search import PlanChoices, Planned, TrainingPlan, plan
 from roundelay.planning.step_time import step_time
 
-__all__ = ["advice", "described", "gigabytes", "large", "reason"]
+__all__ = ["advice", "described", "four_digits", "gigabytes", "large", "reason"]
 
 MOST_GROWTH = 1 << 12  # times more ranks that are tried until something fits
 NOTICED = 0.001  # of a step, or of bytes sent: a difference that is worth a word
@@ -32,11 +33,33 @@ def gigabytes(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def large(number: float) -> str:
-    """Write a large number as people type it.
+def room_for(nbytes: int) -> str:
+    """Write a memory of three digits into which so many bytes go; never less, as rounding would.
 
-    >>> large(7_500_000_000), large(120_576), large(1e12)
-    ('7.5e9', '1.206e5', '1e12')
+    >>> room_for(15_300_000_001), room_for(15_300_000_000), room_for(140_200_000_000)
+    ('15.4 GB', '15.3 GB', '141 GB')
+    """
+    digit = 10 ** max(0, len(str(nbytes)) - 3)
+    return gigabytes(-(-nbytes // digit) * digit)
+
+
+def large(number: float) -> str:
+    """Write a large number as people type it: all its digits, so that it can be read back.
+
+    >>> large(7_500_000_000), large(120_576), large(1e12), large(123_512_345), large(1_235_500_000)
+    ('7.5e9', '120576', '1e12', '123512345', '1.2355e9')
+    """
+    plain = str(int(number))
+    digits = plain.rstrip("0")
+    short = f"{digits[:1]}{'.' * (len(digits) > 1)}{digits[1:]}e{len(plain) - 1}"
+    return short if len(short) < len(plain) else plain
+
+
+def four_digits(number: float) -> str:
+    """Write about how large a number is, to be read and not typed.
+
+    >>> four_digits(7_500_000_000), four_digits(120_576)
+    ('7.5e9', '1.206e5')
     """
     return f"{number:.4g}" if number < 1e4 else re.sub(r"\.?0*e\+0*", "e", f"{number:.3e}")  # noqa: PLR2004 - short
 
@@ -47,8 +70,7 @@ def described(candidate: Candidate, language: Language = "en") -> str:
     again = ", layers computed again" if full else ""
     return say(
         language,
-        f"{candidate.strategy} on {candidate.mesh}, "
-        f"{'1 row' if rows == 1 else f'{rows} rows'} at a time{again}",
+        f"{candidate.strategy} on {candidate.mesh}, {counted(rows, 'row')} at a time{again}",
         f"{candidate.strategy}，网格 {candidate.mesh}，每次 {rows} 条样本"
         f"{'，各层重算' if full else ''}",
     )
@@ -103,7 +125,7 @@ def _alone(task: Task, best: Planned, language: Language) -> Iterator[str]:
     if task.batch % task.gpus:
         yield say(
             language,
-            f"the batch of {task.batch} rows does not divide by dp={task.gpus}",
+            f"the batch of {counted(task.batch, 'row')} does not divide by dp={task.gpus}",
             f"{task.batch} 条样本的批不能被 dp={task.gpus} 整除",
         )
         return
@@ -176,8 +198,8 @@ def _ways(found: TrainingPlan, wanted: PlanChoices, language: Language) -> Itera
             yield say(language, f"{more.gpus} GPUs, {name}", f"{more.gpus} 块 GPU，{name}")
             break
         times *= 2
-    total = gigabytes(near.bytes.total)
-    yield say(language, f"GPUs of {total}", f"每块有 {total} 显存的 GPU")
+    room = room_for(near.bytes.total)
+    yield say(language, f"GPUs of {room}", f"每块有 {room} 显存的 GPU")
 
 
 def _tried(task: Task, wanted: PlanChoices) -> Planned | None:

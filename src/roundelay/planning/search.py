@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import InvalidArgumentError, rank_count
 from roundelay.planning.candidate import STRATEGIES, Candidate, MeshShape, Task
 from roundelay.planning.memory import RankBytes, fullest_rank
+from roundelay.planning.model import counted
 from roundelay.planning.step_time import StepTime, step_time
 
 __all__ = ["PlanChoices", "Planned", "TrainingPlan", "plan"]
@@ -132,7 +133,7 @@ def plan(task: Task, wanted: PlanChoices | None = None) -> TrainingPlan:
     options = [_planned(task, one) for mesh in meshes for one in _candidates(task, choice, mesh)]
     if not options:
         raise InvalidArgumentError(
-            f"A batch of {task.batch} rows does not divide into micro-batches of "
+            f"A batch of {counted(task.batch, 'row')} does not divide into micro-batches of "
             f"{', '.join(map(str, choice.micro_batches or ()))} rows on any of the meshes: "
             f"{', '.join(map(str, meshes[:4]))}. Take another --batch or --micro-batch."
         )
@@ -192,8 +193,9 @@ def _no_mesh(task: Task, wanted: PlanChoices) -> str:
     asked = ", ".join(f"{name}={count}" for name, count in fixed.items() if count is not None)
     model = task.model
     return (
-        f"No mesh of {task.gpus} ranks{f' with {asked}' if asked else ''} divides this model: tp "
-        f"must divide {model.heads} heads, cp {task.sequence} positions, pp {model.layers} "
-        f"layers, dp the batch of {task.batch} rows, and their product be {task.gpus}. Take "
+        f"No mesh of {rank_count(task.gpus)}{f' with {asked}' if asked else ''} divides this "
+        f"model: tp must divide {counted(model.heads, 'head')}, cp "
+        f"{counted(task.sequence, 'position')}, pp {counted(model.layers, 'layer')}, dp the batch "
+        f"of {counted(task.batch, 'row')}, and their product be {task.gpus}. Take "
         f"another number of GPUs, or another --batch: a multiple of {task.gpus}, say."
     )

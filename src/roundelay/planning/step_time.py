@@ -40,7 +40,7 @@ class StepTime:
     context: float  # keys and values along cp
     pipeline: float  # activations from stage to stage
     hidden: float  # communication behind which something was computed
-    sent: float  # bytes that a rank sends along the axes of data
+    sent: float  # bytes that a rank sends along the axes of data; of all ranks, the most
 
     @property
     def compute(self) -> float:
@@ -223,15 +223,23 @@ def _update(task: Task, candidate: Candidate, volumes: Volumes) -> float:
 
 
 def _both_ways(candidate: Candidate, width: ByteWidths) -> int:
-    """Return the bytes of a parameter to a server and back: servers that update answer with it."""
-    return width.gradient + (width.gradient if candidate.strategy == "ps" else width.updated)
+    """Return the bytes of a parameter to a server and back."""
+    return width.gradient + _answer(candidate, width)
+
+
+def _answer(candidate: Candidate, width: ByteWidths) -> int:
+    """Return the bytes by which a server answers for a parameter: one that updates sends that."""
+    return width.gradient if candidate.strategy == "ps" else width.updated
 
 
 def _sent(task: Task, candidate: Candidate, volumes: Volumes) -> float:
-    """Return the bytes that a rank sends along the axes of data: Ψ(N-1)/N for each half."""
+    """Return the most bytes that a rank sends along the axes of data: Ψ(N-1)/N for each half.
+
+    Where there is a server, it is that, which answers all the others; every worker sends Ψ.
+    """
     size, count = candidate.mesh.data, candidate.micro_batches(task)
+    if candidate.strategy.startswith("ps"):
+        return (size - 1) * volumes.numel * _answer(candidate, candidate.widths(task))
     share = volumes.numel * (size - 1) / size
-    if candidate.strategy.startswith("ps"):  # the mean over workers and the server
-        return _both_ways(candidate, candidate.widths(task)) * share
     halves = {"ddp": 2, "zero1": 2, "zero2": count + 1, "zero3": 3 * count}
     return halves[candidate.strategy] * PRECISIONS[candidate.precision] * share

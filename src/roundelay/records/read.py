@@ -6,7 +6,9 @@ and what they hold is text and numbers, nothing else. docs/tracing.md has the la
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -126,7 +128,9 @@ def read_rank(path: str | Path, *, most: int = MOST_EVENTS) -> RankRecord:
     """Read the file of one rank; its events are on its own clock, the last `most` of them."""
     name = str(path)
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise RecordError(name, "it is not an ordinary file")
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise RecordError(name, f"it can't be read: {error.strerror or error}") from error
@@ -139,6 +143,11 @@ def read_rank(path: str | Path, *, most: int = MOST_EVENTS) -> RankRecord:
         wall=header.wall, begun=header.begun, groups=_groups(header, data),
         events=_events(header, data, strings, most),
     )  # fmt: skip
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting: a FIFO would wait for its writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _header(name: str, data: bytes) -> _Header:

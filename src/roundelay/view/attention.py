@@ -40,6 +40,7 @@ class AttentionPicture:
     halves: frozenset[Place] = frozenset()  # cells of which half is seen
     hidden: frozenset[Place] = frozenset()  # cells of which nothing is
     ending: str = ""
+    language: Language = "en"
 
 
 def ring_picture(
@@ -74,6 +75,7 @@ def ring_picture(
         halves=frozenset(place for place in square if causal and place[0] == place[1]),
         hidden=frozenset(place for place in square if causal and place[0] < place[1]),
         ending=_ending(size, layout, causal=causal, language=language),
+        language=language,
     )
 
 
@@ -162,7 +164,7 @@ def ulysses_picture(
         say(language, f"After all-to-all|all tokens, of some heads;|a query sees keys {seen}",
             f"all-to-all 之后|全部 token，一部分头；|query {sight}"),
         say(language, "After another|the output is where|its queries came from",
-            "再一次 all-to-all 之后|输出回到|query 原来所在的 rank"),
+            "再一次 all-to-all 之后|输出回到 query|原来所在的 rank"),
     )  # fmt: skip
     frames = []
     for words, cells in zip(told, (tokens, heads, tokens), strict=True):
@@ -183,6 +185,7 @@ def ulysses_picture(
             "行是注意力头（或一组头），列是序列的片段。格子表示它在哪个 rank 上。",
         ),
         frames=tuple(frames),
+        language=language,
         ending=say(
             language,
             "All ranks compute as much: each has whole squares, of its heads.",
@@ -203,9 +206,11 @@ def lines(picture: AttentionPicture, *, ascii_only: bool = False) -> list[str]:
     """
     done, never = ("." if ascii_only else "·"), "-"
     wide = max(map(len, (*picture.columns, *picture.rows))) + 2
+    language = picture.language
     parts = [picture.title, picture.about, ""]
     for frame in picture.frames:
-        parts.append(f"{frame.head}: {' '.join(frame.told)}")
+        told = say(language, " ", "").join(frame.told)
+        parts.append(f"{frame.head}{say(language, ': ', '：')}{told}")
         parts.append(" " * (wide + 3) + "".join(name.rjust(wide) for name in picture.columns))
         for row, name in enumerate(picture.rows):
             owner = picture.owners[row]
@@ -217,5 +222,6 @@ def lines(picture: AttentionPicture, *, ascii_only: bool = False) -> list[str]:
             head = f"{'' if owner is None else owner!s:2} {name.ljust(wide)}"
             parts.append((head + "".join(cells)).rstrip())
         parts.append("")
-    signs = f"{done} computed before   {never} never: masked" if picture.hidden else ""
-    return [*parts, *filter(None, [signs, picture.ending])]
+    signs = say(language, f"{done} computed before   {never} never: masked",
+                f"{done} 之前算过   {never} 被掩蔽，从不计算")  # fmt: skip
+    return [*parts, *filter(None, [signs if picture.hidden else "", picture.ending])]

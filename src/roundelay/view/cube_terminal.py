@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from roundelay.contraction import TENSORS
-from roundelay.view.cube import CubeFrame, CubePicture, TensorSheet, listed, shape_text
+from roundelay.language import Language, say
+from roundelay.view.cube import DIM_NAMES, CubeFrame, CubePicture, TensorSheet, listed, shape_text
 from roundelay.view.terminal_text import ASCII, UNICODE, Glyphs, nbytes_text
 
 __all__ = ["cube_text"]
@@ -31,16 +32,20 @@ def cube_text(picture: CubePicture, *, ascii_only: bool = False) -> RenderableTy
         Text(""),
     ]
     for frame in picture.frames:
-        parts += [*_frame(frame, glyphs), Text("")]
+        parts += [*_frame(frame, glyphs, picture.language), Text("")]
     style = "green" if picture.agrees else "bold red"
     mark = glyphs.done if picture.agrees else glyphs.failed
-    key = "a piece shows the ranks that have it; 0+1: it is the sum of theirs"
+    key = say(
+        picture.language,
+        "a piece shows the ranks that have it; 0+1: it is the sum of theirs",
+        "每片上写着拥有它的 rank；0+1：它是两者之和",
+    )
     parts += [_holdings(picture, glyphs), Text("")]
     parts += [Text(f"{mark} {_plain(picture.verdict, glyphs)}", style=style), Text(key, "dim")]
     return Group(*parts)
 
 
-def _frame(frame: CubeFrame, glyphs: Glyphs) -> Iterator[RenderableType]:
+def _frame(frame: CubeFrame, glyphs: Glyphs, language: Language) -> Iterator[RenderableType]:
     yield Text(_plain(frame.title, glyphs), style="bold")
     drawn = [_sheet(sheet, glyphs) for sheet in frame.sheets]
     table = Table.grid(padding=(0, 1), pad_edge=False)
@@ -52,7 +57,7 @@ def _frame(frame: CubeFrame, glyphs: Glyphs) -> Iterator[RenderableType]:
     sign = glyphs.arrow if frame.groups else glyphs.done
     style = "bold yellow" if frame.groups else "green"
     yield Text(f"{sign} {_plain(frame.moves, glyphs)}", style)
-    yield Text(f"  {_plain(frame.why, glyphs)}.")
+    yield Text(f"  {_plain(frame.why, glyphs)}{say(language, '.', '。')}")
     yield Text(f"  {_plain(frame.result, glyphs)}", style="dim")
 
 
@@ -101,12 +106,12 @@ def _holdings(picture: CubePicture, glyphs: Glyphs) -> RenderableType:
     """Return a row for every rank: where it stands, and what it has of X, W and Y."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("rank", justify="right")
-    cuts = picture.cube.cuts
+    cuts, language = picture.cube.cuts, picture.language
     for cut in cuts:
-        table.add_column(cut.dim, justify="right")
+        table.add_column(say(language, cut.dim, DIM_NAMES.get(cut.dim, "")), justify="right")
     for tensor in ("X", "W", "Y"):
         table.add_column(f"{tensor}[{','.join(TENSORS[tensor])}]")
-    table.add_column("sends")
+    table.add_column(say(language, "sends", "发送"))
     for rank, place in enumerate(picture.cube.places()):
         cells = [
             f"{shape_text(picture.run.shapes[rank][tensor])}, "
@@ -114,7 +119,8 @@ def _holdings(picture: CubePicture, glyphs: Glyphs) -> RenderableType:
             for tensor in ("X", "W", "Y")
         ]
         sent = sum(each.sent[rank] for each in picture.run.products.values())
-        words = [str(rank), *map(str, place), *cells, nbytes_text(sent) if sent else "nothing"]
+        none = say(language, "nothing", "无")
+        words = [str(rank), *map(str, place), *cells, nbytes_text(sent) if sent else none]
         table.add_row(*(_plain(word, glyphs) for word in words))
     return table
 

@@ -204,14 +204,22 @@ def pipeline_html(picture: PipelinePicture) -> str:
         f"<td>{picture.peaks[rank]}</td></tr>"
         for rank, name in enumerate(picture.names)
     )
+    hint = say(
+        picture.language,
+        "Point at a box: its micro-batch stays, and all others step back.",
+        "指向一个框：它的微批保持原样，其余淡出。",
+    )
+    columns = say(picture.language, "rank|has|works|waits|keeps at most",
+                  "rank|拥有|工作|等待|最多保留")  # fmt: skip
+    heads = "".join(f"<th>{name}</th>" for name in columns.split("|"))
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
+<html lang="{picture.language}"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>{PAGE}</style></head><body>
 <div class="scroll">{_svg(picture, style)}</div>
-<p>Point at a box: its micro-batch stays, and all others step back.</p>
-<table><thead><tr><th>rank</th><th>has</th><th>works</th><th>waits</th><th>keeps at most</th></tr>
+<p>{hint}</p>
+<table><thead><tr>{heads}</tr>
 </thead><tbody>{rows}</tbody></table>
 </body></html>
 """

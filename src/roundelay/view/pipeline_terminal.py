@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
+from rich.cells import cell_len
 from rich.text import Text
 
-from roundelay.view.pipeline_picture import MEANINGS, PipelineBox, PipelinePicture
+from roundelay.language import say
+from roundelay.view.pipeline_picture import PipelineBox, PipelinePicture
 from roundelay.view.terminal_text import Glyphs, safe
 
 __all__ = ["pipeline_lines"]
@@ -26,8 +28,9 @@ def pipeline_lines(picture: PipelinePicture, *, width: int, glyphs: Glyphs) -> I
     unit = _unit(picture)
     across = len(str(picture.schedule.micro_batches - 1)) + 1  # columns of a unit of time
     left = max(map(len, picture.names)) + 2
-    ends = [f"  keeps {peak}" for peak in picture.peaks]
-    room = max(1, (width - left - max(map(len, ends))) // across)
+    language = picture.language
+    ends = [f"  {say(language, 'keeps', '保留')} {peak}" for peak in picture.peaks]
+    room = max(1, (width - left - max(map(cell_len, ends))) // across)
     units = round(picture.price.makespan / unit)
     rows = [_row(boxes, unit, across, units, glyphs) for boxes in picture.rows]
     for start in range(0, units, room):
@@ -39,12 +42,15 @@ def pipeline_lines(picture: PipelinePicture, *, width: int, glyphs: Glyphs) -> I
             yield line + (end if stop == units else "")
     yield Text("")
     idle = glyphs.levels[0]
-    letters = MEANINGS[picture.split]
-    told = [f"{letter} {meaning}" for letter, meaning in letters.items()]
-    told.append(f"{idle} waits")
+    told = [f"{letter} {meaning}" for letter, meaning in picture.meanings().items()]
+    told.append(f"{idle} {say(language, 'waits', '等待')}")
     if picture.schedule.stages > picture.schedule.size:
-        told.append("small letters: every other stage of a rank")
-    yield Text(safe("; ".join(told) + "; the number is the micro-batch's", glyphs))
+        told.append(
+            say(language, "small letters: every other stage of a rank",
+                "小写字母：一个 rank 上隔一个的阶段")
+        )  # fmt: skip
+    told.append(say(language, "the number is the micro-batch's", "数字是微批编号"))
+    yield Text(safe(say(language, "; ", "；").join(told), glyphs))
     for note in picture.notes:
         yield Text(safe(note, glyphs))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundelay.language import Language, say
-from roundelay.planning import Task, large
+from roundelay.planning import Task, four_digits
 from roundelay.view.chart import Axis
 
 __all__ = ["scaling_words"]
@@ -11,7 +11,7 @@ __all__ = ["scaling_words"]
 
 def scaling_words(task: Task, language: Language = "en") -> tuple[str, Axis, Axis]:
     """Return the title, and what goes across and up."""
-    params, name = large(task.model.params), task.cluster.name
+    params, name = four_digits(task.model.params), task.cluster.name
     title = say(
         language,
         f"{params} parameters on {name}, {task.batch} rows in a step",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roundelay.records import Event, RankRecord, RunRecord
@@ -26,6 +26,11 @@ class RunWindow:
     key: str  # for addresses
     start: int
     end: int
+    own: Mapping[int, tuple[int, int] | None] | None = None  # by rank: its step, if it has that
+
+    def of(self, rank: int) -> tuple[int, int] | None:
+        """Return the part that is a rank's own: its step, which other ranks begin and end apart."""
+        return (self.start, self.end) if self.own is None else self.own[rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +45,48 @@ def windows(run: RunRecord, *, every: bool = False, language: Language = "en") -
     """Return the last few steps of a run, or `every` one; without steps, all of it or its end.
 
     A step lasts from its first pass to the end of the optimizer's step: on whichever rank these
-    are first and last.
+    are first and last. What is each rank's own of it, the window has as well.
     """
-    ends: dict[int, int] = {}
-    begins: dict[int, int] = {}
-    for record in run.ranks:
-        over = -1  # the last step of this rank
-        for event in record.events:
-            if event.kind == "step" and event.ended is not None:
-                ends[event.call] = max(event.ended, ends.get(event.call, 0))
-                over = event.call
-            elif event.kind in PASSES and event.call > over:
-                begins[event.call] = min(event.began, begins.get(event.call, event.began))
-    found = [
-        RunWindow(
-            run_say("step", language, number=number + 1),
-            f"step-{number + 1}",
-            begins[number],
-            ends[number],
-        )
-        for number in sorted(ends)
-        if number in begins and begins[number] < ends[number]
-    ]
+    marks = {record.rank: _marks(record) for record in run.ranks}
+    found = []
+    for number in sorted({step for _, ends in marks.values() for step in ends}):
+        start = min((begins[number] for begins, _ in marks.values() if number in begins), default=0)
+        end = max(ends[number] for _, ends in marks.values() if number in ends)
+        if start < end and any(number in begins for begins, _ in marks.values()):
+            own = {rank: _own(number, (start, end), *mark) for rank, mark in marks.items()}
+            name = run_say("step", language, number=number + 1)
+            found.append(RunWindow(name, f"step-{number + 1}", start, end, own))
     if not found:
         return [_last_calls(run, language)]
     return found if every else found[-MOST_WINDOWS:]
+
+
+def _marks(record: RankRecord) -> tuple[dict[int, int], dict[int, int]]:
+    """Return when each step of a rank began, by its first pass, and when it ended."""
+    begins: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    over = -1  # the last step
+    for event in record.events:
+        if event.kind == "step" and event.ended is not None:
+            ends[event.call] = max(event.ended, ends.get(event.call, 0))
+            over = event.call
+        elif event.kind in PASSES and event.call > over:
+            begins[event.call] = min(event.began, begins.get(event.call, event.began))
+    return begins, ends
+
+
+def _own(
+    number: int, window: tuple[int, int], begins: Mapping[int, int], ends: Mapping[int, int]
+) -> tuple[int, int] | None:
+    """Return a rank's own part of a step; None where it has others, but not this one."""
+    if not begins and not ends:
+        return window  # it serves those that take steps
+    if number not in begins and number not in ends:
+        return None
+    # A rank that died in the step has no end of it; one whose first events were overwritten has
+    # no begin, but what it did since the step before.
+    before = max((end for step, end in ends.items() if step < number), default=0)
+    return begins.get(number, max(window[0], before)), ends.get(number, window[1])
 
 
 def _last_calls(run: RunRecord, language: Language) -> RunWindow:

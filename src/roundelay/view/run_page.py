@@ -85,7 +85,7 @@ def _section(run: RunRecord, window: RunWindow) -> str:
 def run_rows(run: RunRecord, window: RunWindow, language: Language = "en") -> list[list[str]]:
     """Return the table of the ranks in a window: its head, then a row for each."""
     head = [run_say(f"column {name}", language) for name in COLUMNS]
-    ranks = summary(run, window.start, window.end).ranks
+    ranks = summary(run, window).ranks
     return [head, *(_row(one, language) for one in ranks)]
 
 

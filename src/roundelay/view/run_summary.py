@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from roundelay.records import Event, RankRecord, RunRecord
+from roundelay.view.run_lanes import RunWindow
 
 __all__ = ["RankTimes", "RunSummary", "summary"]
 
@@ -22,7 +23,7 @@ class RankTimes:
 
     rank: int
     phases: Mapping[str, int]  # of its own thread; what lies inside another counts in both
-    calls: int  # how many
+    calls: int  # how many it made
     nbytes: int  # of their largest buffers
     in_calls: int  # on its own thread
     waited: int  # for other ranks, in all calls
@@ -79,16 +80,24 @@ class RunSummary:
         }
 
 
-def summary(run: RunRecord, start: int = 0, end: int | None = None) -> RunSummary:
-    """Sum up a run, or what of it lies between two times."""
-    until = run.length if end is None else end
-    ranks = [_times(record, run.length, (start, until)) for record in run.ranks]
-    inside = [event for event in run.ranks[0].events if event.kind == "step"
-              and start <= event.began < until] if run.ranks else []  # fmt: skip
-    return RunSummary(until - start, len({event.call for event in inside}), ranks)
+def summary(run: RunRecord, window: RunWindow | None = None) -> RunSummary:
+    """Sum up a run, or a window of it: of a step, what is each rank's own.
+
+    A call counts where it was made; of its time, that which lies inside.
+    """
+    whole = RunWindow("", "", 0, run.length) if window is None else window
+    own = [(record, whole.of(record.rank)) for record in run.ranks]
+    steps = {event.call for record, span in own if span is not None for event in record.events
+             if event.kind == "step" and _inside(event.began, span)}  # fmt: skip
+    ranks = [_times(record, run.length, span) for record, span in own]
+    return RunSummary(whole.end - whole.start, len(steps), ranks)
 
 
-def _times(record: RankRecord, length: int, window: Span) -> RankTimes:
+def _inside(at: int, span: Span) -> bool:
+    return span[0] <= at <= span[1]
+
+
+def _times(record: RankRecord, length: int, window: Span | None) -> RankTimes:
     main, phases, waited_for = record.main_thread, Counter[str](), Counter[int]()
     calls = nbytes = in_calls = waited = 0
     beside: list[Span] = []
@@ -96,9 +105,12 @@ def _times(record: RankRecord, length: int, window: Span) -> RankTimes:
     standing: list[Span] = []  # its own thread, for a call to end
     unfinished = ""
     for event in record.events:
-        span = cut((event.began, length if event.ended is None else event.ended), window)
+        whole = event.began, length if event.ended is None else event.ended
+        span = None if window is None else cut(whole, window)
         if event.ended is None and not (event.kind == "message" and event.thread != main):
             unfinished = described(event)
+        if event.kind == "call" and window is not None and _inside(event.asked, window):
+            calls, nbytes = calls + 1, nbytes + event.nbytes
         if span is None:
             continue
         took = span[1] - span[0]
@@ -109,7 +121,6 @@ def _times(record: RankRecord, length: int, window: Span) -> RankTimes:
             if event.kind == "gather":
                 standing.append(span)
             continue
-        calls, nbytes = calls + 1, nbytes + event.nbytes
         waited += min(event.waited, took)
         if event.waits_for >= 0:
             waited_for[event.waits_for] += min(event.waited, took)

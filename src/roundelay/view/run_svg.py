@@ -74,7 +74,7 @@ class _Drawing:
     def __init__(self, run: RunRecord, window: RunWindow, language: Language) -> None:
         self.run, self.window, self.language = run, window, language
         self.scale = WIDTH / max(1, window.end - window.start)
-        self.summary = summary(run, window.start, window.end)
+        self.summary = summary(run, window)
         self.blocks: list[tuple[float, list[RunRow]]] = []  # of every rank: its top, and its rows
         top = TOP
         for record in run.ranks:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
-import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +22,7 @@ from roundelay.web.run_index import RunIndex
 from roundelay.web.safety import SESSION, Door, Guard, refusal
 from roundelay.web.view import Document, View
 from roundelay.web.views import views
+from roundelay.web.workers import Workers
 
 __all__ = ["page_app", "view_list"]
 
@@ -46,8 +47,8 @@ def page_app(door: Door, runs: RunIndex | None = None) -> Guard:
     """Return the app, with its guard before it; `runs` are the recorded runs that it shows."""
     served = _Server(door, runs)
     routes = [
-        Route("/api/views", served.list, methods=["GET"]),
-        Route("/api/{view}/{question}", served.answer, methods=["GET", "POST"]),
+        Route("/api/views", _told(served.list), methods=["GET"]),
+        Route("/api/{view}/{question}", _told(served.answer), methods=["GET", "POST"]),
         Route(SESSION, served.session, methods=["GET"]),
         Route("/{path:path}", served.file, methods=["GET"]),
     ]
@@ -60,7 +61,7 @@ class _Server:
         self.door, self.runs = door, runs
         self.files: Mapping[str, Asset] = assets()
         self.views: Mapping[str, View] = {name: views.load(name) for name in views.names()}
-        self.threads: anyio.CapacityLimiter | None = None
+        self.workers = Workers(AT_ONCE)
 
     async def file(self, request: Request) -> Response:
         """Hand out a file of the page."""
@@ -71,7 +72,7 @@ class _Server:
 
     async def list(self, request: Request) -> Response:
         """Say which views there are."""
-        Query(request.query_params.multi_items()).finish()
+        _query(request).finish()
         return _json(view_list())
 
     async def session(self, request: Request) -> Response:
@@ -91,30 +92,19 @@ class _Server:
         question = request.path_params["question"]
         if view is None or question not in {*view.answers, *view.takes}:
             return _error(404, "No view answers that.")
-        try:
-            if question in view.takes:
-                return await self._pasted(view.takes[question], request)
-            return await self._computed(view, question, request)
-        except PastedError as error:
-            return _error(error.status, str(error))
-        except RoundelayError as error:
-            return _error(400 if isinstance(error, InvalidArgumentError) else 422, str(error))
-        except Exception:  # noqa: BLE001 - the page is told nothing of it, the terminal all
-            traceback.print_exc(file=sys.stderr)
-            return _error(500, "The server has failed here; its terminal says how.")
+        if question in view.takes:
+            return await self._pasted(view.takes[question], request)
+        return await self._computed(view, question, request)
 
     async def _computed(self, view: View, question: str, request: Request) -> Response:
         query = _query(request, self.runs)
-        if self.threads is None:
-            self.threads = anyio.CapacityLimiter(AT_ONCE)
 
         def compute() -> bytes:
             document = view.answers[question](query)
             query.finish()
             return _encoded(document)
 
-        body = await anyio.to_thread.run_sync(compute, limiter=self.threads)
-        return Response(body, media_type="application/json")
+        return Response(await self.workers.run(compute), media_type="application/json")
 
     async def _pasted(self, module: str, request: Request) -> Response:
         query = _query(request)
@@ -130,6 +120,25 @@ class _Server:
             return _error(408, f"The text did not arrive within {ARRIVAL:.0f} seconds.")
         body = await run_pasted(module, bytes(received), language)
         return Response(body, media_type="application/json")
+
+
+def _told(answer: Callable[[Request], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    """Say what is wrong with a question, whichever it is, as a sentence with its status."""
+
+    async def told(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except PastedError as error:
+            return _error(error.status, str(error))
+        except RoundelayError as error:
+            return _error(400 if isinstance(error, InvalidArgumentError) else 422, str(error))
+        except asyncio.CancelledError:  # after Ctrl-C, of what was not done soon
+            return _error(503, "The server has ended.")
+        except Exception:  # noqa: BLE001 - the page is told nothing of it, the terminal all
+            traceback.print_exc(file=sys.stderr)
+            return _error(500, "The server has failed here; its terminal says how.")
+
+    return told
 
 
 def _query(request: Request, runs: RunIndex | None = None) -> Query:

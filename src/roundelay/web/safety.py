@@ -16,7 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["LOOPBACK", "Door", "Guard", "refusal"]
+__all__ = ["LOOPBACK", "MOST_HEAD", "Door", "Guard", "refusal"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -35,6 +35,7 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 SESSION = "/session"
+MOST_HEAD = 16 * 1024  # bytes
 REFUSED = 400  # and above, of status codes
 OURS = ("same-origin", "none")
 
@@ -107,6 +108,9 @@ class Guard:
 
     def _problem(self, scope: Scope, *, api: bool) -> tuple[int, str] | None:
         """Return the status and the words of a refusal, or None."""
+        # What reads requests counts only what waits for its rest; one that comes at once is whole.
+        if _head_bytes(scope) > MOST_HEAD:
+            return 431, f"The head of a request has at most {MOST_HEAD:,} bytes."
         if self._from_elsewhere(scope):
             return 403, "This page answers its own address only, and no other site."
         posted = scope["path"] in self.posts
@@ -132,6 +136,12 @@ class Guard:
         led = scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
         framed = headers.get("sec-fetch-dest", "document") != "document"
         return site not in OURS and not (led and not framed)
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Return how long a head was: the first line, then `name: value` and an end for each field."""
+    first = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"]) + 13
+    return first + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def _headers(scope: Scope) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import secrets
 import socket
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from roundelay.errors import InvalidArgumentError
 from roundelay.web.app import page_app
 from roundelay.web.run_index import RunIndex
-from roundelay.web.safety import LOOPBACK, Door
+from roundelay.web.safety import LOOPBACK, MOST_HEAD, Door
 
 __all__ = ["PageServer", "page_server"]
 
@@ -25,7 +26,6 @@ LEAST_TOKEN = 16
 #: Seconds for the head of a request to arrive, and for which an idle connection is kept.
 HEAD_SECONDS, IDLE_SECONDS = 10.0, 5
 MOST_CONNECTIONS = 64
-MOST_HEAD = 16 * 1024  # bytes
 
 
 class _Timed(H11Protocol):
@@ -107,11 +107,6 @@ def page_server(
             f"A token has at least {LEAST_TOKEN} letters and digits. Leave it out, and a random "
             f"one is made."
         )
-    if host in ("", "0.0.0.0", "::", "*"):  # noqa: S104 - this is where it is refused
-        raise InvalidArgumentError(
-            f"--host {host or repr(host)} would listen everywhere. Name the one address at which "
-            f"others reach this machine."
-        )
     try:
         listener = _bound(host, port)
     except (OSError, UnicodeError) as error:
@@ -127,7 +122,13 @@ def page_server(
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = [] if host in ("", "*") else socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if not found or _means_everywhere(str(found[0][4][0])):
+        raise InvalidArgumentError(
+            f"--host {host or repr(host)} would listen everywhere. Name the one address at which "
+            f"others reach this machine."
+        )
+    family, kind, protocol, _, where = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,6 +138,17 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _means_everywhere(address: str) -> bool:
+    """Tell whether a socket at this address takes what comes to any: it has many spellings.
+
+    >>> [_means_everywhere(each) for each in ("0.0.0.0", "::ffff:0.0.0.0", "::", "::1")]
+    [True, True, True, False]
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])  # without an interface
+    inner = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (inner or found).is_unspecified
 
 
 def _in_address(host: str) -> str:

@@ -61,10 +61,15 @@ class Player {
     document.removeEventListener("keydown", this.listener);
   }
 
+  // What is hidden stands still.
+  get seen() {
+    return this.element.getClientRects().length > 0;
+  }
+
   key(event) {
     if (event.altKey || event.ctrlKey || event.metaKey || event.defaultPrevented) return;
     const { target } = event;
-    if (target.matches?.(FIELDS)) return;
+    if (target.matches?.(FIELDS) || !this.seen) return;
     const scrolls = target.matches?.(".scroll") && target.scrollWidth > target.clientWidth;
     if (event.key === " ") {
       // On a button, space presses that button.
@@ -109,6 +114,7 @@ class Player {
     if (this.last === 0) return;
     this.go(this.number === this.last ? 0 : this.number + 1);
     this.timer = setInterval(() => {
+      if (!this.seen) return this.stop();
       this.go(this.number + 1);
       if (this.number === this.last) this.stop();
     }, this.pause);

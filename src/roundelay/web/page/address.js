@@ -4,7 +4,21 @@ function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
   const state = Object.fromEntries(new URLSearchParams(query));
   const { lang, ...rest } = state;
-  return { name: decodeURIComponent(path), lang, state: rest };
+  return { name: decoded(path), lang, state: rest };
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+// A number of the address, within what the page builds of it. What is asked is what the address says:
+// the server tells what is wrong with that.
+function bounded(text, low, high, usual) {
+  return /^\d{1,15}$/.test(text ?? "") ? Math.min(high, Math.max(low, Number(text))) : usual;
 }
 
 function compose(name, state, lang) {
@@ -15,4 +29,4 @@ function compose(name, state, lang) {
   return `#/${name}${query && `?${query}`}`;
 }
 
-export { compose, parse };
+export { bounded, compose, parse };

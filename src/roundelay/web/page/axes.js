@@ -27,10 +27,11 @@ class Part {
     this.command = make("code", { class: "command" });
     this.place = make("div", { class: "player-place" });
     this.controls = this.makeControls();
-    this.element = make("section", { class: `axes-${this.constructor.part}` },
-      form(tools, row(...Object.values(this.controls))), this.title, this.about, this.place, this.words,
+    this.result = [this.title, this.about, this.place, this.words,
       make("div", { class: "scroll sheet-of", tabindex: 0, role: "region", "aria-label": tools.t("drawing") }, this.drawing.element),
-      make("p", { class: "shell" }, tools.t("in a terminal"), " ", this.command));
+      make("p", { class: "shell" }, tools.t("in a terminal"), " ", this.command)];
+    this.element = make("section", { class: `axes-${this.constructor.part}` },
+      form(tools, row(...Object.values(this.controls))), ...this.result);
   }
 
   choice(name, options, { change = () => ({}), say = (each) => this.tools.t(`${name} ${each}`) } = {}) {
@@ -51,9 +52,10 @@ class Part {
     for (const [name, control] of Object.entries(this.controls)) control.value = state[name];
     this.adapt?.(state);
     const key = JSON.stringify(this.asked);
-    const step = Number(this.tools.state.step) || 0;
+    const step = this.tools.step();
     if (key === this.drawn) return this.player && this.player.number !== step && this.player.stopAndGo(step);
-    const found = await this.tools.ask("axes", this.constructor.part, this.asked, { slot: "drawing" });
+    this.drawn = "";
+    const found = await this.tools.ask("axes", this.constructor.part, this.asked, { slot: "drawing", into: this.result });
     this.drawn = key;
     this.found = found;
     this.title.textContent = found.title || "";
@@ -204,14 +206,10 @@ class Axes {
   constructor(root, tools, choices) {
     const { t } = tools;
     Object.assign(this, { tools, choices, part: null });
-    this.tabs = segments({ label: t("show"), options: SHOWS.map((name) => [name, t(`show ${name}`)]), value: this.name, change: (show) => this.change(show) });
+    this.tabs = segments({ label: t("show"), options: SHOWS.map((name) => [name, t(`show ${name}`)]), change: (show) => this.change(show) });
     this.lead = make("p", { class: "lead" });
     this.place = make("div", {});
     root.append(make("header", { class: "head" }, make("h1", {}, t("heading")), this.lead), make("div", { class: "tabs" }, this.tabs.element), this.place);
-  }
-
-  get name() {
-    return SHOWS.includes(this.tools.state.show) ? this.tools.state.show : SHOWS[0];
   }
 
   // Another picture has other controls: nothing of the last one stays in the address.
@@ -221,7 +219,7 @@ class Axes {
   }
 
   async update() {
-    const { name, tools } = this;
+    const { tools } = this, name = tools.one("show", SHOWS);
     this.tabs.value = name;
     this.lead.textContent = tools.t(`lead ${name}`);
     if (!(this.part instanceof PARTS[name])) {
@@ -237,15 +235,8 @@ class Axes {
   }
 }
 
-// What was refused has been told; the page stays, to be asked for something else.
-function told(error) {
-  if (!error.shown) throw error;
-}
-
 async function mount(root, tools) {
-  const page = new Axes(root, tools, await tools.ask("axes", "choices"));
-  await page.update().catch(told);
-  return page;
+  return new Axes(root, tools, await tools.ask("axes", "choices"));
 }
 
 export const view = { name: "axes", words, mount };

@@ -3,6 +3,7 @@
 import { make } from "./kit.js";
 import { Deck } from "./deck.js";
 import { field, number, row, segments, select, slider } from "./controls.js";
+import { bounded } from "./address.js";
 import { bytesText } from "./amounts.js";
 import { crossover, prices } from "./costs.js";
 import { proof } from "./proof.js";
@@ -10,12 +11,10 @@ import { words } from "./collectives-words.js";
 
 const DEFAULTS = { collective: "all_reduce", ranks: 4, bytes: 1 << 20 };
 const DRAWN = ["collective", "algorithm", "compare", "ranks", "root", "op", "values", "bytes", "network"];
+const PRICED = ["collective", "ranks", "root", "bytes", "network"];
 
 async function mount(root, tools) {
-  const choices = await tools.ask("collectives", "choices");
-  const page = new Page(root, tools, choices);
-  page.update(); // which goes on while the reader may already choose
-  return page;
+  return new Page(root, tools, await tools.ask("collectives", "choices"));
 }
 
 class Page {
@@ -84,19 +83,21 @@ class Page {
   get at() {
     const { state } = this.tools;
     const collective = this.named.get(state.collective) || this.named.get(DEFAULTS.collective);
+    const given = PRICED.filter((name) => state[name] && (name !== "root" || collective.rooted));
     const groups = state.values ? state.values.trim().split(/\s+/).length : 0;
     return {
       collective,
       algorithm: state.algorithm || collective.default,
       compare: state.compare || "none",
-      ranks: Number(state.ranks) || (groups > 1 ? groups : DEFAULTS.ranks),
-      root: Number(state.root) || 0,
-      bytes: Number(state.bytes) || DEFAULTS.bytes,
+      ranks: bounded(state.ranks, 1, this.choices.most_ranks, groups > 1 ? groups : DEFAULTS.ranks),
+      root: bounded(state.root, 0, this.choices.most_ranks - 1, 0),
+      bytes: bounded(state.bytes, 1, 2 ** 40, DEFAULTS.bytes),
       network: state.network || this.choices.networks[0],
       op: state.op || "sum",
       values: state.values || "",
-      step: Number(state.step) || 0,
-      own: Boolean(state.own),
+      step: this.tools.step(),
+      own: this.tools.one("own", ["", "yes"]) === "yes",
+      given: Object.fromEntries(given.map((name) => [name, state[name]])), // as the address has it
     };
   }
 
@@ -110,7 +111,7 @@ class Page {
     this.fill(at);
     const mapped = () => this.near && this.crossover.update(at);
     const drawn = this.draw(at).finally(() => this.nearness.observe(this.costs));
-    await Promise.all([drawn, this.prices.update(at).then(mapped)]);
+    await Promise.all([drawn, this.prices.update(at, [this.costs]).then(mapped)]);
   }
 
   fill(at) {
@@ -134,8 +135,10 @@ class Page {
     if (asked.compare === at.algorithm) delete asked.compare;
     const key = JSON.stringify(asked);
     if (key === this.drawn) return this.deck.player.number !== at.step && this.deck.player.stopAndGo(at.step);
-    const found = await this.tools.ask("collectives", "pictures", asked).catch((error) => {
-      this.clear(at.collective.name); // the picture before it is not what was asked for
+    this.drawn = "";
+    const into = [this.about, this.place, this.foot];
+    const found = await this.tools.ask("collectives", "pictures", asked, { into }).catch((error) => {
+      this.title.textContent = at.collective.name;
       throw error;
     });
     this.deal(found, at.step);

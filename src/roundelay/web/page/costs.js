@@ -17,10 +17,10 @@ function section(title) {
 
 function prices({ t, ask }, choose) {
   const { element, about, body } = section(t("prices"));
-  async function update({ collective, ranks, root, bytes, network, algorithm, compare }) {
+  async function update({ collective, ranks, root, bytes, network, algorithm, compare, given }, into = [element]) {
     const { rows } = await ask("collectives", "prices", {
-      collective: collective.name, ranks, bytes, network, root: collective.rooted ? root : null,
-    });
+      collective: collective.name, ranks, bytes, network, root: collective.rooted ? root : null, ...given,
+    }, { into });
     about.textContent = t("prices about", { n: ranks, ranks, bytes: bytesText(bytes), network });
     const most = Math.max(...rows.map(({ seconds }) => seconds)) || 1;
     const head = ["algorithm", "time", ...COLUMNS].map((name) => make("th", { scope: "col" }, t(name)));
@@ -48,7 +48,7 @@ function between(list, value) {
   return above - 1 + (Math.log2(value) - low) / (high - low);
 }
 
-const CELL = { width: 44, height: 30, left: 40, top: 8, foot: 40 };
+const CELL = { width: 44, height: 30, left: 54, top: 8, foot: 44 };
 
 function crossover({ t, ask }, choose) {
   const { element, about, body } = section(t("crossover"));
@@ -56,10 +56,19 @@ function crossover({ t, ask }, choose) {
   const told = make("p", { class: "hint", "aria-live": "polite" });
   element.append(key, told);
   about.textContent = t("crossover about");
-  let drawn = null;
-  async function update({ collective, ranks, bytes, network }) {
-    if (!body.childElementCount) body.replaceChildren(make("p", { class: "about" }, t("computing")));
-    const map = await ask("collectives", "crossover", { collective: collective.name, network });
+  let drawn = null, asking = "";
+  const wait = () => {
+    drawn = null;
+    key.replaceChildren();
+    told.textContent = "";
+    body.replaceChildren(make("p", { class: "about" }, t("computing")));
+  };
+  wait();
+  async function update({ collective, ranks, bytes, network, given }) {
+    const asked = { collective: given.collective || collective.name, network };
+    if (JSON.stringify(asked) !== asking) wait(); // it takes the server a while
+    asking = JSON.stringify(asked);
+    const map = await ask("collectives", "crossover", asked, { into: [element] });
     const names = map.algorithms.filter((name) => map.best.flat().some(([[best]]) => best === name));
     key.replaceChildren(...names.map((name) =>
       make("li", {}, tint(make("i", {}), hueOf(collective.algorithms, name)), name)));
@@ -111,7 +120,7 @@ function crossover({ t, ask }, choose) {
     });
     svg.append(
       draw("text", { class: "tick", x: left + (columns * width) / 2, y: high + 34, "text-anchor": "middle" }, t("bytes")),
-      draw("text", { class: "tick", transform: `translate(10 ${(high + top) / 2}) rotate(-90)`, "text-anchor": "middle" }, t("ranks")));
+      draw("text", { class: "tick", transform: `translate(17 ${(high + top) / 2}) rotate(-90)`, "text-anchor": "middle" }, t("ranks")));
     svg.addEventListener("keydown", (event) => walk(event, map));
     return svg;
   }

@@ -7,8 +7,10 @@ import { Refused, answer, live, open, send, viewList } from "./source.js";
 import { compose, parse } from "./address.js";
 import * as controls from "./controls.js";
 import * as theme from "./theme.js";
+import * as trouble from "./trouble.js";
 import { words } from "./shell-words.js";
 
+const START = "start"; // what went wrong before there was a view, and stays
 const LANGUAGES = { en: "English", zh: "中文" };
 
 const byId = (id) => document.getElementById(id);
@@ -18,19 +20,6 @@ function preferred() {
   const found = (navigator.languages || [navigator.language]).find((tag) => /^(en|zh)\b/i.test(tag));
   return found && /^zh/i.test(found) ? "zh" : "en";
 }
-
-// What went wrong, as text, until something goes right.
-const trouble = {
-  of: null,
-  show(sentence, of = null) {
-    this.of = of;
-    byId("trouble").textContent = sentence;
-    byId("trouble").hidden = false;
-  },
-  clear(of) {
-    if (this.of === of) byId("trouble").hidden = true;
-  },
-};
 
 function told(error) {
   if (!(error instanceof Refused)) return String(error.message || error);
@@ -49,15 +38,15 @@ class Asker {
     this.over = false;
   }
 
-  // `fresh` asks again for what may have changed since.
-  ask(view, question, params = {}, { slot = question, fresh = false } = {}) {
+  // `fresh` asks again for what may have changed since; `into` are the places of the answer.
+  ask(view, question, params = {}, { slot = question, fresh = false, into = [] } = {}) {
     const given = Object.fromEntries(Object.entries({ ...params, lang: this.language })
       .filter(([, value]) => value !== undefined && value !== null && value !== ""));
     const key = JSON.stringify([view, question, given]);
     return this.only(`${view}/${slot}`, async (signal) => {
       if (fresh || !this.kept.has(key)) this.kept.set(key, await answer(view, question, given, signal));
       return this.kept.get(key);
-    });
+    }, into);
   }
 
   send(view, question, text) {
@@ -66,7 +55,7 @@ class Asker {
 
   // One question of a slot is under way at a time. Of those that wait for its end only the newest is
   // asked; the others never come back. So a slider that is dragged does not flood the server.
-  async only(slot, work) {
+  async only(slot, work, into = []) {
     const line = this.lines.get(slot) || { newest: null, busy: Promise.resolve() };
     this.lines.set(slot, line);
     const mine = (line.newest = {});
@@ -83,7 +72,7 @@ class Asker {
       return document;
     } catch (error) {
       if (!current()) return never;
-      trouble.show(told(error), slot);
+      trouble.tell(slot, told(error), into);
       error.shown = true;
       throw error;
     }
@@ -117,19 +106,38 @@ function toolsFor(view, state, asker) {
       refreshLinks();
       if (!quiet) refresh(tools);
     },
+    // What the page itself reads of the address: one of those that are known, else the first; then the
+    // address says so, too.
+    one(name, known) {
+      const given = tools.state[name];
+      if (given !== undefined && !known.includes(given)) tools.set({ [name]: null }, { quiet: true });
+      return known.includes(given) ? given : known[0];
+    },
+    step() {
+      const given = tools.state.step ?? "0";
+      if (/^\d{1,6}$/.test(given)) return Number(given);
+      tools.set({ step: null }, { quiet: true });
+      return 0;
+    },
     link: (name, target = {}) => compose(name, target, shell.chosen),
-    trouble: (sentence) => trouble.show(sentence, "view"),
     make, draw, controls, Player, keys,
   };
   return tools;
 }
 
-// Show the state anew; of a view that is still being made, once it is there.
-function refresh(tools) {
+// Show the state anew, of a view that is there. What is refused has been told; the view stays, to be
+// asked for something else.
+async function refresh(tools) {
   const { shown } = shell;
-  if (shown?.tools !== tools) return;
-  if (shown.handle) shown.handle.update?.(tools.state);
-  else shown.late = true;
+  if (shown?.tools !== tools || !shown.handle) return;
+  const before = trouble.all().filter(([slot]) => slot !== START);
+  try {
+    await shown.handle.update(tools.state);
+  } catch (error) {
+    if (!error.shown) throw error;
+  } finally {
+    trouble.forget(before);
+  }
 }
 
 async function show() {
@@ -140,13 +148,8 @@ async function show() {
   const language = shell.chosen || preferred();
   const view = shell.views.get(name || known[0]);
   if (!known.length) return;
-  if (!view) {
-    shell.language = language;
-    if (!shell.shown) frame(null);
-    return trouble.show(shell.say("no view", { name }), "address");
-  }
-  trouble.clear("address");
-  if (shell.shown?.view === view && shell.shown.asker.language === language) {
+  if (lang !== undefined && lang !== shell.chosen) history.replaceState(null, "", compose(name, state, shell.chosen));
+  if (shell.shown?.handle && shell.shown.view === view && shell.shown.asker.language === language) {
     const { tools } = shell.shown;
     Object.keys(tools.state).forEach((key) => delete tools.state[key]);
     Object.assign(tools.state, state);
@@ -155,7 +158,14 @@ async function show() {
   const moved = shell.shown && shell.shown.view !== view;
   shell.shown?.asker.leave();
   shell.shown?.handle?.unmount?.();
+  shell.shown = null;
+  trouble.forget(trouble.all().filter(([slot]) => slot !== START));
   shell.language = language;
+  if (!view) {
+    frame(null);
+    byId("main").replaceChildren();
+    return trouble.tell("address", shell.say("no view", { name }));
+  }
   speak(language);
   frame(view);
   const root = make("div", { class: `view-${view.name}` });
@@ -163,17 +173,15 @@ async function show() {
   const tools = toolsFor(view, state, asker);
   const shown = { view, asker, tools, handle: null };
   shell.shown = shown;
-  trouble.of = trouble.of === "start" ? "start" : null;
-  trouble.clear(null);
   byId("main").replaceChildren(root);
   if (moved) {
     byId("main").focus({ preventScroll: true });
     window.scrollTo(0, 0);
   }
   const handle = await view.mount(root, tools);
-  if (shell.shown !== shown) return handle?.unmount?.();
-  shown.handle = handle || {};
-  if (shown.late) refresh(tools);
+  if (shell.shown !== shown) return handle.unmount?.();
+  shown.handle = handle;
+  await refresh(tools);
 }
 
 function titleOf(view) {
@@ -247,7 +255,7 @@ async function load({ name, style }) {
     const [{ view }] = await Promise.all([import(`./${name}.js`), styled]);
     return view;
   } catch {
-    trouble.show(shell.say("broken view", { name }), "start");
+    trouble.tell(START, shell.say("broken view", { name }));
     return null;
   }
 }
@@ -272,7 +280,7 @@ async function start() {
     const { views } = await viewList();
     for (const view of await Promise.all(views.map(load))) if (view) shell.views.set(view.name, view);
   } catch (error) {
-    return trouble.show(told(error), "start");
+    return trouble.tell(START, told(error));
   }
   theme.apply(); // to styles that came since
   document.addEventListener("keydown", key);

@@ -111,20 +111,19 @@ class Planner {
     this.why = make("dl", { class: "why" });
     this.whyTitle = make("summary", {}, t("why"));
     this.details = make("details", { class: "card-section" }, this.whyTitle, make("p", { class: "about" }, t("why about")), this.why);
-    this.details.open = tools.state.why === "1";
     this.details.addEventListener("toggle", () => tools.set({ why: this.details.open ? 1 : null }, { quiet: true }));
     this.drawing = new Drawing();
     this.source = make("p", { class: "source" });
-    root.append(
-      make("header", { class: "head" }, make("h1", {}, t("title")), make("p", { class: "lead" }, ...coded(t("lead")))),
-      this.form, this.best, this.about,
+    this.result = [this.best, this.about,
       make("div", { class: "key", "aria-hidden": "true" }, ...PARTS.map((name) => make("span", {}, make("i", { class: `part ${name}` }), t(name))), make("span", {}, make("b", { class: "limit" }), t("memory limit"))),
       this.table,
       make("p", { class: "about foot" }, t("again")),
-      make("p", { class: "shell" }, t("in a terminal"), " ", this.command),
-      make("section", { class: "card-section curve" }, make("h2", {}, t("scales")), make("p", { class: "about" }, t("scales about")), make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("scales") }, this.drawing.element)),
-      this.details, this.source,
-    );
+      make("p", { class: "shell" }, t("in a terminal"), " ", this.command), this.details, this.source];
+    this.scales = make("section", { class: "card-section curve" }, make("h2", {}, t("scales")), make("p", { class: "about" }, t("scales about")), make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("scales") }, this.drawing.element));
+    root.append(
+      make("header", { class: "head" }, make("h1", {}, t("title")), make("p", { class: "lead" }, ...coded(t("lead")))),
+      this.form, ...this.result);
+    this.details.before(this.scales);
   }
 
   get asked() {
@@ -140,9 +139,10 @@ class Planner {
     this.precision.options = choices.precisions.filter((each) => ["usual", "all"].includes(each) || network.precisions.includes(each)).map((each) => [each, t(`precision ${each}`)]);
     this.precision.value = state.precision || "usual";
     this.source.textContent = t("source", { name: network.name, source: network.source });
+    this.details.open = tools.one("why", ["", "1"]) === "1";
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.curve(), this.drawn ? PAUSE : 0);
-    const found = await tools.ask("planner", "plan", this.asked);
+    const found = await tools.ask("planner", "plan", this.asked, { into: [...this.result, this.scales] });
     this.show(found, state);
   }
 
@@ -187,7 +187,7 @@ class Planner {
   }
 
   async curve() {
-    const found = await this.tools.ask("planner", "scaling", this.asked);
+    const found = await this.tools.ask("planner", "scaling", this.asked, { into: [this.scales] });
     this.drawing.show(found);
     this.drawn = true;
   }
@@ -198,16 +198,8 @@ class Planner {
   }
 }
 
-// What was refused has been told; the page stays, to be asked for something else.
-function told(error) {
-  if (!error.shown) throw error;
-}
-
 async function mount(root, tools) {
-  const choices = await tools.ask("planner", "choices");
-  const page = new Planner(root, tools, choices);
-  await page.update(tools.state).catch(told);
-  return page;
+  return new Planner(root, tools, await tools.ask("planner", "choices"));
 }
 
 export const view = { name: "planner", words, mount };

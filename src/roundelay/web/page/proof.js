@@ -23,8 +23,9 @@ function proof(tools, show) {
   // Put one of ours in; where nobody asked for it, not over what was typed meanwhile, nor into a
   // field that somebody is about to paste into: both texts would be sent, as one.
   async function take(broken, { asked: wanted = true } = {}) {
-    const { collective, algorithm, ranks, root } = at;
-    const asked = { collective: collective.name, algorithm, ranks, root: collective.rooted ? root : null, broken };
+    const { collective, algorithm, ranks, root, given } = at;
+    const { bytes, network, ...rest } = given;
+    const asked = { collective: collective.name, algorithm, ranks, root: collective.rooted ? root : null, ...rest, broken };
     const found = await tools.ask("collectives", "text", asked);
     if (!wanted && (text.value !== "" || document.activeElement === text)) return;
     text.value = found.text;

@@ -27,7 +27,7 @@ class LiveJobs {
     clearTimeout(this.timer);
     if (!this.wanted || document.visibilityState !== "visible") return;
     try {
-      this.draw((await this.tools.ask("timelines", "live", {}, { fresh: true })).jobs);
+      this.draw((await this.tools.ask("timelines", "live", {}, { fresh: true, into: [this.jobs] })).jobs);
     } catch (error) {
       if (!error.shown) throw error;
     }

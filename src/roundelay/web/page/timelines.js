@@ -23,16 +23,14 @@ function grow(tree) {
   return draw(tag, Object.fromEntries(safe), ...children.map(grow));
 }
 
-async function mount(root, tools) {
-  const page = new Page(root, tools);
-  await page.update();
-  return page;
+function mount(root, tools) {
+  return new Page(root, tools);
 }
 
 class Page {
   constructor(root, tools) {
     const { t } = tools;
-    Object.assign(this, { tools, run: null, player: null, steps: [] });
+    Object.assign(this, { tools, run: null, drawn: "", player: null, steps: [] });
     this.choice = segments({
       label: t("show"), options: [["runs", t("recorded")], ...(tools.live ? [["live", t("live")]] : [])], value: "runs",
       change: (show) => tools.set({ show: show === "runs" ? null : show }),
@@ -46,7 +44,8 @@ class Page {
     this.place = make("div", {});
     this.picture = make("div", { class: "scroll timeline", tabindex: 0 });
     this.table = make("div", { class: "scroll", tabindex: 0 });
-    this.recorded = make("section", {}, this.bar, this.title, this.about, this.place, this.picture, make("p", { class: "hint" }, t("hint")), this.table, keys());
+    this.result = [this.title, this.about, this.place, this.picture, make("p", { class: "hint" }, t("hint")), this.table, keys()];
+    this.recorded = make("section", {}, this.bar, ...this.result);
     this.none = make("section", { class: "card-section", hidden: true });
     this.live = new LiveJobs(tools);
     root.append(
@@ -55,7 +54,7 @@ class Page {
   }
 
   async update() {
-    const { state } = this.tools, live = state.show === "live" && this.tools.live;
+    const { tools } = this, live = tools.one("show", tools.live ? ["runs", "live"] : ["runs"]) === "live";
     this.choice.value = live ? "live" : "runs";
     this.live.watch(live);
     if (live) {
@@ -87,35 +86,25 @@ class Page {
     if (!this.known.length) return;
     const wanted = tools.state.run || this.known[0].id;
     this.runs.value = wanted;
-    if (wanted !== this.run) {
-      const { title, about, steps } = await tools.ask("timelines", "run", { run: wanted }).catch((error) => {
-        this.clear(); // the run before it is not the one that was chosen
-        throw error;
-      });
-      Object.assign(this, { run: wanted, steps });
+    const fresh = wanted !== this.drawn;
+    if (fresh) {
+      this.drawn = "";
+      const { title, about, steps } = await tools.ask("timelines", "run", { run: wanted }, { into: this.result });
+      Object.assign(this, { run: wanted, drawn: wanted, steps });
       this.title.textContent = title;
       this.about.textContent = about;
       this.player?.leave();
       this.player = new Player({ last: steps.length - 1, show: (number) => this.show(number) });
       this.place.replaceChildren(this.player.element);
       this.player.element.hidden = steps.length < 2;
-    } else if (this.steps[this.player.number]?.key === this.at) {
-      return;
     }
-    const at = this.steps.findIndex(({ key }) => key === tools.state.step);
-    this.player.stopAndGo(at < 0 ? this.steps.length - 1 : at);
-  }
-
-  clear() {
-    this.player?.leave();
-    Object.assign(this, { run: null, player: null, steps: [] });
-    this.title.textContent = this.about.textContent = "";
-    for (const place of [this.place, this.picture, this.table]) place.replaceChildren();
+    const step = tools.one("step", this.steps.map(({ key }) => key).reverse()); // the last, where none is named
+    const at = this.steps.findIndex(({ key }) => key === step);
+    if (fresh || at !== this.player.number) this.player.stopAndGo(at);
   }
 
   show(number) {
     const { key, name } = this.steps[number], { tools } = this;
-    this.at = key;
     if ((tools.state.step ?? this.steps.at(-1).key) !== key) tools.set({ step: number === this.steps.length - 1 ? null : key }, { quiet: true });
     this.draw(key, name);
     return tools.t("of steps", { name, n: number + 1, last: this.steps.length });
@@ -123,7 +112,7 @@ class Page {
 
   async draw(key, name) {
     const { tools } = this;
-    const { picture, head, rows } = await tools.ask("timelines", "step", { run: this.run, step: key });
+    const { picture, head, rows } = await tools.ask("timelines", "step", { run: this.run, step: key }, { into: [this.picture, this.table] });
     const svg = grow(picture);
     svg.prepend(grow(HATCH));
     svg.setAttribute("aria-label", tools.t("picture", { name }));

@@ -5,6 +5,7 @@ import { phrase } from "./words.js";
 import { Deck } from "./deck.js";
 import { Player } from "./player.js";
 import { row, segments, slider } from "./controls.js";
+import { bounded } from "./address.js";
 import { bytesText } from "./amounts.js";
 import { prices } from "./costs.js";
 import { coded } from "./coded.js";
@@ -30,15 +31,17 @@ class Steps {
   }
 
   async update(state) {
-    const chosen = this.choices && (this.choices.find(([name]) => name === state.collective) || this.choices[0]);
+    const wanted = this.choices && this.tools.one("collective", this.choices.map(([name]) => name));
+    const chosen = this.choices?.find(([name]) => name === wanted);
     const asked = chosen ? { collective: chosen[0], ...chosen[1] } : this.asked;
     if (chosen) {
       this.chooser.value = chosen[0];
       this.told.textContent = this.tools.t(`about ${chosen[0]}`);
     }
-    const key = JSON.stringify(asked), step = Number(state.step) || 0;
+    const key = JSON.stringify(asked), step = this.tools.step();
     if (key === this.drawn) return this.deck?.player.number !== step && this.deck?.player.stopAndGo(step);
-    const { pictures } = await this.tools.ask("collectives", "pictures", asked);
+    this.drawn = "";
+    const { pictures } = await this.tools.ask("collectives", "pictures", asked, { into: [this.place] });
     this.drawn = key;
     this.deck?.leave();
     this.deck = new Deck(pictures, { at: step, moved: (to) => this.tools.set({ step: to || null }, { quiet: true }) });
@@ -64,9 +67,9 @@ class Costs {
   async update(state) {
     const { collectives, networks } = await this.tools.ask("collectives", "choices");
     const collective = collectives.find(({ name }) => name === "all_reduce");
-    const bytes = Number(state.bytes) || 1 << 20;
+    const bytes = bounded(state.bytes, 1, 2 ** 40, 1 << 20);
     this.bytes.value = Math.log2(bytes);
-    await this.prices.update({ collective, ranks: 8, root: 0, bytes, network: networks[0], algorithm: "", compare: "" });
+    await this.prices.update({ collective, ranks: 8, root: 0, bytes, network: networks[0], algorithm: "", compare: "", given: { bytes: state.bytes ?? bytes } });
   }
 
   leave() {}
@@ -83,7 +86,7 @@ class Cut {
   }
 
   async update(state) {
-    const step = Number(state.step) || 0;
+    const step = this.tools.step();
     if (this.player) return this.player.number !== step && this.player.stopAndGo(step);
     const found = await this.tools.ask("axes", "cube", { split: "batch", ranks: 2 });
     this.drawing.show(found, ".frame{transition:opacity .2s}.frame.away{opacity:.22}");
@@ -122,9 +125,9 @@ class Bars {
   }
 
   async update(state) {
-    const { t } = this.tools, ranks = Number(state.ranks) || 64;
-    this.ranks.value = Math.log2(ranks);
-    const found = await this.tools.ask("tour", "zero", { ranks });
+    const { t } = this.tools, ranks = state.ranks ?? 64;
+    this.ranks.value = Math.log2(bounded(state.ranks, 1, 1024, 64));
+    const found = await this.tools.ask("tour", "zero", { ranks }, { into: [this.rows, this.note] });
     this[this.what](found);
     this.note.textContent = t(`${this.what} note`, { params: found.params, ranks: found.ranks, memory: found.memory_text });
   }
@@ -232,7 +235,7 @@ class Tour {
 
   async update(state) {
     const { t, link } = this.tools;
-    const number = Math.max(1, Math.min(CHAPTERS.length, Number(state.chapter) || 1));
+    const number = Number(this.tools.one("chapter", CHAPTERS.map((_, at) => String(at + 1))));
     if (number !== this.number) {
       this.number = number;
       const [picture, ...links] = CHAPTERS[number - 1];
@@ -260,15 +263,8 @@ class Tour {
   }
 }
 
-// What was refused has been told; the page stays, to be asked for something else.
-function told(error) {
-  if (!error.shown) throw error;
-}
-
-async function mount(root, tools) {
-  const page = new Tour(root, tools);
-  await page.update(tools.state).catch(told);
-  return page;
+function mount(root, tools) {
+  return new Tour(root, tools);
 }
 
 export const view = { name: "tour", words, mount };

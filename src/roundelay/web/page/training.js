@@ -1,5 +1,6 @@
 // The view Training: one step under a strategy, or under two, on one clock.
 
+import { bounded } from "./address.js";
 import { make } from "./kit.js";
 import { Player, keys } from "./player.js";
 import { row, select, slider } from "./controls.js";
@@ -11,9 +12,7 @@ const SHARED = ["ranks", "layers", "buckets", "straggler", "staleness", "cluster
 const PAUSE = 1500;
 
 async function mount(root, tools) {
-  const page = new Page(root, tools, await tools.ask("training", "choices"));
-  await page.update();
-  return page;
+  return new Page(root, tools, await tools.ask("training", "choices"));
 }
 
 class Page {
@@ -62,12 +61,13 @@ class Page {
   get at() {
     const { state } = this.tools;
     const found = { cluster: this.choices.cluster, compare: "none", ...DEFAULTS, ...state };
-    return { ...found, other: state.other || found.precision, step: Number(state.step) || 0 };
+    return { ...found, other: state.other || found.precision, step: this.tools.step() };
   }
 
   async update() {
     const { controls, tools } = this, { t } = tools, at = this.at;
-    controls.straggler.options = [["none", t("nobody")], ...Array.from({ length: Number(at.ranks) || 1 }, (_, n) => [String(n), t("rank", { n })])];
+    const length = bounded(at.ranks, 1, this.choices.most.ranks, DEFAULTS.ranks);
+    controls.straggler.options = [["none", t("nobody")], ...Array.from({ length }, (_, n) => [String(n), t("rank", { n })])];
     for (const [name, control] of Object.entries(controls)) control.value = at[name];
     const shown = [at.strategy, at.compare];
     controls.other.element.hidden = at.compare === "none";
@@ -83,7 +83,9 @@ class Page {
     if (at.compare !== "none") asked.push({ ...shared, strategy: at.compare, precision: at.other });
     const key = JSON.stringify(asked);
     if (key === this.drawn) return this.player.number !== at.step && this.player.stopAndGo(at.step);
-    const steps = await Promise.all(asked.map((one, slot) => tools.ask("training", "step", one, { slot: `step ${slot}` })));
+    this.drawn = "";
+    const into = [this.place, this.deck, this.foot];
+    const steps = await Promise.all(asked.map((one, slot) => tools.ask("training", "step", one, { slot: `step ${slot}`, into })));
     this.drawn = key;
     this.player?.leave();
     this.times = moments(steps);

@@ -1,0 +1,5 @@
+// The words of a page are in its own language.
+
+import { speak } from "./words.js";
+
+speak(document.documentElement.lang);
