@@ -33,6 +33,7 @@ class AdasumSteps(Copied):
         self.watch_again()
 
     def watch_again(self) -> None:
+        """Watch the gradients of the parameters that it has."""
         watch(self, [p for p in self._parameter_names if p.requires_grad], AdasumSteps._came)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -82,6 +82,7 @@ class ReducedSteps(Copied):
             self.watch_again()
 
     def watch_again(self) -> None:
+        """Watch the gradients of the parameters that it has."""
         watch(self, [p for p in self._group_of if p.requires_grad], ReducedSteps._came)
 
     def _take_new(self) -> None:
