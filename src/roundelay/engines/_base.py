@@ -162,6 +162,10 @@ class Engine(ABC):
         del word, text
         self.close()
 
+    def failed_first(self) -> int | None:
+        """Return the rank of the job whose failure was told first; None if this can't know it."""
+        return None
+
     # ---- ranks without which the job goes on; an engine that knows of none ends with every rank
 
     losses = 0  # of such ranks, so far
