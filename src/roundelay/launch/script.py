@@ -51,12 +51,12 @@ class _Started:
     ) -> None:
         mine = os.getpid() == self.pid
         if mine:
-            # The others hear of it before this rank has even printed it.
-            self.tell(kind, error)
             first = self._engine.failed_first()
             if first is None and kind.__name__ not in CONSEQUENCES:
                 first = self.comm.rank
             tell_launcher(self.comm.rank, f"{BLAMES} {first}")
+            # The others hear of it before this rank has even printed it.
+            self.tell(kind, error)
         self._show(kind, error, trace)
         if mine:
             sys.stderr.flush()

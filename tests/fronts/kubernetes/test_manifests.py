@@ -263,7 +263,7 @@ def test_a_name_may_be_as_long_as_its_pods_names_allow(kind: str) -> None:
 
 
 def test_names_are_what_kubernetes_takes() -> None:
-    named = {"namespace": "1team", "secret": "1.my-secret", "runtime": "my.rt"}
+    named: dict[str, Any] = {"namespace": "1team", "secret": "1.my-secret", "runtime": "my.rt"}
     job = KubernetesJob(**GOOD, **named)
     assert (job.namespace, job.secret, job.runtime) == ("1team", "1.my-secret", "my.rt")
     KubernetesJob(**{**GOOD, "script": "pkg.train", "module": True})
