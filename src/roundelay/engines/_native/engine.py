@@ -339,11 +339,6 @@ class NativeEngine(Engine):
         self._root.heard = True
         self.world.fail(word, self.ranks[self.rank], text)
 
-    def failed_first(self) -> int | None:
-        """Read it in the shared world, where only the first is kept."""
-        trouble = self.world.trouble
-        return None if trouble is None else trouble[1]
-
     def end_calls(self, how: str, *, together: bool) -> None:
         """Finish what was begun, show the end as a last call, and compare the one before it."""
         native = self.native
