@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -74,3 +75,18 @@ def test_the_readme_names_every_extra() -> None:
     for extra in project["optional-dependencies"]:
         assert f"'.[{extra}]'" in readme.partition("## Install")[2].partition("\n## ")[0]
     assert rd.__doc__
+
+
+def test_every_word_says_the_same_of_building_for_jax() -> None:
+    root = Path(__file__).parent.parent
+    tools = "scikit-build-core nanobind cmake ninja"
+    for page in ("README.md", "README.zh.md", "docs/jax.md"):
+        text = (root / page).read_text(encoding="utf-8")
+        assert (
+            f"pip install jax {tools}\npython3 -m pip install --no-build-isolation '.[jax]'" in text
+        )
+    raised = (root / "src/roundelay/fronts/jax/_primitives.py").read_text(encoding="utf-8")
+    assert tools in raised
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = project["build-system"]["requires"] + project["dependency-groups"]["build"]
+    assert {re.split("[<>=]", name)[0] for name in needed} == {*tools.split()}

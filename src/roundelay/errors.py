@@ -165,12 +165,15 @@ class MissingPackageError(InvalidArgumentError, ModuleNotFoundError):
     rd.prepare needs torch, which is not installed: pip install 'roundelay[torch]'
     """
 
-    def __init__(self, what: str, package: str, extra: str = "torch", *, also: str = "") -> None:
+    def __init__(
+        self, what: str, package: str, extra: str = "torch", *, also: str = "", how: str = ""
+    ) -> None:
         more = f" {also}" if also else ""
-        super().__init__(
-            f"{what} needs {package}, which is not installed: pip install 'roundelay[{extra}]'"
-            f"{more}, or in a clone pip install -e '.[{extra}]'{more}"
+        how = how or (
+            f"pip install 'roundelay[{extra}]'{more}, or in a clone pip install -e "
+            f"'.[{extra}]'{more}"
         )
+        super().__init__(f"{what} needs {package}, which is not installed: {how}")
         self.name = package
 
 

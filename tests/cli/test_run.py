@@ -227,6 +227,25 @@ comm.all_reduce(np.ones(4))
     assert sum(line.startswith("Traceback") for line in stderr) == 1
 
 
+def test_who_failed_first_is_told_though_another_ended_first(launch: Launch) -> None:
+    script = """
+import os, sys, time, roundelay as rd
+show = sys.excepthook
+sys.excepthook = lambda *told: (show(*told), time.sleep(1))  # it takes a while to end
+comm = rd.init()
+if comm.rank == 1:
+    raise ValueError("the cause")
+try:
+    comm.barrier()
+except rd.RoundelayError:
+    os._exit(9)
+"""
+    code, _, stderr = launch(script, "-n", "2", "script.py").end()
+    assert code == 1
+    head = "roundelay: rank 1 raised ValueError. After that, rank 0 ended with exit code 9."
+    assert (stderr[0], stderr[-1]) == (head, "ValueError: the cause")
+
+
 def test_a_killed_rank_is_named_and_what_the_others_say_is_one_line(launch: Launch) -> None:
     script = """
 import os, numpy as np, roundelay as rd

@@ -16,6 +16,7 @@ from roundelay.launch.environment import (
     found_store,
     found_timeout,
     rank_environments,
+    refuse_split,
 )
 
 GOOD = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -155,6 +156,25 @@ def test_all_ranks_of_mpirun_on_one_host_need_no_mpi() -> None:
 )
 def test_what_the_variables_of_an_mpi_do_not_say_is_left_to_it(environ: dict[str, str]) -> None:
     assert found_place(environ).by == "mpi"
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        (OPEN_MPI, "OMPI_COMM_WORLD_SIZE=4"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_SIZE=2"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK=1"),  # which has no size
+        (GOOD, "WORLD_SIZE=4"),  # with engine="mpi"
+    ],
+)
+def test_ranks_of_a_launcher_that_mpi_does_not_know_do_not_run_alone(
+    environ: dict[str, str], named: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{named} says .*Other MPI 1.* of this proces"):
+        refuse_split(environ, 1, "Other MPI 1")
+    refuse_split(environ, 2, "Other MPI 1")
+    refuse_split({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, 1, "Other MPI 1")
+    refuse_split({}, 1, "Other MPI 1")
 
 
 def test_torchruns_variables_go_before_those_of_an_mpi() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,6 +56,21 @@ print(comm.rank, comm.size, same, comm.timeout, comm.all_reduce(np.ones(1))[0])
     timeout = 20.0 if size > 1 else 60.0
     for rank, ended in enumerate(start(program, size)):
         assert ended == (0, f"{rank} {size} True {timeout} {float(size)}\n", "")
+
+
+def test_a_rank_of_another_mpi_does_not_run_alone() -> None:
+    pytest.importorskip("mpi4py")
+    other = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", "import roundelay as rd; rd.init()"],
+        env={**os.environ, **other},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "InvalidArgumentError: OMPI_COMM_WORLD_SIZE=2 says" in ended.stderr
 
 
 def test_the_argument_wins_over_the_variable(start: Start) -> None:

@@ -218,6 +218,15 @@ def test_the_first_rank_that_failed_by_itself_gives_the_exit_code(
         assert str(end.rank) in ending.summary() or not end.code
 
 
+def test_who_is_blamed_by_those_who_raised_goes_before_who_ended_first() -> None:
+    ends = [RankEnd(0, 9), RankEnd(1, 1, "ValueError")]
+    told = "rank 1 raised ValueError. After that, rank 0 ended with exit code 9."
+    assert Ending(ends, blamed=1).summary() == told
+    assert Ending(ends, blamed=1).code == 1
+    # Who ended well is not the one, whatever is said.
+    assert Ending([RankEnd(1, 0), RankEnd(0, 9)], blamed=1).code == 9
+
+
 def test_a_signal_to_the_launcher_comes_before_what_it_did_to_the_ranks() -> None:
     ending = Ending([RankEnd(0, -2, told=True)], signal=2)
     assert (ending.code, ending.summary()) == (130, "ended by SIGINT.")

@@ -162,6 +162,12 @@ class Engine(ABC):
         del word, text
         self.close()
 
+    def failed_first(self) -> int | None:
+        """Return the rank of the job whose failure was told first; None if this can't know it."""
+        world = getattr(self, "world", None)  # of ranks that share memory: it keeps the first only
+        trouble: tuple[str, int, int, int, int, str] | None = getattr(world, "trouble", None)
+        return None if trouble is None else trouble[1]
+
     # ---- ranks without which the job goes on; an engine that knows of none ends with every rank
 
     losses = 0  # of such ranks, so far

@@ -41,13 +41,15 @@ class Ending:
 
     ends: Sequence[RankEnd]
     signal: int | None = None
+    blamed: int | None = None  # the rank whose failure came first, as ranks say who raised
 
     @property
     def first(self) -> RankEnd | None:
         """The rank that failed by itself, before all others; None if none did."""
         failed = [end for end in self.ends if end.code and not end.passes]
         by_itself = [end for end in failed if not end.told and end.error not in CONSEQUENCES]
-        return next(iter(by_itself or failed), None)
+        told = [end for end in by_itself if end.rank == self.blamed]
+        return next(iter(told or by_itself or failed), None)
 
     @property
     def lost(self) -> list[RankEnd]:

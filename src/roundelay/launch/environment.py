@@ -30,6 +30,7 @@ __all__ = [
     "found_store",
     "found_timeout",
     "rank_environments",
+    "refuse_split",
 ]
 
 #: Set for every process by launchers that are not understood here.
@@ -92,6 +93,23 @@ def found_place(environ: Mapping[str, str]) -> JobPlace:
         )
     by: Literal["host", "store"] = "store" if size > 1 and _spread(environ, size) else "host"
     return JobPlace(rank, Job(_job_id(environ, size), size, base_directory(environ)), by)
+
+
+def refuse_split(environ: Mapping[str, str], size: int, mpi: str) -> None:
+    """Raise if a launcher said that there are more ranks than the one that this MPI knows of."""
+    names = [("RANK", "WORLD_SIZE", ""), *OF_MPI]
+    said = next((one for one in names if one[0] in environ), None)
+    if size > 1 or said is None:
+        return
+    for name, most in ((said[1], 1), (said[0], 0)):
+        if name in environ and whole_variable(environ, name, 0, MOST_RANKS) > most:
+            raise InvalidArgumentError(
+                f"{name}={environ[name]} says that a launcher started several ranks, but the MPI "
+                f"that mpi4py uses ({mpi}) knows of this process only: it would train alone, as "
+                f"rank 0 of 1, and so would every other. Start it with the mpirun of that MPI, "
+                f"install mpi4py for the MPI of your launcher, or use `roundelay run` or torchrun "
+                f"without engine='mpi'; or unset {said[0]} to run alone."
+            )
 
 
 def found_store(environ: Mapping[str, str], place: JobPlace) -> StoreAt:

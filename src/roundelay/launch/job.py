@@ -122,7 +122,7 @@ class _Job:
 
     def ending(self) -> Ending:
         """Return how all ranks ended."""
-        return Ending(self._ends, self._signal)
+        return Ending(self._ends, self._signal, self._spared.blamed)
 
     def _select(self, most: float | None) -> bool:
         """Wait for what comes next, and show what has waited; tell whether anything came."""

@@ -17,10 +17,12 @@ from roundelay.communicator import Communicator
 from roundelay.communicator.selection import Selection
 from roundelay.communicator.tracing import found_trace, start_trace
 from roundelay.engines import Engine
+from roundelay.engines.mpi.library import version_of_mpi
 from roundelay.errors import InvalidArgumentError, RoundelayError
-from roundelay.launch.environment import found_place, found_timeout
+from roundelay.launch.ending import CONSEQUENCES
+from roundelay.launch.environment import found_place, found_timeout, refuse_split
 from roundelay.launch.local import check_timeout, end_rank, engine_called
-from roundelay.launch.spared import tell_launcher
+from roundelay.launch.spared import BLAMES, tell_launcher
 from roundelay.launch.store import job_store
 from roundelay.processes.death import ServerFinished
 
@@ -49,6 +51,10 @@ class _Started:
     ) -> None:
         mine = os.getpid() == self.pid
         if mine:
+            first = self._engine.failed_first()
+            if first is None and kind.__name__ not in CONSEQUENCES:
+                first = self.comm.rank
+            tell_launcher(self.comm.rank, f"{BLAMES} {first}")
             # The others hear of it before this rank has even printed it.
             self.tell(kind, error)
         self._show(kind, error, trace)
@@ -101,6 +107,8 @@ def init(engine: str | None = None, timeout: float | None = None) -> Communicato
         select=Selection,
         timeout=min(limit, FOREVER_S),  # sockets and stores know no infinity
     )
+    if engine == "mpi" or place.by == "mpi":
+        refuse_split(os.environ, joined.size, version_of_mpi())
     joined.on_spare = partial(tell_launcher, joined.rank)
     _started = _Started(joined)
     _started.stay()

@@ -94,10 +94,34 @@ def test_who_leaves_fails_what_waits_for_it_and_the_last_one_ends_it() -> None:
     assert heard(coordinator, (0, Said.LEAVE)) == [Decision((0, 1), Outcome.END)]
 
 
+def test_one_name_of_two_kinds_fails_once_all_do_nothing_but_wait() -> None:
+    coordinator = Coordinator(2)
+    one = 0, Said.SUBMIT, 0, 5, 0, ALLREDUCE, 0, 77
+    other = 1, Said.SUBMIT, 0, 6, 0, ALLGATHER, 0, 77
+    assert heard(coordinator, one, other, (0, Said.WAITS, 0, 5)) == []
+    assert heard(coordinator, (1, Said.WAITS, 0, 6)) == [
+        Decision((0,), Outcome.KINDS_DIFFER, 0, 5),
+        Decision((1,), Outcome.KINDS_DIFFER, 0, 6),
+    ]
+    # Who still submits may mean both.
+    assert heard(coordinator, one, other, (0, Said.WAITS, 0, 5)) == []
+    both = [Decision((0, 1), Outcome.RUN, 0, 6), Decision((0, 1), Outcome.RUN, 0, 5)]
+    assert heard(coordinator, (0, *other[1:]), (1, *one[1:])) == both
+
+
+def test_what_stalls_says_who_has_that_name_as_another_kind() -> None:
+    coordinator = Coordinator(2, 3.0)
+    one = 0, Said.SUBMIT, 0, 5, 0, ALLREDUCE, 0, 77
+    other = 1, Said.SUBMIT, 0, 6, 0, ALLGATHER, 0, 77
+    (failed,) = heard(coordinator, one, other, (0, Said.STALLED, 0, 5))
+    assert "within 3 s, the timeout. Rank 1 has submitted allgather of that name." in failed.text
+
+
 def test_what_stalls_fails_and_says_for_whom_it_waited() -> None:
     coordinator = Coordinator(4)
     (failed,) = heard(coordinator, submit(0, 3), submit(2, 3), (0, Said.STALLED, 0, 3))
-    assert (failed.to, failed.text) == ((0, 2), "ranks 1, 3 have not submitted it.")
+    assert failed.to == (0, 2)
+    assert failed.text.startswith("ranks 1, 3 have not submitted it within 60 s, the timeout. A ")
     assert heard(coordinator, (2, Said.STALLED, 0, 3)) == []
 
 

@@ -97,8 +97,43 @@ def never_made(lonely: int, before: int) -> list[str]:
 def test_what_others_do_not_make_in_time_fails_alone(lonely: int, before: int) -> None:
     found = on_ranks(partial(never_made, lonely, before), 3, timeout=3.0)
     others = [rank for rank in range(3) if rank != lonely]
-    told = f"allreduce 'lonely': ranks {others[0]}, {others[1]} have not submitted it."
-    assert found == [[told, "3.0"] if rank == lonely else ["3.0"] for rank in range(3)]
+    told = f"allreduce 'lonely': ranks {others[0]}, {others[1]} have not submitted it within 3 s"
+    assert found[lonely][0].startswith(told)
+    assert [one[-1] for one in found] == ["3.0"] * 3
+
+
+def two_kinds() -> tuple[str, float, float]:
+    began, x = time.monotonic(), torch.ones(1)
+    call = hvd.allreduce if hvd.rank() == 0 else hvd.allgather
+    told = error_of(lambda: call(x, name="x"))
+    took = time.monotonic() - began
+    return told, took, hvd.allreduce(x, op=hvd.Sum, name="x").item()
+
+
+def test_one_name_of_two_kinds_is_told_long_before_the_timeout() -> None:
+    for told, took, total in on_ranks(two_kinds, 2):
+        assert told.startswith("'x' is not one operation: rank 0 waits for allreduce at test_neg")
+        assert "rank 1 waits for allgather at test_negotiation.py:" in told
+        assert took < 30
+        assert total == 2.0
+
+
+def left_behind() -> list[str]:
+    if hvd.rank() == 0:
+        hvd.allreduce_async(torch.ones(1), name="left")
+    heard = hvd.allreduce_async(torch.ones(1 + hvd.rank()), name="heard")
+    assert "needs the same shape" in error_of(lambda: hvd.synchronize(heard))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hvd.shutdown()
+    return [str(one.message) for one in caught]
+
+
+def test_what_never_ran_and_nobody_waited_for_is_warned_of_at_the_end() -> None:
+    first, second = on_ranks(left_behind, 2)
+    assert len(first) == 1
+    assert "allreduce 'left' at test_negotiation.py:" in first[0]
+    assert second == []
 
 
 def shifted(shape: int) -> tuple[str, list[str]]:

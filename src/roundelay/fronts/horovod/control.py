@@ -33,6 +33,7 @@ class RankMessage(NamedTuple):
     terms: int = 0
     kind: int = 0
     line: int = 0  # stands for the user's line, where the operation has no name; else 0
+    called: int = 0  # stands for the name that the user gave it, whatever the kind; else 0
 
 
 class CoordinatorMessage(NamedTuple):

@@ -27,6 +27,7 @@ class Said(IntEnum):
     JOIN = 1
     STALLED = 2  # it has waited for this operation as long as it may
     LEAVE = 3
+    WAITS = 4  # it has waited for this operation for a while
 
 
 class Outcome(IntEnum):
@@ -38,6 +39,7 @@ class Outcome(IntEnum):
     FAIL = 3
     ALL_JOINED = 4  # the argument is who was last
     END = 5
+    KINDS_DIFFER = 6  # members tell one another what they call by one name, and fail
 
 
 class Decision(NamedTuple):
@@ -54,7 +56,8 @@ class Decision(NamedTuple):
 class Coordinator:
     """The table of what has been submitted, and by whom."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, timeout: float = 60.0) -> None:
+        self._timeout = timeout
         self.members: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self._waiting: dict[tuple[int, int], dict[int, RankMessage]] = {}  # by key and rank
         self._joined: dict[int, None] = {}  # in the order they did
@@ -91,6 +94,8 @@ class Coordinator:
                 yield Decision(self.members[0], Outcome.ALL_JOINED, argument=last)
         elif said == Said.STALLED:
             yield from self._stalled(key)
+        elif said == Said.WAITS:
+            yield from self._waits(rank, key)
         elif said == Said.LEAVE:
             self._left.add(rank)
             yield from self._settle(tuple(self._waiting))
@@ -153,7 +158,43 @@ class Coordinator:
         if key in self._waiting:  # else it has been decided meanwhile
             told = self._waiting[key]
             missing = [rank for rank in self.members.get(key[0], ()) if rank not in told]
-            yield self._fail(key, f"{_have(missing)} not submitted it.")
+            [one, *_] = told.values()
+            other = [
+                f" Rank {rank} has submitted {KINDS[entry.kind]} of that name."
+                for _, rank, entry in self._called(key[0], one.called)
+                if rank in missing
+            ]
+            yield self._fail(
+                key,
+                f"{_have(missing)} not submitted it within {self._timeout:g} s, the timeout."
+                f"{''.join(other)} A rank that is busy for longer needs a longer one (`roundelay "
+                f"run --timeout`); one that is stopped, or calls something else, never comes.",
+            )
+
+    def _called(
+        self, process_set: int, called: int
+    ) -> Iterator[tuple[tuple[int, int], int, RankMessage]]:
+        """Return all that waits by one name that a user gave, of whatever kind: key and rank."""
+        for key, told in self._waiting.items():
+            for rank, entry in told.items():
+                if key[0] == process_set and called and entry.called == called:
+                    yield key, rank, entry
+
+    def _waits(self, rank: int, key: tuple[int, int]) -> Iterator[Decision]:
+        """Note that a rank does nothing but wait; fail what all wait for as different kinds."""
+        told = self._waiting.get(key, {})
+        if rank not in told:
+            return
+        told[rank] = told[rank]._replace(said=Said.WAITS)
+        found = [*self._called(key[0], told[rank].called)]
+        waiting = [one for _, one, entry in found if entry.said == Said.WAITS]
+        everyone = sorted(waiting) == sorted(self.members.get(key[0], ())) and len(found) == len(
+            waiting
+        )
+        if everyone and len({other for other, _, _ in found}) > 1:
+            for other in dict.fromkeys(other for other, _, _ in found):
+                ranks = tuple(self._waiting.pop(other))
+                yield Decision(ranks, Outcome.KINDS_DIFFER, *other)
 
 
 def _have(ranks: Iterable[int]) -> str:

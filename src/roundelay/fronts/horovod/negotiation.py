@@ -28,6 +28,7 @@ from roundelay.fronts.horovod.operation import (
     KINDS,
     Operation,
     differences,
+    kinds_differ,
     line_of,
     lines_told,
     number_of,
@@ -36,6 +37,10 @@ from roundelay.fronts.horovod.turns import Turns
 
 __all__ = ["Negotiation"]
 
+#: Seconds of waiting after which a rank says so: others may wait for that name as another kind.
+PATIENCE_S = 1.0
+FAILING = Outcome.FAIL, Outcome.MISMATCH, Outcome.KINDS_DIFFER
+MOST_NAMED = 5  # operations, in a warning
 NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
@@ -57,13 +62,14 @@ class Negotiation:
         self._last: Operation | None = None  # that was submitted
         self._lock = threading.Lock()
         self._broken: BaseException | None = None
-        self._coordinator = Coordinator(comm.size) if comm.rank == 0 else None
+        self._coordinator = Coordinator(comm.size, self._timeout) if comm.rank == 0 else None
         if self._coordinator is not None:
             self._coordinator.members = self.members
         self._removed: list[int] = []  # process sets, since the last decisions
         self._next_set = 1
         self.epoch = 0  # how often all have joined
         self._leaving = False
+        self._unheard: list[Operation] = []  # failed, and nobody has waited for them yet
         self._turns = Turns(self._step, self._needed, self._break)
 
     # ---- for callers
@@ -88,7 +94,8 @@ class Negotiation:
         paired = unnamed and operation.kind not in ("barrier", "process_set")
         line = number_of(line_of(operation.place)) if paired else 0
         terms, kind = number_of(operation.terms), NUMBERS[operation.kind]
-        self._control.say(RankMessage(self.rank, SUBMIT, *key, terms, kind, line))
+        called = 0 if unnamed else number_of(operation.name)
+        self._control.say(RankMessage(self.rank, SUBMIT, *key, terms, kind, line, called))
         self._turns.ring()
         return operation
 
@@ -100,7 +107,7 @@ class Negotiation:
             self._pending[JOINED] = operation
         self._say(Said.JOIN)
         operation.waited = True
-        if not self._turns.take(operation.done, QUIET, None):
+        if not self._turns.take(operation.done):
             self._control.flush()
             while not operation.wait(min(QUIET, threading.TIMEOUT_MAX)):
                 pass
@@ -109,14 +116,19 @@ class Negotiation:
 
     def wait(self, operation: Operation) -> Any:
         """Return its result, or raise what went wrong."""
+        operation.waited = True
         if not operation.done():
-            operation.waited = True
-            if not self._turns.take(
-                operation.done, self._timeout, lambda: self._tell_stalled(operation)
-            ):
+            soon = min(PATIENCE_S, self._timeout / 2)
+            alarms = [
+                (soon, lambda: self._tell_of(operation, Said.WAITS)),
+                (self._timeout, lambda: self._tell_of(operation, Said.STALLED)),
+            ]
+            if not self._turns.take(operation.done, alarms):
                 self._control.flush()
-                if not operation.wait(self._timeout):
-                    self._tell_stalled(operation)
+                if not operation.wait(soon):
+                    alarms[0][1]()
+                if not operation.wait(self._timeout - soon):
+                    alarms[1][1]()
                     operation.wait(self._timeout)  # it fails, or is under way
         if not operation.done():
             raise CollectiveTimeout(f"{operation} has not ended within {self._timeout:g} s.")
@@ -134,6 +146,7 @@ class Negotiation:
         for comm in self.comms.values():
             comm.close()
         self._control.close()
+        self._tell_unheard()
 
     # ---- how it goes
 
@@ -144,9 +157,23 @@ class Negotiation:
     def _say(self, said: Said, *numbers: int) -> None:
         self._control.say(RankMessage(self.rank, said, *numbers))
 
-    def _tell_stalled(self, operation: Operation) -> None:
-        self._say(Said.STALLED, *operation.key)
+    def _tell_of(self, operation: Operation, said: Said) -> None:
+        self._say(said, *operation.key)
         self._control.flush()
+
+    def _tell_unheard(self) -> None:
+        """Warn of operations that failed while nobody waited for them; a broken group is told."""
+        unheard = [op for op in (*self._unheard, *self._pending.values()) if not op.waited]
+        if unheard and self._broken is None:
+            named = ", ".join(f"{op} at {line_of(op.place)}" for op in unheard[:MOST_NAMED])
+            more = len(unheard) - MOST_NAMED
+            warnings.warn(
+                f"Rank {self.rank} shuts down hvd with operations that never ran and that it has "
+                f"not waited for: {named}{f' and {more} more' if more > 0 else ''}. Submit them on "
+                f"every rank, and wait by hvd.synchronize.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _needed(self) -> bool:
         """Tell whether anybody must listen: rank 0 always, others while something is pending."""
@@ -219,11 +246,8 @@ class Negotiation:
         if operation is None:
             raise HorovodInternalError("An operation was decided that this rank did not submit.")
         try:
-            if outcome == Outcome.FAIL or comm is None:
-                operation.finish(None, HorovodInternalError(f"{operation}: {text}"))
-            elif outcome == Outcome.MISMATCH:
-                told = comm.all_gather_object((operation.terms, line_of(operation.place)))
-                text = differences(str(operation), self.members[process_set], told)
+            if comm is None or outcome in FAILING:
+                text = self._why(operation, outcome, comm, text)
                 operation.finish(None, HorovodInternalError(text))
             else:
                 if outcome == Outcome.RUN and argument:
@@ -232,7 +256,19 @@ class Negotiation:
         except BaseException as error:  # noqa: BLE001 - told to whoever waits
             operation.finish(None, error)
             _raise_if_broken(error)
+        if not operation.waited and operation.failed():
+            self._unheard.append(operation)
         return operation.waited
+
+    def _why(self, operation: Operation, outcome: int, comm: Communicator | None, text: str) -> str:
+        """Return why an operation fails; members tell one another what rank 0 does not know."""
+        if comm is None or outcome == Outcome.FAIL:
+            return f"{operation}: {text}"
+        line, members = line_of(operation.place), self.members[operation.process_set]
+        if outcome == Outcome.KINDS_DIFFER:
+            kinds = comm.all_gather_object((operation.kind, line))
+            return kinds_differ(operation.name, members, kinds)
+        return differences(str(operation), members, comm.all_gather_object((operation.terms, line)))
 
     def _warn(self, operation: Operation, comm: Communicator) -> None:
         """Tell that ranks made one call without a name on different lines, perhaps by mistake."""

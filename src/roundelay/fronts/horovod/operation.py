@@ -15,7 +15,8 @@ from roundelay.communicator import Communicator
 from roundelay.errors import ranks_text
 
 __all__ = [
-    "ALLREDUCE", "BARRIER", "KINDS", "Operation", "Place", "Terms", "differences", "line_of",
+    "ALLREDUCE", "BARRIER", "KINDS", "Operation", "Place", "Terms", "differences",
+    "kinds_differ", "line_of",
     "lines_told", "number_of",
 ]  # fmt: skip
 
@@ -82,6 +83,10 @@ class Operation:
             return True
         return False
 
+    def failed(self) -> bool:
+        """Tell whether `result` would raise."""
+        return self._error is not None
+
     def result(self) -> Any:
         """Return what it gave, or raise what went wrong."""
         if self._error is not None:
@@ -147,6 +152,23 @@ def differences(call: str, members: Sequence[int], told: Sequence[tuple[Terms, s
             f"that makes one more shifts all that follow: give them name=."
         )
     return "\n".join(lines)
+
+
+def kinds_differ(name: str, members: Sequence[int], told: Sequence[tuple[str, str]]) -> str:
+    """Say that ranks wait for one name as different operations, and where each does.
+
+    >>> print(kinds_differ("x", [0, 1], [("allreduce", "a.py:3"), ("allgather", "a.py:5")]))
+    'x' is not one operation: rank 0 waits for allreduce at a.py:3, rank 1 waits for allgather at \
+a.py:5. Call the same one on every rank, or give each a name of its own.
+    """
+    waits = ", ".join(
+        f"rank {rank} waits for {kind} at {line or 'an unknown line'}"
+        for rank, (kind, line) in zip(members, told, strict=True)
+    )
+    return (
+        f"{name!r} is not one operation: {waits}. Call the same one on every rank, or give each a "
+        f"name of its own."
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from roundelay import _core
@@ -14,10 +16,13 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.errors import NotInitializedError, UnsupportedOperationError
 from roundelay.fronts.horovod.negotiation import Negotiation
-from roundelay.fronts.horovod.operation import Operation, Terms
+from roundelay.fronts.horovod.operation import Operation, Place, Terms
 from roundelay.launch import init as rd_init
 
 __all__ = ["Session", "adopt", "begin", "current", "end", "started"]
+
+OURS = str(Path(__file__).parents[2]) + os.sep
+BETWEEN = os.path.join("torch", "autograd", "function.py")  # noqa: PTH118 - compared as text
 
 
 class Session:
@@ -51,7 +56,7 @@ class Session:
             numbers = self._unnamed.get(key) or self._unnamed.setdefault(key, itertools.count())
             name = f"noname.{key[2]}.{next(numbers)}"
         operation = Operation(kind, name, process_set, terms, run)
-        operation.place = _core.caller()
+        operation.place = _called_from()
         return self.negotiation.submit(operation)
 
     def members(self, process_set: Any) -> tuple[int, ...]:  # Any: it is looked at here
@@ -84,6 +89,19 @@ class Session:
     def close(self) -> None:
         """End it; other ranks need not wait for this one any more."""
         self.negotiation.leave()
+
+
+def _called_from() -> Place | None:
+    """Return the user's line: torch's own function stands before it where there are gradients."""
+    place: Place | None = _core.caller()
+    if place is None or not place[0].co_filename.endswith(BETWEEN):
+        return place
+    frame = sys._getframe()  # noqa: SLF001 - there is no other name
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
+        frame = frame.f_back
+        while frame.f_back is not None and frame.f_code.co_filename.endswith(BETWEEN):
+            frame = frame.f_back
+    return frame.f_code, frame.f_lasti, frame.f_lineno
 
 
 def _host() -> tuple[str, str]:

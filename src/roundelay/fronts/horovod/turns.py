@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from _thread import allocate_lock, get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -36,7 +36,7 @@ class Turns:
         self._taken = 0  # how often callers took and left the turn
         self._rung = 0  # how often they submitted something
         self._dozing = False  # the thread sleeps until it is rung for
-        self._alarm: tuple[float, Callable[[], None]] | None = None
+        self._alarms: list[tuple[float, Callable[[], None]]] = []
         self._listener = 0
         self._over = False
         self._thread = threading.Thread(target=self._serve, name="roundelay-horovod", daemon=True)
@@ -51,11 +51,11 @@ class Turns:
                 self._bell.release()
 
     def take(
-        self, done: Callable[[], bool], seconds: float, alarm: Callable[[], None] | None
+        self, done: Callable[[], bool], alarms: Sequence[tuple[float, Callable[[], None]]] = ()
     ) -> bool:
         """Listen until it is done, unless another does, and tell whether that was so.
 
-        After so many seconds the thread calls `alarm`.
+        After so many seconds, more each time, the thread calls each of `alarms`.
         """
         if not self._turn.acquire(blocking=False):
             if self._listener == get_ident():
@@ -65,7 +65,8 @@ class Turns:
                 )
             return False
         self._listener = get_ident()
-        self._alarm = None if alarm is None else (monotonic() + seconds, alarm)
+        now = monotonic()
+        self._alarms = [(now + seconds, call) for seconds, call in alarms]
         self._taken += 1
         try:
             while not done():
@@ -75,7 +76,7 @@ class Turns:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._alarm, self._listener = None, 0
+            self._alarms, self._listener = [], 0
             self._taken += 1
             self._turn.release()
             if self._needed():
@@ -132,10 +133,12 @@ class Turns:
         if self._over or look():  # those who change what is looked at ring afterwards
             self._dozing = False
             return
-        at, call = self._alarm or (0.0, None)
-        limit = min(max(0.0, at - monotonic()), threading.TIMEOUT_MAX) if call else -1
+        alarms = self._alarms
+        limit = -1.0
+        if alarms:
+            limit = min(max(0.0, alarms[0][0] - monotonic()), threading.TIMEOUT_MAX)
         rung = self._bell.acquire(timeout=limit)
         self._dozing = False
-        if not rung and call is not None and self._alarm == (at, call):
-            self._alarm = None
+        if not rung and alarms and self._alarms is alarms:
+            _, call = alarms.pop(0)
             call()

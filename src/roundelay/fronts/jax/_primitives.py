@@ -152,8 +152,8 @@ def _register_handler() -> None:
         raise MissingPackageError(
             "rd.jax",
             "a native core that was built where jax could be found",
-            "jax",
-            also="--no-build-isolation --force-reinstall --no-deps --no-binary roundelay",
+            how="in a clone, pip install scikit-build-core nanobind cmake ninja, and then pip "
+            "install --no-build-isolation --force-reinstall --no-deps '.[jax]'",
         )
     jax.ffi.register_ffi_target(TARGET, _core.jax_handler(), platform="cpu")
 

@@ -12,8 +12,18 @@ from roundelay.errors import InvalidArgumentError, rank_count
 __all__ = ["GPU", "KubernetesJob"]
 
 GPU = "nvidia.com/gpu"
-LABEL = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
-MOST_LABEL = 63  # characters
+#: What names are, by the option: of a job, whose pods are hosts of DNS (RFC 1035), of a namespace
+#: (a label of RFC 1123), and of objects (a subdomain of RFC 1123).
+LABEL, MOST_LABEL = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?"), 63
+_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+SUBDOMAIN, MOST_SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*"), 253
+NAMES = {
+    "--name": (LABEL, MOST_LABEL, "letters, digits and hyphens, begins with a letter"),
+    "--namespace": (re.compile(_LABEL), MOST_LABEL, "letters, digits and hyphens, neither begins"),
+    "--secret": (SUBDOMAIN, MOST_SUBDOMAIN, "letters, digits, hyphens and dots, neither begins"),
+    "--runtime": (SUBDOMAIN, MOST_SUBDOMAIN, "letters, digits, hyphens and dots, neither begins"),
+}
+MODULE = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*")
 MOST_WORDS = 128  # arguments, and variables, of a TrainJob
 MOST_IMAGE = 500
 MOST_RANKS = 1024
@@ -132,14 +142,15 @@ def _check_names(job: KubernetesJob) -> None:
     named = {"--name": job.label, "--namespace": job.namespace, "--secret": job.secret,
              "--runtime": job.runtime}  # fmt: skip
     for option, name in named.items():
-        if name is not None and (not LABEL.fullmatch(name) or len(name) > MOST_LABEL):
+        pattern, most, rule = NAMES[option]
+        if name is not None and (not pattern.fullmatch(name) or len(name) > most):
             derived = option == "--name" and job.name is None
             hint = " It is the script's: say another by --name." if derived else ""
             hint = " Is a variable of the shell empty?" if not (name or derived) else hint
+            end = "and does not end" if pattern is LABEL else "nor ends"
             raise InvalidArgumentError(
-                f"{option} {shown(name)} is no name in Kubernetes: that has up to {MOST_LABEL} "
-                f"lower-case letters, digits and hyphens, begins with a letter and does not end "
-                f"with a hyphen.{hint}"
+                f"{option} {shown(name)} is no name in Kubernetes: that has up to {most} "
+                f"lower-case {rule} {end} with a hyphen.{hint}"
             )
 
 
@@ -147,6 +158,12 @@ def _check_words(job: KubernetesJob) -> None:
     if not job.script or job.script.startswith("-"):
         raise InvalidArgumentError(
             f"{shown(job.script)} is no script: write the path that it has in the image."
+        )
+    if job.module and (not MODULE.fullmatch(job.script) or job.script.endswith(".py")):
+        dotted = job.script.removesuffix(".py").strip("/.").replace("/", ".")
+        raise InvalidArgumentError(
+            f"-m {shown(job.script)} is no name of a module: write -m {dotted}, as for Python, or "
+            f"leave out -m for a file."
         )
     for what, words in (("arguments", job.target), ("variables", job.env)):
         if len(words) > MOST_WORDS - 8:  # some are ours

@@ -13,17 +13,15 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Adasum
 from roundelay.fronts.horovod.torch.collectives import allreduce_async_, synchronize
 from roundelay.fronts.horovod.torch.compression import Compressor
-from roundelay.fronts.horovod.torch.wrapping import watch
+from roundelay.fronts.horovod.torch.wrapping import Copied, names_of_new, watch
 
 __all__ = ["AdasumSteps"]
 
 Parameter = torch.nn.Parameter
 
 
-class AdasumSteps:
+class AdasumSteps(Copied):
     """What a wrapped optimizer does more: the difference that its own step makes is reduced."""
-
-    param_groups: list[dict[str, Any]]
 
     def distribute(
         self, names: dict[Parameter, str], compression: type[Compressor], passes: int
@@ -32,7 +30,19 @@ class AdasumSteps:
         self._parameter_names, self._compression = names, compression
         self._begun: dict[Parameter, tuple[torch.Tensor, Any, Any]] = {}
         self.set_backward_passes_per_step(passes)
-        watch(self, [p for p in names if p.requires_grad], AdasumSteps._came)
+        self.watch_again()
+
+    def watch_again(self) -> None:
+        """Watch the gradients of the parameters that it has."""
+        watch(self, [p for p in self._parameter_names if p.requires_grad], AdasumSteps._came)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, whose steps are combined as well; all ranks add the same."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        new = names_of_new(self.param_groups, self._parameter_names)
+        self._parameter_names |= new
+        self._left |= dict.fromkeys(new, self.backward_passes_per_step)
+        watch(self, [p for p in new if p.requires_grad], AdasumSteps._came)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Expect so many backward passes before the steps are combined."""

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ from roundelay.fronts.horovod.torch.collectives import (
 )
 from roundelay.fronts.horovod.torch.compression import Compression, Compressor
 from roundelay.fronts.horovod.torch.functions import broadcast_object
-from roundelay.fronts.horovod.torch.wrapping import mixed_in, named, watch
+from roundelay.fronts.horovod.torch.wrapping import Copied, mixed_in, named, names_of_new, watch
 
 __all__ = ["DistributedOptimizer"]
 
@@ -39,10 +39,22 @@ Parameter = torch.nn.Parameter
 Group = tuple[Parameter, ...]
 
 
-class ReducedSteps:
-    """What a wrapped optimizer does more: mixed into its class, before all that it has itself."""
+class _Begun(NamedTuple):
+    """Gradients on their way, as they were when they left."""
 
-    param_groups: list[dict[str, Any]]
+    handle: Any  # to wait for; of a sparse gradient, a function that does
+    contexts: list[Any]  # of the compression
+    grads: list[torch.Tensor]
+    versions: list[int]
+
+    def changed(self, group: Group) -> list[Parameter]:
+        """Return the parameters whose gradients somebody else has written to meanwhile."""
+        were = zip(group, self.grads, self.versions, strict=True)
+        return [p for p, grad, version in were if p.grad is not grad or grad._version != version]  # noqa: SLF001 - there is no other name
+
+
+class ReducedSteps(Copied):
+    """What a wrapped optimizer does more: mixed into its class, before all that it has itself."""
 
     def distribute(
         self,
@@ -59,14 +71,38 @@ class ReducedSteps:
         self._parameter_names, self._compression, self.op = names, compression, op
         self._scales = (1 / predivide, predivide) if op == Average else (1.0, 1.0)
         self.sparse_as_dense, self.process_set = sparse_as_dense, process_set
-        self._begun: dict[Group, tuple[Any, list[Any]]] = {}
+        self._begun: dict[Group, _Begun] = {}
         self._synchronized, self._should_synchronize = False, True
         self._group_of: dict[Parameter, Group] = {}
         self.set_backward_passes_per_step(passes)
-        if process_set.included() and current("DistributedOptimizer()").size > 1:
+        self._reduces = bool(process_set.included() and current("DistributedOptimizer()").size > 1)
+        if self._reduces:
             for group in self._grouped([p for p in names if p.requires_grad], groups):
                 self._group_of.update(dict.fromkeys(group, group))
-            watch(self, self._group_of, ReducedSteps._came)
+            self.watch_again()
+
+    def watch_again(self) -> None:
+        """Watch the gradients of the parameters that it has."""
+        watch(self, [p for p in self._group_of if p.requires_grad], ReducedSteps._came)
+
+    def _take_new(self) -> None:
+        """Take in parameters that were frozen or not there before: none is stepped on unreduced."""
+        if not self._reduces:
+            return
+        self._parameter_names |= names_of_new(self.param_groups, self._parameter_names)
+        owned = [p for group in self.param_groups for p in group["params"]]
+        new = [
+            p for p in owned
+            if p not in self._group_of and (p.requires_grad or p.grad is not None)
+        ]  # fmt: skip
+        for p in new:
+            self._group_of[p], self._left[p] = (p,), self.backward_passes_per_step
+        watch(self, [p for p in new if p.requires_grad], ReducedSteps._came)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, whose gradients are reduced as well; all ranks add the same."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._take_new()
 
     def _grouped(
         self, params: list[Parameter], groups: int | Sequence[Sequence[Parameter]] | None
@@ -113,10 +149,12 @@ class ReducedSteps:
         name = self._parameter_names[group[0]]
         options: Any = {"name": name, "op": self.op, "process_set": self.process_set}
         grads = [p.grad for p in group if p.grad is not None]
+        seen = grads, [grad._version for grad in grads]  # noqa: SLF001 - there is no other name
         if len(group) == 1 and grads[0].is_sparse and not self.sparse_as_dense:
-            self._begun[group] = sparse_allreduce_async(grads[0], **options), []
+            self._begun[group] = _Begun(sparse_allreduce_async(grads[0], **options), [], *seen)
             return
-        dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
+        # By `data` we write without counting as somebody who has.
+        dense = [grad.to_dense() if grad.is_sparse else grad.data for grad in grads]
         packed = [self._compression.compress(grad) for grad in dense]
         before, after = self._scales
         options |= {"prescale_factor": before, "postscale_factor": after}
@@ -124,23 +162,33 @@ class ReducedSteps:
             begun = allreduce_async_(packed[0][0], **options)
         else:
             begun = grouped_allreduce_async_([tensor for tensor, _ in packed], **options)
-        self._begun[group] = begun, [context for _, context in packed]
+        self._begun[group] = _Begun(begun, [context for _, context in packed], *seen)
 
     def synchronize(self) -> None:
         """Wait until all gradients are those of all ranks; those that are missing count as zero."""
+        self._take_new()
         for group in dict.fromkeys(self._group_of.values()):
             if group not in self._begun:
                 self._begin(group)
-        for group, (handle, contexts) in self._begun.items():
-            if callable(handle):
-                _replace(group[0], handle())
+        changed: list[Parameter] = []
+        for group, begun in self._begun.items():
+            changed += begun.changed(group)
+            if callable(begun.handle):
+                _replace(group[0], begun.handle())
                 continue
-            results = synchronize(handle)
+            results = synchronize(begun.handle)
             results = [results] if len(group) == 1 else results
-            for p, tensor, context in zip(group, results, contexts, strict=True):
+            for p, tensor, context in zip(group, results, begun.contexts, strict=True):
                 _replace(p, self._compression.decompress(tensor, context))
         self._begun.clear()
         self._left = dict.fromkeys(self._parameter_names, self.backward_passes_per_step)
+        if changed:
+            raise InvalidArgumentError(
+                f"The gradient of {self._parameter_names[changed[0]]!r} was changed after "
+                f"backward(), while it was on its way, so nobody knows what was reduced. To clip, "
+                f"scale or look at gradients, call optimizer.synchronize() after backward(), and "
+                f"step() inside `with optimizer.skip_synchronize():`."
+            )
         self._synchronized = True
 
     @contextmanager
@@ -152,18 +200,66 @@ class ReducedSteps:
         finally:
             self._should_synchronize = True
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Wait for the gradients of all ranks, and step."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Wait for the gradients of all ranks, and step.
+
+        A closure may be called often: each time its gradients, and its loss, are reduced before
+        the optimizer sees them. So all ranks decide alike, and call it equally often.
+        """
+        if closure is None:
+            self._settle()
+            return super().step()  # type: ignore[misc]
+        if ready := self._under_way():  # of a backward pass before this step
+            self._settle()
+        called = 0
+
+        def reduced() -> Any:
+            nonlocal called
+            called += 1
+            loss = closure()
+            self._settle()
+            return self._of_all(loss)
+
+        found = super().step(reduced)  # type: ignore[misc]
+        if not called and not ready and self._reduces:
+            raise InvalidArgumentError(
+                f"{type(self).__name__}.step(closure) did not call the closure, so it has stepped "
+                f"on gradients that were not reduced. Call backward(), then step() without one."
+            )
+        return found
+
+    def _under_way(self) -> bool:
+        """Tell whether gradients have come that are not reduced yet."""
+        passes = self.backward_passes_per_step
+        return bool(self._begun) or any(left != passes for left in self._left.values())
+
+    def _settle(self) -> None:
+        """See to it that the gradients that the optimizer will read are those of all ranks."""
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(): gradients are reduced twice.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
             self.synchronize()
+        elif self._reduces and self._under_way():
+            raise InvalidArgumentError(
+                "optimizer.step() was called inside skip_synchronize(), but gradients have come "
+                "that are not reduced yet. Call optimizer.synchronize() after the last backward() "
+                "and before that block, or step() outside of it."
+            )
         self._synchronized = False
-        return super().step(closure)  # type: ignore[misc]
+
+    def _of_all(self, loss: Any) -> Any:
+        """Return the loss of all ranks, by which some optimizers decide how far they go."""
+        one = isinstance(loss, torch.Tensor) and loss.numel() == 1
+        if not self._reduces or not (one or isinstance(loss, float)):
+            return loss
+        mine = loss.detach().clone() if one else torch.tensor(loss, dtype=torch.float64)
+        name = "DistributedOptimizer.step(closure)"
+        synchronize(allreduce_async_(mine, name=name, op=self.op, process_set=self.process_set))
+        return mine if one else mine.item()
 
     def zero_grad(self, *arguments: Any, **options: Any) -> None:
         """Forget gradients, unless some are still on their way."""
@@ -172,6 +268,7 @@ class ReducedSteps:
                 "optimizer.zero_grad() was called after loss.backward() but before "
                 "optimizer.step() or optimizer.synchronize(), while gradients are on their way."
             )
+        self._take_new()
         super().zero_grad(*arguments, **options)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -185,7 +282,7 @@ class ReducedSteps:
 def _replace(p: Parameter, grad: torch.Tensor) -> None:
     if p.grad is None or p.grad.is_sparse:
         p.grad = grad if grad.is_sparse else grad.to_sparse()
-    elif p.grad is not grad:
+    elif p.grad.data_ptr() != grad.data_ptr():
         p.grad.copy_(grad)
 
 
@@ -203,6 +300,16 @@ def _checked(groups: Any) -> list[list[Parameter]]:
             "groups= takes a number, or lists of parameters, each of them once."
         )
     return lists
+
+
+def _refuse_adasum(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
+    if process_set is not global_process_set:
+        raise UnsupportedOperationError("op=hvd.Adasum takes no process_set=: all ranks.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UnsupportedOperationError(
+            "op=hvd.Adasum combines the steps of single parameters, and LBFGS makes one of all "
+            "together: take op=hvd.Average."
+        )
 
 
 def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name and order
@@ -249,8 +356,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 - Horovod's name and order
     names = named(optimizer, named_parameters)
     options = names, compression, backward_passes_per_step
     if op == Adasum and current("DistributedOptimizer()").size > 1:
-        if process_set is not global_process_set:
-            raise UnsupportedOperationError("op=hvd.Adasum takes no process_set=: all ranks.")
+        _refuse_adasum(optimizer, process_set)
         wrapped = mixed_in(optimizer, AdasumSteps)
         wrapped.distribute(*options)
         return wrapped

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["mixed_in", "named", "watch"]
+__all__ = ["Copied", "mixed_in", "named", "names_of_new", "watch"]
 
 Parameter = torch.nn.Parameter
 
@@ -45,6 +46,58 @@ def named(
             f"optimizer."
         )
     return {p: name for name, p in sorted(told, key=lambda pair: pair[0])}
+
+
+def names_of_new(
+    groups: Sequence[Mapping[str, Any]], known: Mapping[Parameter, str]
+) -> dict[Parameter, str]:
+    """Return names for parameters that joined an optimizer later, by their places in it."""
+    return {
+        p: f"allreduce.noname.{i}.{j}"
+        for i, group in enumerate(groups)
+        for j, p in enumerate(group["params"])
+        if p not in known
+    }
+
+
+class Copied:
+    """How a wrapped optimizer is copied: with all that it knows of its parameters, or not at all.
+
+    torch copies only what every optimizer has.
+    """
+
+    param_groups: list[dict[str, Any]]
+    process_set: Any = None
+    _begun: dict[Any, Any]
+
+    def watch_again(self) -> None:
+        """Watch the gradients of the parameters that it has."""
+        raise NotImplementedError
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._begun:
+            raise InvalidArgumentError(
+                "A wrapped optimizer can't be copied while gradients are on their way: copy it "
+                "after optimizer.step() or optimizer.synchronize()."
+            )
+        made: Any = object.__new__(type(self))
+        memo[id(self)] = made
+        if self.process_set is not None:
+            memo[id(self.process_set)] = self.process_set  # all ranks know this one
+        kept = {
+            word: copy.deepcopy(value, memo)
+            for word, value in vars(self).items()
+            if word != "step" and "_hooks" not in word  # a scheduler's, and the user's
+        }
+        made.__setstate__(kept)
+        made.watch_again()
+        return made
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise InvalidArgumentError(
+            "A wrapped optimizer can't be pickled, nor copied by copy.copy: its gradients belong "
+            "to this job. Save optimizer.state_dict(), and load it into one that is wrapped anew."
+        )
 
 
 def mixed_in(optimizer: torch.optim.Optimizer, kind: type[Any]) -> Any:
