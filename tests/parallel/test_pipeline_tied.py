@@ -38,12 +38,16 @@ def test_copies_that_differ_are_told_on_every_rank(kind: str, axes: dict[str, in
     def one(comm: Any, strategy: str, end: str) -> str:
         mesh, pipe, optimizer = prepared(comm, model, axes, strategy=strategy, micro_batches=2)
         train(mesh, pipe, optimizer, batch)
-        spoil(kind, mesh, pipe, optimizer)
-        if kind == "rate":  # the copies are equal still, and then no longer
+        if kind == "rate":  # of one step alone, so that it shows in the copies
             rows = [part.tensor_split(mesh.size("dp"))[mesh.place.get("dp", 0)] for part in batch]
             optimizer.zero_grad()
             pipe.step(*rows)
+            rate = optimizer.param_groups[0]["lr"]
+            spoil(kind, mesh, pipe, optimizer)
             optimizer.step()
+            optimizer.param_groups[0]["lr"] = rate
+        else:
+            spoil(kind, mesh, pipe, optimizer)
         try:
             train(mesh, pipe, optimizer, batch) if end == "step" else rd.full_state_dict(pipe)
         except CollectiveMismatch as error:

@@ -23,6 +23,7 @@ __all__ = [
     "loss_scaler",
     "passes_of",
     "refuse_frozen",
+    "stepped",
     "take_scaled",
 ]
 
@@ -110,6 +111,18 @@ def take_scaled(model: torch.nn.Module) -> float:
         return 0.0
     found, run.step.scaled = run.step.scaled, 0.0
     return found
+
+
+def stepped(model: torch.nn.Module) -> tuple[int, int]:
+    """Return how many steps a model's optimizers were called for, and a number for their rates.
+
+    Each is 0 where the model is not prepared.
+    """
+    run = found_run(model)
+    if run is None or not run.strategy.synchronous:
+        return 0, 0
+    run.step.look_at_rates()
+    return 1 + run.step.calls, 1 + run.step.rated
 
 
 def loss_scaler(model: torch.nn.Module) -> Scaler | None:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.context._mixing import Mixing, mixing
 from roundelay.parallel.context.attention import attention
 from roundelay.parallel.context.plan import METHODS, check_layout
 
@@ -33,9 +34,9 @@ def context_parallel(
 
     The model gets this rank's tokens, by `rd.shard_sequence`, and their places, by
     `rd.sequence_positions`. Backward may be called behind the block. Masks, dropout, attention in
-    `nn.MultiheadAttention` or by a softmax of a square are refused, and so is a block in which
-    none was called. What `torch.utils.checkpoint` computes again needs a block of its own, by
-    `context_fn`.
+    `nn.MultiheadAttention` or by a softmax of a square are refused, what else is seen to mix
+    tokens, and a block in which none was called. What `torch.utils.checkpoint` computes again needs
+    a block of its own, by `context_fn`.
     """
     if not isinstance(comm, Communicator):
         raise InvalidArgumentError(
@@ -68,6 +69,9 @@ class _OverRanks(TorchFunctionMode):
         super().__init__()
         self.comm, self.method, self.layout = comm, method, layout
         self.calls = 0
+        #: How many tokens this rank has, once attention was called; and what was, by then.
+        self._length: int | None = None
+        self._before: dict[int, Mixing] = {}
 
     def __torch_function__(
         self,
@@ -88,7 +92,29 @@ class _OverRanks(TorchFunctionMode):
                 f"attention by {name}: it would go over this rank's tokens only. Call "
                 f"torch.nn.functional.scaled_dot_product_attention there, or rd.attention."
             )
+        found = mixing(func, args, kwargs or {}) if self.comm.size > 1 else None
+        if found is not None and not _ours(sys._getframe(1)):  # noqa: SLF001 - who calls
+            self._note(found)
         return func(*args, **(kwargs or {}))
+
+    def _note(self, found: Mixing) -> None:
+        """Refuse what mixes tokens; as long as nobody knows how many there are, note it."""
+        if found.length and self._length is None:
+            self._before.setdefault(found.length, found)
+        elif found.length in (0, self._length):
+            raise InvalidArgumentError(
+                f"A model inside context_parallel mixes tokens by {found.what}, and would see "
+                f"this rank's piece of the sequence alone: in the block, all but attention works "
+                f"on single tokens. Do it outside of the block, on the whole sequence by "
+                f"rd.unshard_sequence, or leave it out."
+            )
+
+    def _learn(self, length: int) -> None:
+        """Hear how many tokens this rank has, and refuse what has mixed them before."""
+        self._length = length
+        found = self._before.get(length)
+        if found is not None:
+            self._note(found)
 
     def _attend(
         self,
@@ -106,6 +132,8 @@ class _OverRanks(TorchFunctionMode):
                 f"scaled_dot_product_attention has {query.size(-3)} heads of queries and "
                 f"{key.size(-3)} of keys: that needs enable_gqa=True."
             )
+        if query.dim() > 1:
+            self._learn(query.size(-2))
         if not torch.is_grad_enabled():
             _refuse_checkpoint(sys._getframe())  # noqa: SLF001 - who calls
         return attention(
@@ -121,6 +149,13 @@ def _is_square(*args: Any, **kwargs: Any) -> bool:
         return False
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     return x.size(-1) == x.size(-2) and dim in (-1, x.dim() - 1)
+
+
+def _ours(frame: FrameType | None) -> bool:
+    """Tell whether a layer of this library calls, which knows where tokens are."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("roundelay.")
 
 
 def _refuse_checkpoint(frame: FrameType | None) -> None:

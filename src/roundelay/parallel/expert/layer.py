@@ -13,6 +13,7 @@ from torch.func import functional_call
 from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.parallel.expert._direct_gradients import count_whole, through_dispatch
 from roundelay.parallel.expert.dispatch import planned
 from roundelay.parallel.expert.router import Queues, Router, Routing
 from roundelay.parallel.functions import counts_of
@@ -95,7 +96,8 @@ class MoE(nn.Module):
     def _each(self) -> list[dict[str, torch.Tensor]]:
         """Return the parameters of each expert that is here."""
         # unbind and not an index each: its backward stacks the gradients, once.
-        parts = {name: value.unbind(0) for name, value in self.experts.named_parameters()}
+        parts = {name: through_dispatch(value).unbind(0)
+                 for name, value in self.experts.named_parameters()}  # fmt: skip
         count = len(next(iter(parts.values())))
         return [{name: value[at] for name, value in parts.items()} for at in range(count)]
 
@@ -285,6 +287,7 @@ def _stacked(modules: list[nn.Module], sharding: Sharding | None) -> nn.Module:
             parameter = nn.Parameter(whole, requires_grad=value.requires_grad)
             if sharding is not None:
                 mark_divided(parameter, sharding)
+                count_whole(parameter)
             stacked[id(value)] = parameter
         setattr(holder, name.rpartition(".")[2], stacked[id(value)])
     hooked: list[Any] = [] if sharding is None else [*template.modules()]  # Any: torch's

@@ -38,6 +38,8 @@ class Told(NamedTuple):
     x_rows: int
     target_rows: int
     scaled: int  # by what gradients were multiplied that were stepped on last, in parts of ONE
+    steps: int  # how often optimizers were called for one, from 1
+    rates: int  # a number for their options
     problem: int  # whether this rank can't
 
     @property
@@ -144,9 +146,52 @@ def compare_scaled(ranks: Sequence[int], factors: Sequence[float]) -> None:
         )
 
 
+def compare_steps(ranks: Sequence[int], steps: Sequence[int]) -> None:
+    """Refuse stages of which one has stepped more often than another."""
+    most, least = max(steps), min(steps)
+    if most != least:
+        ahead, behind = ranks[steps.index(most)], ranks[steps.index(least)]
+        raise CollectiveMismatch(
+            f"optimizer.step() was not called as often on rank {behind} as on rank {ahead}, which "
+            f"has other stages of this pipeline: some stages have taken a step that others have "
+            f"not. Call it on every rank of pp, or on none."
+        )
+
+
+class StageRates:
+    """Whether stages change their rates together.
+
+    Those that have the same ones at first must have the same ever after; those with groups of their
+    own, for rates by layer, must change them in the same steps.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[int, ...], Sequence[int]] = {}  # of the ranks of each pipeline
+        self._before: dict[tuple[int, ...], Sequence[int]] = {}
+
+    def compare(self, ranks: Sequence[int], rates: Sequence[int]) -> None:
+        """Refuse rates that one stage alone has changed."""
+        key = tuple(ranks)
+        first = self._first.setdefault(key, rates)
+        changed = [
+            one != other for one, other in zip(rates, self._before.get(key, rates), strict=True)
+        ]
+        self._before[key] = rates
+        told = rates if len({*first}) == 1 else changed
+        if len({*told}) > 1:
+            other = next(rank for rank, one in zip(ranks, told, strict=True) if one != told[0])
+            raise CollectiveMismatch(
+                f"The options of the optimizer, its learning rate for example, are others on rank "
+                f"{other} than on rank {ranks[0]}, which has other stages of this pipeline. Set "
+                f"them on every rank of pp alike; for other rates of some layers there are "
+                f"parameter groups."
+            )
+
+
 def _compare(ranks: Sequence[int], every: Sequence[Told]) -> None:
     """Refuse what differs between the ranks of one pipeline, where they have it."""
     compare_scaled(ranks, [each.scaled / ONE for each in every])
+    compare_steps(ranks, [each.steps for each in every])
 
     def first_other(given: Sequence[int]) -> int | None:
         first = next((number for number in given if number), 0)

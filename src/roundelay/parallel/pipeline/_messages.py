@@ -21,6 +21,7 @@ class TensorForm(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     differentiable: bool
+    memory: int = 0  # that it shares with others of this number; 0 if with none
 
 
 Form = tuple[TensorForm, ...]
@@ -127,7 +128,7 @@ class Mail:
         told = self._comm.recv_object(rank, FIRST_TAG - 1 - edge)
         if told is None:
             return None
-        return tuple(TensorForm(tuple(shape), dtype, grad) for shape, dtype, grad in told)
+        return tuple(TensorForm(tuple(shape), *others) for shape, *others in told)
 
     def wait(self) -> None:
         """Wait until all has gone."""

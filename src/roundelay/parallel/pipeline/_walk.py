@@ -14,6 +14,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
 from roundelay.parallel.pipeline._halves import backward_inputs
 from roundelay.parallel.pipeline._messages import Form, Mail, form_of
+from roundelay.parallel.pipeline._shared_memory import Received, with_memories
 from roundelay.pipelines import PipelineAction, PipelineSchedule, PipelineSpan
 from roundelay.training.steps import StepPasses
 
@@ -174,14 +175,16 @@ class Walk:
         _, stage, number = action
         last = stage + 1 == self._schedule.stages
         inputs = self._inputs(stage, number)
+        received = Received(stage, inputs, self._forms.get(stage - 1) if stage else None)
 
         def compute() -> tuple[list[torch.Tensor], Form | None]:
             with torch.set_grad_enabled(self._batch.learns):
-                result = self._programs[stage](*inputs)
+                result = self._programs[stage](*received.given())
+                received.refuse_written()
                 if last:
                     return self._ended(result, number), None
             outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-            form = form_of(stage, outputs)
+            form = with_memories(form_of(stage, outputs), outputs, received)
             known = self._forms.setdefault(stage, form)
             if form != known:
                 raise InvalidArgumentError(

@@ -15,7 +15,15 @@ from torch import nn
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.parallel.pipeline._agree import ONE, CallRanks, Told, compare_scaled, rows_number
+from roundelay.parallel.pipeline._agree import (
+    ONE,
+    CallRanks,
+    StageRates,
+    Told,
+    compare_scaled,
+    compare_steps,
+    rows_number,
+)
 from roundelay.parallel.pipeline._messages import Form
 from roundelay.parallel.pipeline._parts import attach, left_over, names_in, tied
 from roundelay.parallel.pipeline._plan import Wanted, agreed_plan, device_of
@@ -25,7 +33,7 @@ from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
 from roundelay.parallel.staging import stage_model
 from roundelay.pipelines import PipelineSchedule
-from roundelay.training.steps import StepPasses, loss_scaler, passes_of, take_scaled
+from roundelay.training.steps import StepPasses, loss_scaler, passes_of, stepped, take_scaled
 
 __all__ = ["Pipeline"]
 
@@ -90,6 +98,7 @@ class Pipeline(nn.Module):
         self._uses = {number: sorted(names_in(model, stage)) for number, stage in mine.items()}
         #: Which one it is of the pipelines over these ranks, which all make in the same order.
         self._number = next(vars(comm).setdefault("pipelines", count(1)))
+        self._rates = StageRates()
         self._called: set[int] = set()  # errands of which all rows were compared
         self._forms: dict[tuple[int, ...], dict[int, Form | None]] = {}
         self._record = StepRecord()
@@ -225,13 +234,15 @@ class Pipeline(nn.Module):
         )
         mine = Told(
             form_number(x), form_number(errand.target), parts, errand.key, self._trained(),
-            self._number, rows, right, int(ONE * take_scaled(self)), bool(problem),
+            self._number, rows, right, int(ONE * take_scaled(self)),
+            *stepped(self), bool(problem),
         )  # fmt: skip
         frozen = {number: name for number, (name, one) in enumerate(self.named_parameters())
                   if not one.requires_grad}  # fmt: skip
         every, marks = ranks.tell(mine, self._tied.marks(), problem, frozen)
         for those in ranks.pipelines:
             self._compare_copies(marks[those], those)
+            self._rates.compare(those, [every[rank].rates for rank in those])
         self._called.add(errand.key)
         told = [every[rank] for rank in ranks.mine]
         parts = next(each.micro_batches for each in told if each.x)
@@ -289,8 +300,11 @@ class Pipeline(nn.Module):
     ) -> None:
         """Refuse copies of a parameter that are no longer equal; every rank calls it."""
         if marks is None:
-            factors = self._comm.all_gather(np.array([take_scaled(self)]))
-            compare_scaled(range(self._comm.size), factors.reshape(-1).tolist())
+            every, stages = np.array([take_scaled(self), *stepped(self)]), range(self._comm.size)
+            scaled, steps, rates = self._comm.all_gather(every).reshape(-1, 3).T.tolist()
+            compare_scaled(stages, scaled)
+            compare_steps(stages, steps)
+            self._rates.compare(stages, [int(rate) for rate in rates])
             if not self._tied.names:
                 return
             marks = self._comm.all_gather(np.array(self._tied.marks(), np.int64))

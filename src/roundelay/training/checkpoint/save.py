@@ -16,6 +16,7 @@ import torch
 from roundelay.arguments import path_of, shown, truth
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.training._mesh_state import meet
 from roundelay.training._phases import checkpointing
 from roundelay.training._run import Run, run_of, trace_of
 from roundelay.training.checkpoint._files import Disk, make_folder, put_in_place
@@ -67,6 +68,8 @@ def save(
     wait = truth("wait of save", wait)
     run, where = checked_run("save", model, optimizer), path_of("path of save", path).absolute()
     series = None if keep is None else Series(where, keep)
+    if run.setup.mesh is not None and not run.setup.mesh.alone:
+        meet(run.setup, run.setup.mesh, "rd.save")
     commit = Commit(run.everyone if wait else run.saves.beside(), DISK, where, series)
     run.saves.settle(where)
     run.take_edits()
