@@ -1,20 +1,21 @@
 """Which dim of a result is cut between ranks, if one of what a function of torch is given is.
 
-Dims count from the end. A function that is not known here leaves them unknown, which refuses
-nothing by itself; one that goes along the dim that is cut gives another result than on the whole.
+Functions that are not known here, and those that go along the dim that is cut, give another result
+for a part than for the whole, for all that anybody knows: they are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-__all__ = ["ENDS", "MIXED", "RESHAPES", "Call", "cut_dim_after", "name_of", "tells_nothing"]
+from roundelay.parallel._cut import Call, Cut, Rule, name_of
+from roundelay.parallel._cut_product import ATTENTION, PRODUCTS, attended, multiplied
+from roundelay.parallel._cut_reshape import reshaped
 
-MIXED = 0  # dims are negative
-MATRICES = -3  # dims up to this one count matrices
+__all__ = ["ENDS", "RESHAPES", "cut_after", "gives_none", "tells_nothing"]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -22,82 +23,74 @@ def _words(text: str) -> frozenset[str]:
 
 
 ELEMENTWISE = _words("""
-    add sub mul div true_divide floor_divide remainder fmod neg abs exp exp2 expm1 log log1p log2
-    sqrt rsqrt square pow reciprocal sign sin cos tan tanh sigmoid logsigmoid erf relu relu6 gelu
-    silu mish elu selu celu leaky_relu softplus softsign hardtanh hardswish hardsigmoid tanhshrink
-    prelu threshold clamp clip clamp_min clamp_max round floor ceil trunc float double half bfloat16
-    to type type_as cpu cuda clone detach contiguous where masked_fill nan_to_num lerp addcmul
-    addcdiv dropout alpha_dropout eq ne lt le gt ge isnan isinf isfinite logical_not logical_and
-    logical_or maximum minimum zeros_like ones_like empty_like full_like rand_like randn_like
-    bernoulli data conj real imag int long bool rsub rdiv rpow rtruediv iadd isub imul itruediv idiv
-    copy fill zero requires_grad batch_norm positive and or xor invert bitwise_not bitwise_and
-    bitwise_or
+    abs absolute acos acosh add addcdiv addcmul alpha_dropout and angle arccos arccosh arcsin
+    arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bernoulli bessel_j0 bessel_j1
+    bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
+    bool byte cauchy cdouble ceil celu cfloat char clamp clamp_max clamp_min clip clone complex conj
+    conj_physical contiguous copy copysign cos cosh cpu cuda data deg2rad detach digamma div divide
+    double dropout elu empty_like entr eq erf erfc erfcx erfinv exp exp2 expit expm1 exponential
+    feature_alpha_dropout fill fix float float_power floor floor_divide floordiv fmax fmin fmod frac
+    full_like gammaln ge gelu geometric greater greater_equal gt half hardshrink hardsigmoid
+    hardswish hardtanh heaviside hypot i0 i0e i1 i1e iadd iand idiv ifloordiv imag imul int invert
+    ior ipow isclose isfinite isinf isnan isneginf isposinf isreal isub itruediv ixor ldexp le
+    leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_ndtr log_normal log_sigmoid
+    logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logsigmoid long lshift
+    lt masked_fill maximum minimum mish mod mul multigammaln multiply mvlgamma nan_to_num ndtr ndtri
+    ne neg negative nextafter normal not_equal ones_like or polygamma positive pow psi rad2deg
+    rand_like randint_like randn_like random rdiv real reciprocal relu relu6 remainder requires_grad
+    resolve_conj resolve_neg rfloordiv rmod rmul round rpow rrelu rshift rsqrt rsub rtruediv selu
+    sgn short sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square sub
+    subtract tan tanh tanhshrink threshold to true_divide truediv trunc type type_as uniform where
+    xlog1py xlogy xor radd rand ror rxor zero zeros_like zeta
+""")
+#: Losses that are elementwise where nothing is reduced.
+LOSSES = _words("""
+    mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div soft_margin_loss
+    binary_cross_entropy_with_logits poisson_nll_loss
 """)
 VIEWS = _words("""
-    transpose permute movedim moveaxis swapaxes swapdims t T mT unsqueeze squeeze expand narrow
-    select unbind chunk split tensor_split split_with_sizes getitem
+    transpose permute movedim moveaxis swapaxes swapdims t T mT H mH adjoint unsqueeze squeeze
+    expand expand_as broadcast_to narrow select unbind chunk split tensor_split split_with_sizes
+    getitem unsafe_chunk unsafe_split
 """)
 RESHAPES = _words("view reshape flatten unflatten view_as reshape_as ravel")
-JOINS = _words("cat concat concatenate stack repeat_interleave")
+#: What moves elements, and keeps all of a dim or not.
+MOVES = _words("""
+    flip fliplr flipud roll rot90 index_select tile repeat unfold cat concat concatenate stack
+    hstack vstack dstack diagonal atleast_1d atleast_2d atleast_3d
+""")
 #: What goes along dims and keeps all of them.
 SAME_DIMS = _words("""
-    softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin flip sort argsort roll
-    index_select gather scatter scatter_add take_along_dim topk glu normalize gumbel_softmax
+    softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argsort gather
+    scatter scatter_add take_along_dim topk normalize gumbel_softmax glu
 """)
 #: What has one dim less for each that it goes along, or one of length 1 with `keepdim`.
 REDUCES = _words("""
     sum mean prod amax amin max min argmax argmin std var std_mean var_mean logsumexp all any
     count_nonzero nansum nanmean median nanmedian mode norm linalg_norm linalg_vector_norm quantile
-    kthvalue cosine_similarity
+    nanquantile kthvalue cosine_similarity aminmax
 """)
 #: Where those have their dims, if not in the second place, and which ones if nobody says.
-PLACES = {"norm": 2, "linalg_norm": 2, "linalg_vector_norm": 2, "roll": 2, "quantile": 2, "topk": 2,
-          "kthvalue": 2, "normalize": 2, "cosine_similarity": 2, "gumbel_softmax": 4}  # fmt: skip
+PLACES = {"norm": 2, "linalg_norm": 2, "linalg_vector_norm": 2, "quantile": 2, "nanquantile": 2,
+          "topk": 2, "kthvalue": 2, "normalize": 2, "cosine_similarity": 2, "gumbel_softmax": 4,
+          "aminmax": 9}  # fmt: skip
 UNSAID = {"glu": -1, "sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "gumbel_softmax": -1,
-          "normalize": 1, "cosine_similarity": 1}  # fmt: skip
+          "normalize": 1, "cosine_similarity": 1, "median": None}  # fmt: skip
+LATER = _words("std var std_mean var_mean")  # between their dims and `keepdim` is another one
 #: What hands out numbers, or gradients.
 ENDS = _words("""
     item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __array__ __format__ backward
-    grad equal allclose
+    grad equal allclose __contains__
 """)
 #: What is about a tensor as it lies here, and gives none of its numbers.
 ABOUT = _words("""
     size dim ndimension numel nelement stride storage_offset element_size get_device data_ptr
     register_hook register_post_accumulate_grad_hook retain_grad untyped_storage storage __repr__
-    __len__ __hash__ __set__ _is_view
+    __len__ __hash__ __set__ _is_view dense_dim sparse_dim has_names result_type
+    broadcast_tensors_shapes new_zeros new_ones new_empty new_full new_tensor new
 """)
-
-
-class Call(NamedTuple):
-    """A function of torch with what it is given, and which of that is cut where."""
-
-    func: Any  # Any: torch's
-    args: Sequence[Any]
-    options: dict[str, Any]
-    cut: Sequence[tuple[torch.Tensor, int]]
-
-    @property
-    def name(self) -> str:
-        """What it is called, in place or not."""
-        return name_of(self.func).strip("_")
-
-    def given(self, name: str, position: int, otherwise: Any = None) -> Any:
-        """Return an argument."""
-        there = len(self.args) > position
-        return self.options.get(name, self.args[position] if there else otherwise)
-
-
-Rule = Callable[[Call, torch.Tensor, int], int | None]
-
-
-def name_of(func: Any) -> str:
-    """Return what a function of torch is called; a property by its own name.
-
-    >>> name_of(torch.Tensor.T.__get__), name_of(torch.Tensor.add_)
-    ('T', 'add_')
-    """
-    name: str = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
-    return name
+#: What takes of a second tensor its shape or dtype only.
+LIKE = _words("to type_as expand_as view_as reshape_as")
 
 
 def tells_nothing(func: Any) -> bool:
@@ -108,140 +101,231 @@ def tells_nothing(func: Any) -> bool:
     return name in ABOUT or name.startswith("is_")
 
 
-def cut_dim_after(call: Call) -> int | None:
-    """Return the dim of the result that is cut, None for one that can't be told, or `MIXED`."""
-    name, (first, dim) = call.name, call.cut[0]
-    if name.endswith("_loss") or "cross_entropy" in name or name == "kl_div":
-        each = call.options.get("reduction") == "none" and name != "cross_entropy"
-        return dim if each else MIXED
-    if name in ("matmul", "bmm"):
-        return _of_product(call)
-    if any(other != dim for _, other in call.cut):
+def gives_none(call: Call) -> bool:
+    """Say whether a function takes nothing but the shape or dtype of what is cut."""
+    return call.name in LIKE and bool(call.args) and call.of(call.args[0]) is None
+
+
+def cut_after(call: Call) -> Cut | list[Cut] | None:
+    """Return how the result, or each of several, is cut; None if it is not known to be right."""
+    cuts = [*call.cuts.values()]
+    if call.options.get("out") is not None or _writes_elsewhere(call):
         return None
+    if any(one.piece for one in cuts):
+        return _of_pieces(call, cuts)
+    if call.name in ("to", "type_as"):
+        return call.of(call.args[0])
     for names, rule in RULES:
-        if name in names:
-            return rule(call, first, dim)
+        if call.name in names:
+            return rule(call)
     return None
 
 
-def _of_product(call: Call) -> int | None:
-    """Return where a product of matrices is cut: by matrices, by rows, or by columns."""
-    dims = {id(each): dim for each, dim in call.cut}
-    left, right = (dims.get(id(each)) for each in call.args[:2])
-    found = {each for each in (left, right) if each is not None}
-    if len(found) == 1 and (max(found) <= MATRICES or (left, right) in ((-2, None), (None, -1))):
-        return found.pop()
-    return None
+def _writes_elsewhere(call: Call) -> bool:
+    """Say whether a part is written into a tensor that is not known to be one."""
+    name = name_of(call.func)
+    within = name.endswith("_") and not name.endswith("__")
+    within = within or (name.startswith("__i") and name not in ("__invert__", "__index__"))
+    return (within or name == "__setitem__") and call.of(call.args[0]) is None
 
 
-def _elementwise(_call: Call, _first: torch.Tensor, dim: int) -> int | None:
-    return dim
+def _of_pieces(call: Call, cuts: list[Cut]) -> Cut | None:
+    """Return what comes of single heads: another one, or, once all are put together, a part."""
+    first = cuts[0]
+    if all(one == first for one in cuts):
+        return first
+    tensors = call.given("tensors", 0)
+    joins = call.name in ("cat", "concat", "concatenate", "stack") and type(tensors) in (
+        list,
+        tuple,
+    )
+    found = [one for one in map(call.of, tensors) if one is not None] if joins else []
+    if not found or [one.piece for one in found] != [
+        (at, len(found)) for at in range(len(tensors))
+    ]:
+        return None
+    if (
+        any(one._replace(piece=first.piece) != first for one in found)
+        or len(found) != first.parts[first.rank]
+    ):
+        return None
+    dim = call.given("dim", 1, 0)
+    dims = tensors[0].dim() + (call.name == "stack")
+    whole = first._replace(piece=None, dim=dim - dims if dim >= 0 else dim)
+    return whole if call.name == "stack" else whole.times(tensors[0].size(dim))
 
 
-def _attention(_call: Call, _first: torch.Tensor, dim: int) -> int | None:
-    return dim if dim <= MATRICES else None
+def _elementwise(call: Call) -> Cut | None:
+    cut = call.cut[1]
+    return cut if call.fits(cut) else None
 
 
-def _normed(call: Call, _first: torch.Tensor, dim: int) -> int | None:
-    over = call.given("normalized_shape", 1, ())
-    return MIXED if len(over) >= -dim else dim
+def _loss(call: Call) -> Cut | None:
+    return _elementwise(call) if call.options.get("reduction") == "none" else None
 
 
-def _reshaped(call: Call, first: torch.Tensor, dim: int) -> int | None:
-    """Return where the dim has gone: with those after it in one, or as the first of several."""
-    if isinstance(call.given("dtype", 1), torch.dtype):
-        return dim
-    others = [_like(one) if isinstance(one, torch.Tensor) else one for one in call.args[1:]]
-    new = call.func(_like(first), *others, **call.options).shape
-    before = first.shape[:dim].numel()
-    places = [at for at in range(len(new)) if new[:at].numel() == before]
-    # Behind a dim of length 1, features are as they were, or those of the one head of this rank.
-    if not places:  # in one with dims before it: of heads, those of all rows
-        heads = 0 < new[-1] < first.size(-1) and first.size(-1) % new[-1] == 0
-        return None if heads else _some_of(dim)
-    told = len(places) == 1 or first.size(dim) == 1
-    return places[0] - len(new) if told else None
+def _prelu(call: Call) -> Cut | None:
+    (first, cut), weight = call.cut, call.given("weight", 1)
+    alone = first is call.args[0] and call.of(weight) is None
+    return cut if alone and (weight.numel() == 1 or first.dim() + cut.dim != 1) else None
 
 
-def _viewed(call: Call, first: torch.Tensor, dim: int) -> int | None:
+def _batch_normed(call: Call) -> Cut | None:
+    """Return the cut of features that are normed over rows, each by itself."""
+    first, cut = call.cut
+    return cut if first.dim() + cut.dim == 1 and len([*call.tensors()]) == 1 else None
+
+
+def _normed(call: Call) -> Cut | None:
+    cut = call.cut[1]
+    alone = len(call.cuts) == 1 and call.of(call.given("input", 0)) is not None
+    return cut if alone and len(call.given("normalized_shape", 1, ())) < -cut.dim else None
+
+
+def _of_matrices(call: Call) -> Cut | None:
+    cut = call.cut[1]
+    return cut if cut.dim < -2 else None  # noqa: PLR2004 - a row and a column
+
+
+def _padded(call: Call) -> Cut | None:
+    cut, pad = call.cut[1], call.given("pad", 1, ())
+    own = [*pad][-2 * cut.dim - 2 : -2 * cut.dim]
+    return cut if not any(own) else None
+
+
+def _set(call: Call) -> Cut | None:
+    """Return the cut of a tensor in which elements are set, the same along the dim that is cut."""
+    target, index, value = call.args[:3]
+    if isinstance(value, torch.Tensor) and value.dim():
+        return None
+    cut = call.of(target)
+    found = _viewed(call._replace(func=torch.Tensor.__getitem__, args=(target, index)))
+    return cut if isinstance(found, Cut) and cut and found.parts == cut.parts else None
+
+
+def _viewed(call: Call) -> Cut | list[Cut] | None:
     """Return where the dim is in a view: a tensor without memory tells it by its strides."""
+    first, cut = call.cut
     index = call.given("index", 1)
     parts = index if type(index) is tuple else (index,)
     if call.name == "getitem" and any(isinstance(each, torch.Tensor | list) for each in parts):
-        return dim if dim == -1 and _leaves_last(parts, first.dim()) else _some_of(dim)
+        return _moved(call)
+    if len(call.cuts) > 1 and call.name != "expand_as":
+        return None
     strides = [7 ** (first.dim() - at) for at in range(first.dim())]
-    made = call.func(
-        torch.empty_strided(first.shape, strides, device="meta"), *call.args[1:], **call.options
-    )
+    like = torch.empty_strided(first.shape, strides, device="meta")
+    made = call.again(lambda _: like)
     found = set()
     for view in (made,) if isinstance(made, torch.Tensor) else made:
-        lies = [at for at, stride in enumerate(view.stride()) if stride == strides[dim]]
-        kept = len(lies) == 1 and view.size(lies[0]) == first.size(dim)
+        lies = [at for at, stride in enumerate(view.stride()) if stride == strides[cut.dim]]
+        kept = len(lies) == 1 and view.size(lies[0]) == first.size(cut.dim)
         found.add(lies[0] - view.dim() if kept else None)
     if len(found) == 1 and None not in found:
-        return found.pop()
-    return _some_of(dim)
+        return cut._replace(dim=found.pop() or 0)
+    return _taken_apart(call)
 
 
-def _some_of(dim: int) -> int | None:
-    """Say what some of a dim are: of heads one may take some; of features these are others."""
-    return MIXED if dim == -1 else None
+def _taken_apart(call: Call) -> Cut | list[Cut] | None:
+    """Return the cut of queries, keys or values alone, or that of single heads."""
+    first, cut = call.cut
+    length, shape = first.size(cut.dim), [1] * first.dim()
+    shape[cut.dim] = -1
+    numbers = torch.arange(length).view(shape).expand(first.shape)
+    made = call.again(lambda _: numbers)
+    found = []
+    for view in (made,) if isinstance(made, torch.Tensor) else made:
+        ids = sorted({*view.flatten().tolist()})
+        if len(ids) == 1 and view.dim() < first.dim() and _of_heads(cut):
+            found.append(cut._replace(piece=(ids[0], length)))
+            continue
+        start = 0
+        for block in cut.blocks:
+            if view.dim() == first.dim() and ids == [*range(start, start + block[cut.rank])]:
+                found.append(cut._replace(parts=block, outer=1, blocks=()))
+                break
+            start += block[cut.rank]
+        else:
+            return None
+    return found[0] if isinstance(made, torch.Tensor) else found
 
 
-def _leaves_last(parts: Sequence[Any], dims: int) -> bool:
-    """Say whether what stands in brackets leaves the last dim as it is."""
-    last = parts[-1]
-    if last is Ellipsis or (isinstance(last, slice) and last == slice(None)):
-        return True
-    taken = 0
-    for part in parts:
-        if part is Ellipsis:
-            return False
-        masks = isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
-        taken += part.dim() if masks else int(part is not None)
-    return taken < dims and last is not None
+def _of_heads(cut: Cut) -> bool:
+    """Say whether single elements of the dim may be heads, and not features or tokens."""
+    return cut.dim < -1 and cut.outer == 1 and not cut.blocks and not cut.tokens
 
 
-def _joined(call: Call, first: torch.Tensor, dim: int) -> int | None:
-    """Return where the dim is once tensors are put together, or one is repeated."""
-    repeats = call.name == "repeat_interleave"
-    along = call.given("dim", 2) if repeats else call.given("dim", 1, call.options.get("axis", 0))
-    if along is None:
-        return MIXED
-    at = along - first.dim() - (call.name == "stack") if along >= 0 else along
-    if call.name == "stack":
-        return dim - 1 if at >= dim else dim
-    return dim if at != dim or (repeats and dim < -1) else _some_of(dim)
+def _moved(call: Call) -> Cut | None:
+    """Return where the dim has gone by trying it: with one more, and its numbers for elements."""
+    cut = call.cut[1]
+    tensors = call.given("tensors", 0)
+    first = {id(one) for one in (tensors if type(tensors) in (list, tuple) else [tensors])}
+    if any(not cut.alike(other) or key not in first for key, other in call.cuts.items()):
+        return None
+
+    def numbered(one: torch.Tensor) -> torch.Tensor:
+        shape, view = [*one.shape], [1] * one.dim()
+        shape[cut.dim] += 1
+        view[cut.dim] = -1
+        return torch.arange(shape[cut.dim], device=one.device).view(view).expand(shape)
+
+    try:
+        made = call.again(numbered)
+    except (RuntimeError, IndexError, TypeError):
+        return None
+    if not isinstance(made, torch.Tensor) or made.numel() == 0:
+        return None
+    for at in range(made.dim()):
+        length = made.size(at)
+        row = made.movedim(at, -1)
+        if length == cut.here + 1 and torch.equal(
+            row, torch.arange(length, device=made.device).expand(row.shape)
+        ):
+            return cut._replace(dim=at - made.dim())
+    return None
 
 
-def _along(call: Call, first: torch.Tensor, dim: int) -> int | None:
+def _repeated(call: Call) -> Cut | None:
+    """Return the cut where every element has become several."""
+    (first, cut), times, along = call.cut, call.given("repeats", 1), call.given("dim", 2)
+    if along is None or not isinstance(times, int):
+        return None
+    at = along - first.dim() if along >= 0 else along
+    return cut.times(times) if at == cut.dim else cut
+
+
+def _along(call: Call) -> Cut | None:
     """Return where the dim is after a function that goes along others, or along this one."""
-    place = PLACES.get(call.name, 1)
-    dims = call.given("dim", place, call.options.get("axis", UNSAID.get(call.name)))
+    (first, cut), name = call.cut, call.name
+    place = PLACES.get(name, 1)
+    dims = call.given("dim", place, call.options.get("axis", UNSAID.get(name)))
     if isinstance(dims, torch.Tensor):  # of two tensors, the larger ones
-        return dim
-    if isinstance(dims, int):
-        dims = call.args[place:] if call.name == "flip" and call.args[place:] else [dims]
-    if not isinstance(dims, Sequence) or not dims:
-        return MIXED  # along all
+        return _elementwise(call)
+    dims = [dims] if isinstance(dims, int) else dims
+    if not isinstance(dims, Sequence) or isinstance(dims, str) or not dims or not call.fits(cut):
+        return None  # along all
     along: list[int] = [each - first.dim() if each >= 0 else each for each in dims]
-    if dim in along:
-        return MIXED
-    if call.name in SAME_DIMS or call.given("keepdim", place + 1, False) is True:  # noqa: FBT003
-        return dim
-    return dim + sum(each > dim for each in along)
-
-
-def _like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+    if cut.dim in along:
+        return None
+    keep = call.given("keepdim", place + 1 + (name in LATER), False)  # noqa: FBT003
+    if name in SAME_DIMS or (keep is True and name != "cosine_similarity"):
+        return cut
+    return cut._replace(dim=cut.dim + sum(each > cut.dim for each in along))
 
 
 RULES: tuple[tuple[frozenset[str], Rule], ...] = (
     (ELEMENTWISE, _elementwise),
     (VIEWS, _viewed),
-    (RESHAPES, _reshaped),
-    (JOINS, _joined),
+    (RESHAPES, reshaped),
+    (frozenset(PRODUCTS), multiplied),
     (SAME_DIMS | REDUCES, _along),
+    (MOVES, _moved),
+    (LOSSES, _loss),
+    (ATTENTION, attended),
     (_words("layer_norm rms_norm"), _normed),
-    (_words("scaled_dot_product_attention"), _attention),
+    (_words("repeat_interleave"), _repeated),
+    (_words("prelu"), _prelu),
+    (_words("batch_norm"), _batch_normed),
+    (_words("tril triu"), _of_matrices),
+    (_words("pad"), _padded),
+    (_words("setitem"), _set),
 )

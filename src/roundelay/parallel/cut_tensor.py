@@ -7,22 +7,16 @@ refused by name, and what comes out of the model stays marked until `local` is c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roundelay.errors import InvalidArgumentError
-from roundelay.parallel._cut_dim import (
-    ENDS,
-    MIXED,
-    RESHAPES,
-    Call,
-    cut_dim_after,
-    name_of,
-    tells_nothing,
-)
+from roundelay.parallel._cut import Call, Cut, name_of
+from roundelay.parallel._cut_dim import ENDS, RESHAPES, cut_after, gives_none, tells_nothing
+from roundelay.parallel._cut_reshape import MiscountedError
 
 if TYPE_CHECKING:
     from roundelay.parallel.tensor.axis import TensorAxis
@@ -31,26 +25,32 @@ __all__ = ["CutSource", "CutTensor", "come_out", "local", "unmarked"]
 
 
 class CutSource:
-    """A layer that leaves features cut, so many of which stay together."""
+    """A layer that leaves features cut, or the sequence divided."""
 
-    def __init__(self, label: str, axis: TensorAxis, dim: int | None, unit: int = 1) -> None:
-        self.label, self.axis, self.dim, self.unit = label, axis, dim, unit
-        #: Until a pass in which other layers take all of its outputs: from then on it is known to
-        #: lie between them, and its outputs are not looked at again.
-        self.open = axis.comm.size > 1
+    def __init__(self, label: str, axis: TensorAxis, cut: Cut) -> None:
+        self.label, self.axis, self.cut = label, axis, cut
+        #: Passes in which other layers took all of its outputs, with gradients or without, in
+        #: training or not: in others like them it is known to lie between layers, and its outputs
+        #: are not looked at again.
+        self._seen: set[tuple[bool, bool]] = set()
+        self._now: set[tuple[bool, bool]] = set()
         self.given = self.taken = 0  # outputs in the pass at hand
 
-    def marked(self, x: torch.Tensor) -> torch.Tensor:
+    def marked(self, x: torch.Tensor, *, training: bool) -> torch.Tensor:
         """Return its output, marked."""
-        if not self.open or torch.compiler.is_compiling():
+        how = torch.is_grad_enabled(), training
+        if how in self._seen or self.axis.comm.size == 1 or torch.compiler.is_compiling():
             return x
+        self._now.add(how)
         self.given += 1
         self.axis.cut_by.add(self)
-        return _marked(x, _Mark((_Output(self),), self.dim))
+        return _marked(x, _Mark((_Output(self),), self.cut))
 
     def end_pass(self) -> None:
         """See whether others took all that it has given."""
-        self.open = self.given != self.taken
+        if self.given == self.taken:
+            self._seen |= self._now
+        self._now.clear()
         self.given = self.taken = 0
 
 
@@ -66,17 +66,23 @@ class _Output:
 
 
 class _Mark(NamedTuple):
-    """Of whose outputs a tensor was made, and along which dim, from the end, it is a part."""
+    """Of whose outputs a tensor was made, and what of it is this rank's part."""
 
     outputs: tuple[_Output, ...]
-    dim: int | None
-    by: str = ""  # the function behind which the dim can't be told
+    cut: Cut
     out: bool = False  # whether it has come out of the model
 
     @property
     def axis(self) -> TensorAxis:
         """The ranks that have the other parts."""
         return self.outputs[0].source.axis
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the pass in which it was made goes on."""
+        return bool(self.axis.passing) or any(
+            one.source in self.axis.cut_by for one in self.outputs
+        )
 
 
 class CutTensor(torch.Tensor):
@@ -92,22 +98,53 @@ class CutTensor(torch.Tensor):
         del types
         options = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's docs have it
-            if tells_nothing(func):
-                return func(*args, **options)
+            given = [one for one in tree_leaves((args, options)) if isinstance(one, CutTensor)]
+            call = Call(func, args, options, {id(one): one.mark.cut for one in given})
             name = name_of(func)
-            cut = [one for one in tree_leaves((args, options)) if isinstance(one, CutTensor)]
-            mark = _together([one.mark for one in cut])
-            dim = None
-            if mark.dim is not None and name not in ENDS:
-                dims = [(one, one.mark.dim or 0) for one in cut]
-                dim = _tried(cut_dim_after, Call(func, args, options, dims), mark)
-            if dim == MIXED or _leaves(name, mark, dim):
-                raise InvalidArgumentError(_refused(name, mark))
-            result = func(*args, **options)
-            if mark.dim == -1 and dim is not None and dim < -1 and name in RESHAPES:
-                _check_units(name, mark, cut[0].size(-1), result.size(dim))
-        mark = mark._replace(dim=dim, by=mark.by or ("" if dim else name))
-        return tree_map_only(torch.Tensor, lambda one: _marked(one, mark), result)
+            mapped = name in ("dim", "size") and _mapped()
+            if not mapped and (tells_nothing(func) or not given or gives_none(call)):
+                return func(*args, **options)
+            mark = _together([one.mark for one in given])
+            if mapped:
+                raise InvalidArgumentError(_refused("vmap", mark))
+            if name in ENDS:
+                if mark.under_way or (mark.out and name not in ("backward", "grad")):
+                    raise InvalidArgumentError(_refused(name, mark))
+                return func(*args, **options)  # of what was seen inside, or a part's own gradient
+            found = _tried(call, mark)
+            try:
+                result = func(*args, **options)
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise InvalidArgumentError(_beside(name, mark, call, str(error))) from error
+        return _cut_as(result, found, name, mark)
+
+    def refuse_unless(self, parts: tuple[int, ...], layer: str) -> None:
+        """Refuse to be the input of a layer that has other parts of the last dim."""
+        cut = self.mark.cut
+        if (cut.dim, cut.parts, cut.outer, cut.piece) != (-1, parts, 1, None) or cut.tokens:
+            raise InvalidArgumentError(_not_taken(self.mark, parts, layer))
+
+
+def _mapped() -> bool:
+    """Say whether vmap asks, whose functions get tensors of its own."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")  # noqa: SLF001 - torch shows no more
+    return str(caller).startswith("torch._functorch")
+
+
+def _cut_as(result: Any, found: Cut | list[Cut], name: str, mark: _Mark) -> Any:
+    """Mark what a function has given; what is not as long as it should be is refused."""
+    if isinstance(found, list):
+        own = [mark._replace(cut=cut) for cut in found]
+        return type(result)(_checked(*each, name) for each in zip(result, own, strict=True))
+    own_mark = mark._replace(cut=found)
+    return tree_map_only(torch.Tensor, lambda one: _checked(one, own_mark, name), result)
+
+
+def _checked(x: torch.Tensor, mark: _Mark, name: str) -> torch.Tensor:
+    cut = mark.cut
+    if cut.piece is None and (x.dim() < -cut.dim or x.size(cut.dim) != cut.here):
+        raise InvalidArgumentError(_refused(name, mark))
+    return _marked(x, mark)
 
 
 def local(x: torch.Tensor) -> torch.Tensor:
@@ -115,6 +152,8 @@ def local(x: torch.Tensor) -> torch.Tensor:
 
     For losses that know of the other ranks. What is whole stays the tensor that it is.
     """
+    if isinstance(x, CutTensor):
+        x.mark.axis.trusted = True
     return unmarked(x)
 
 
@@ -133,8 +172,8 @@ def come_out(output: Any) -> None:
     """Have what a model gives be known to be a part, and refuse a part of nobody knows what."""
     for one in leaves_of(output):
         if isinstance(one, CutTensor):
-            if one.mark.dim is None:
-                raise InvalidArgumentError(_refused(one.mark.by or "the output", one.mark))
+            if one.mark.cut.piece is not None or one.mark.cut.tokens:
+                raise InvalidArgumentError(_refused("the output", one.mark))
             one.mark = one.mark._replace(out=True)
 
 
@@ -151,11 +190,9 @@ def leaves_of(output: Any) -> list[torch.Tensor]:
 
 def _together(marks: list[_Mark]) -> _Mark:
     """Return the mark of what is made of several."""
-    dims = {one.dim for one in marks}
     return _Mark(
         tuple(dict.fromkeys(output for one in marks for output in one.outputs)),
-        None if None in dims else marks[0].dim,
-        next((one.by for one in marks if one.by), ""),
+        marks[0].cut,
         any(one.out for one in marks),
     )
 
@@ -167,54 +204,99 @@ def _marked(x: torch.Tensor, mark: _Mark) -> torch.Tensor:
     return own
 
 
-def _leaves(name: str, mark: _Mark, dim: int | None) -> bool:
-    """Say whether a function takes a part away to where nothing can be told of it any more."""
-    if name in ("backward", "grad") and mark.dim is not None:
-        return False  # from a gradient of the part itself
-    if mark.out:
-        return dim is None
-    return name in ENDS and mark.dim is None and not mark.axis.passing
-
-
-def _tried(find: Callable[[Call], int | None], call: Call, mark: _Mark) -> int | None:
-    """Find a dim; a shape that torch refuses is one that counts the features of all ranks."""
+def _tried(call: Call, mark: _Mark) -> Cut | list[Cut]:
+    """Find how a result is cut; a shape that torch refuses counts the features of all ranks."""
+    found = None
     try:
-        return find(call)
-    except RuntimeError as error:
-        source, features = mark.outputs[0].source, call.cut[0][0].size(-1)
-        raise InvalidArgumentError(_miscounted(call.name, source, features, str(error))) from error
+        found = cut_after(call)
+    except MiscountedError as error:
+        raise InvalidArgumentError(_miscounted(call, mark, str(error))) from error
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        if isinstance(error, RuntimeError):  # torch's own
+            raise InvalidArgumentError(_miscounted(call, mark, str(error))) from error
+    if found is None:
+        if call.name in RESHAPES:
+            what = "there each rank's part would not lie in one piece"
+            raise InvalidArgumentError(_miscounted(call, mark, what))
+        whole = _whole_beside(call, mark.cut)
+        if whole:
+            raise InvalidArgumentError(_beside(call.name, mark, call, whole))
+        raise InvalidArgumentError(_refused(name_of(call.func), mark))
+    return found
 
 
-def _check_units(name: str, mark: _Mark, features: int, pieces: int) -> None:
-    """Refuse to count as many heads on a rank as there are on all of them."""
-    for source in (output.source for output in mark.outputs):
-        together = features // max(1, pieces)
-        if together % source.unit:
-            what = f"{pieces} heads of {together}, and {source.unit} stay together"
-            raise InvalidArgumentError(_miscounted(name, source, features, what))
+def _whole_beside(call: Call, cut: Cut) -> str:
+    """Say which tensor is as long as all parts together, or the same on all ranks."""
+    for one in call.tensors():
+        if call.of(one) is None and one.dim() and one.size(-1) == sum(cut.parts) * cut.outer:
+            return f"beside it is a tensor of shape {tuple(one.shape)}"
+    return ""
 
 
-def _miscounted(name: str, source: CutSource, features: int, what: str) -> str:
+def _layers(mark: _Mark) -> str:
+    return ", ".join(dict.fromkeys(output.source.label for output in mark.outputs))
+
+
+def _ranks(mark: _Mark) -> str:
+    axis = mark.axis
+    return f"rank {axis.comm.rank} of {axis.comm.size} along {axis.name}"
+
+
+def _miscounted(call: Call, mark: _Mark, what: str) -> str:
     """Say that code counts the heads of all ranks, and how it counts this one's."""
-    axis = source.axis
+    cut = call.cut[1]
     return (
-        f"{name}() on what {source.label} gives rank {axis.comm.rank} of {axis.comm.size} along "
-        f"{axis.name}, {features} features: {what}. Say 'column:head_dim' for it, so that heads "
+        f"{call.name}() on what {_layers(mark)} gives {_ranks(mark)}, {cut.here} "
+        f"{'tokens' if cut.tokens else 'features or heads'} of {sum(cut.parts) * cut.outer}: "
+        f"{what}. {_layers(mark)} leaves {_part(cut)}. Say 'column:head_dim' for it, so that heads "
         f"stay together, and 'region:num_heads' for the module around it, by which what counts "
         f"heads there counts this rank's; or write the dim of a head in the code, and -1 for heads."
     )
 
 
+def _beside(name: str, mark: _Mark, call: Call, what: str) -> str:
+    """Say that something whole meets a part."""
+    cut = call.cut[1]
+    return (
+        f"{name}() on what {_layers(mark)} gives {_ranks(mark)}, {cut.here} of "
+        f"{sum(cut.parts) * cut.outer}: {what}. {_layers(mark)} leaves {_part(cut)}, and a "
+        f"parameter, buffer or layer beside it is that of all ranks, or is not known to be this "
+        f"rank's part. Say 'column gather' in the plan, cut it by a layer of the plan, or take "
+        f"rd.local(x) in code that knows of the others."
+    )
+
+
+def _not_taken(mark: _Mark, parts: tuple[int, ...], layer: str) -> str:
+    """Say that a layer takes other parts than a tensor is."""
+    cut = mark.cut
+    return (
+        f"{layer} on {_ranks(mark)} takes {parts} of {sum(parts)} features in the order of ranks, "
+        f"and gets what {_layers(mark)} leaves otherwise: dim {cut.dim}, cut by {cut.parts}"
+        f"{f', {cut.outer} times one after the other' if cut.outer > 1 else ''}. Heads that "
+        f"'column:head_dim' keeps together 'row:head_dim' cuts alike; queries, keys and values in "
+        f"one layer are 'qkv:head_dim', or 'column:head_dim*3' where each head has its own "
+        f"three together. {_layers(mark)} leaves {_part(cut)}: 'column gather' makes it whole."
+    )
+
+
+def _part(cut: Cut) -> str:
+    return "the sequence divided" if cut.tokens else "features cut"
+
+
 def _refused(name: str, mark: _Mark) -> str:
     """Say what is cut, and the ways out."""
     axis = mark.axis
-    layers = ", ".join(dict.fromkeys(output.source.label for output in mark.outputs))
     what = f"{name}()" if name.isidentifier() else name
-    after = f" after {mark.by}()" if mark.by and mark.by != name else ""
+    if mark.cut.tokens:
+        return (
+            f"{what} on {_ranks(mark)}: {_layers(mark)} leaves the sequence divided, and this "
+            f"rank's tokens are not known to give the result of all of them. Say 'gather' for a "
+            f"module before it, or 'norm gather'; or rd.local(x) for an ordinary tensor of this "
+            f"rank's tokens, in code that knows of the others."
+        )
     return (
-        f"{what}{after} on rank {axis.comm.rank} of {axis.comm.size} along {axis.name}: {layers} "
-        f"leaves features cut, and this rank's part gives another result than the whole. Say "
-        f"'column gather' in the plan; or take rd.cross_entropy(logits, targets, "
-        f"mesh[{axis.name!r}]) for logits; or rd.local(x) for an ordinary tensor of this rank's "
-        f"part, in code that knows of the others."
+        f"{what} on {_ranks(mark)}: {_layers(mark)} leaves features cut, and this rank's part is "
+        f"not known to give the result of the whole. Say 'column gather' in the plan; or take "
+        f"rd.cross_entropy(logits, targets, mesh[{axis.name!r}]) for logits; or rd.local(x) for an "
+        f"ordinary tensor of this rank's part, in code that knows of the others."
     )

@@ -64,13 +64,15 @@ class FirstPass:
 
     def __init__(self, model: nn.Module, axis: TensorAxis) -> None:
         self._model, self._axis = model, axis
-        self._seen: set[int] = set()  # stages; a model that is not cut into any is one
+        #: Stages, in training and not; a model that is not cut into any is one.
+        self._seen: set[tuple[int, bool]] = set()
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
         """Note that a pass begins."""
         axis = self._axis
         axis.begin()
         axis.passing += 1
+        axis.trusted = False
         if axis.dim is not None and axis.numbers is not None:  # each has tokens of its own
             for one in tensors_in(inputs)[:1]:
                 axis.numbers.leave("", one, training=module.training)
@@ -90,13 +92,15 @@ class FirstPass:
             for source in self._axis.cut_by:
                 source.end_pass()
             self._axis.cut_by.clear()
+            self._axis.trusted = False
             if not last:
                 return tree_map_only(CutTensor, unmarked, output)
             come_out(output)
         return output
 
     def _look(self, stage: int, output: Any, last: bool) -> None:  # noqa: FBT001 - likewise
-        if stage in self._seen or self._axis.comm.size == 1:
+        training = self._model.training
+        if (stage, training) in self._seen or self._axis.comm.size == 1:
             return
         tensors = [one for one in leaves_of(output) if one.grad_fn is not None]
         if not tensors:
@@ -107,7 +111,7 @@ class FirstPass:
             found = graph.placed(tensor.grad_fn)
             if last and found is not None and found.kind in (BROUGHT, TOKENS):
                 raise InvalidArgumentError(_unfinished(found, self._axis))
-        self._seen.add(stage)
+        self._seen.add((stage, training))
         self._axis.fits = self._axis.fits or last
 
 

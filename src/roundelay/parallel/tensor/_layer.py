@@ -15,9 +15,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.cut_tensor import CutTensor
 from roundelay.parallel.functions import counts_of
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor.axis import TensorAxis
+
+WHOLE = "its whole input"
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class LayerPlan(ABC):
 
     def expect_features(self, x: torch.Tensor, features: int, what: str) -> None:
         """Refuse an input that was cut where it should be whole, or the other way round."""
-        if x.dim() and x.size(-1) != features:
+        whole = isinstance(x, CutTensor) and x.mark.cut.dim == -1 and what == WHOLE
+        if x.dim() and (x.size(-1) != features or whole):
             raise InvalidArgumentError(
                 f"{self.place.label} expects {what}, {features} features, and gets {x.size(-1)}. "
                 f"'column' leaves features cut and 'row' makes them whole: take them in turns, say "

@@ -9,7 +9,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
-from roundelay.parallel.cut_tensor import CutSource
+from roundelay.parallel.cut_tensor import CutSource, CutTensor, unmarked
 from roundelay.parallel.tensor.random_numbers import RandomNumbers
 
 __all__ = ["TensorAxis", "by"]
@@ -32,6 +32,9 @@ class TensorAxis:
         self.fits = False  # whether a whole pass was seen, and found to be right
         self.passing = 0  # forward passes of the model that are under way
         self.cut_by: set[CutSource] = set()  # layers that have left features cut in them
+        self.trusted = False  # whether code of the model has asked for its part in this pass
+        #: What regions, by their names, count on this rank.
+        self.counted: dict[str | None, frozenset[int]] = {}
         self.numbers: RandomNumbers | None = None  # once ranks agree on a plan
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -53,6 +56,22 @@ class TensorAxis:
             return by(layer, functions.reduce(x, self.comm))
         self._divisible(x, layer)
         return by(layer, functions.reduce_scatter(x, self.comm, self.dim))
+
+    def taken(self, x: torch.Tensor, parts: tuple[int, ...], layer: str) -> torch.Tensor:
+        """Return what a layer takes that has these parts of features; refuse what is another's."""
+        if isinstance(x, CutTensor):
+            x.refuse_unless(parts, layer)
+        elif not torch.compiler.is_compiling():
+            left = [one.label for one in self.cut_by if one.given != one.taken]
+            if left and not self.trusted:
+                raise InvalidArgumentError(
+                    f"{layer} gets a tensor of which nobody sees how it was made of what "
+                    f"{', '.join(sorted(left))} leaves cut between the {self.comm.size} ranks of "
+                    f"{self.name}: by a function that torch does not show, or in a tensor that "
+                    f"was made elsewhere. Take functions of torch; or rd.local(x), in code that "
+                    f"knows of the other ranks; or 'column gather' in the plan."
+                )
+        return unmarked(x, inside=True)
 
     def draw_apart(self, x: torch.Tensor, layer: str, *, training: bool) -> None:
         """Have this rank draw random numbers of its own, until features are whole again."""

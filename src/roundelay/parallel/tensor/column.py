@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from operator import mul
 from typing import Any, ClassVar
 
 import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
+from roundelay.parallel._cut import Cut
 from roundelay.parallel.cut_tensor import CutSource
 from roundelay.parallel.sharding import Sharding
-from roundelay.parallel.tensor._layer import LayerPlan, become, is_conv1d, resize, weight_of
+from roundelay.parallel.tensor._layer import (
+    WHOLE,
+    LayerPlan,
+    become,
+    is_conv1d,
+    resize,
+    weight_of,
+)
 from roundelay.parallel.tensor.norm import summed
 
 __all__ = ["Column"]
@@ -71,22 +81,38 @@ class Column(LayerPlan):
         if not cuts:
             weight = weight_of(self.place, "column")
             self.features, self.outputs = weight.size(1), self._head(weight.size(0))
+            self.source = self._source(((self.unit(),) * self.axis.comm.size,))
             become(self.place.module, SharedForward, self)
             return
         self._divide_groups(sum(cuts["weight"].counts))
         self.parts = cuts["weight"].counts
         self.features = weight_of(self.place, "column").size(1 - cuts["weight"].dim)
         resize(self.place.module, outputs=self.parts[self.axis.comm.rank])
-        # A rank's queries, keys and values lie one after the other: no dim of them is one part.
-        alone = len(cuts["weight"].pieces[0]) == 1
-        unit = (self.factors() or [1])[0]
-        self.source = CutSource(self.place.label, self.axis, -1 if alone else None, unit)
+        pieces = cuts["weight"].pieces
+        blocks = tuple(
+            tuple(stop - start for start, stop in each) for each in zip(*pieces, strict=True)
+        )
+        self.source = self._source(blocks)
         become(self.place.module, ColumnForward, self)
+
+    def _source(self, blocks: tuple[tuple[int, ...], ...]) -> CutSource:
+        """Return what marks outputs, of which every rank has so many in each block."""
+        around = next((name for name, _ in self.place.parents if name in self.axis.counted), None)
+        cut = Cut(
+            -1,
+            blocks[0],
+            self.axis.comm.rank,
+            outer=len(blocks),
+            blocks=blocks if len(blocks) > 1 else (),
+            units=tuple(accumulate(self.factors(), mul)),
+            counted=self.axis.counted.get(around, frozenset()),
+        )
+        return CutSource(self.place.label, self.axis, cut)
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input, with gradients that add up over ranks."""
         place = self.place
-        self.expect_features(x, self.features, "its whole input")
+        self.expect_features(x, self.features, WHOLE)
         if place.inside:
             return x
         if "gather" not in place.words:
@@ -96,7 +122,7 @@ class Column(LayerPlan):
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs, whole if the plan says so."""
         if "gather" not in self.place.words:
-            return self.source.marked(x)
+            return self.source.marked(x, training=self.place.module.training)
         return functions.gather(x, self.axis.comm, x.dim() - 1, self.parts)
 
     def _divide_groups(self, features: int) -> None:
@@ -120,7 +146,8 @@ class SharedForward:
         plan, own = self.tensor_plan, vars(self)["_parameters"]
         given = [value for value in (own["weight"], own.get("bias")) if value is not None]
         views = summed(plan.axis.comm, *given)
-        return torch.nn.functional.linear(plan.enter(x), *(view[plan.outputs] for view in views))
+        x = torch.nn.functional.linear(plan.enter(x), *(view[plan.outputs] for view in views))
+        return plan.leave(x)
 
 
 class ColumnForward:

@@ -64,12 +64,13 @@ def cross_entropy(
 def _part_of(logits: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return logits as they lie here; refuse what a plan has cut otherwise."""
     if isinstance(logits, CutTensor):
-        axis = logits.mark.axis
-        if logits.mark.dim != -1 or axis.comm.size != comm.size:
+        axis, cut = logits.mark.axis, logits.mark.cut
+        strange = cut.dim != -1 or cut.outer != 1 or cut.piece is not None or cut.tokens
+        if strange or axis.comm.size != comm.size:
             raise InvalidArgumentError(
                 f"cross_entropy takes logits of which each rank has a part of the last dim, and "
                 f"their ranks: mesh[{axis.name!r}], of {axis.comm.size}; not {comm.size} ranks, "
-                f"and dim {logits.mark.dim}."
+                f"and dim {cut.dim}."
             )
     return unmarked(logits)
 

@@ -11,7 +11,7 @@ from torch import nn
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
 from roundelay.parallel.sharding import Sharding
-from roundelay.parallel.tensor._layer import LayerPlan
+from roundelay.parallel.tensor._layer import WHOLE, LayerPlan
 
 __all__ = ["Gather", "Region", "Replicate", "Split"]
 
@@ -35,7 +35,7 @@ class Region(LayerPlan):
             raise InvalidArgumentError(
                 f"{self.place.label} is a 'region' inside of another one, whose input has come in."
             )
-        self._shares()
+        self.axis.counted[self.place.name] = frozenset(self._shares().values())
         return {}
 
     def _shares(self) -> dict[str, int]:
@@ -147,7 +147,7 @@ class Replicate(LayerPlan):
 
     def _check_features(self, x: torch.Tensor) -> torch.Tensor:
         features: Any = self.place.module.in_features  # Any: torch says it may be a module
-        self.expect_features(x, features, "its whole input")
+        self.expect_features(x, features, WHOLE)
         return x
 
     def _check(self, x: torch.Tensor) -> torch.Tensor:

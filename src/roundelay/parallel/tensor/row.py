@@ -30,7 +30,8 @@ class Row(LayerPlan):
 
     takes: ClassVar[frozenset[str]] = frozenset({"shared", "whole"})
     argued = True
-    features: int  # inputs of this rank
+    parts: tuple[int, ...]  # inputs of every rank
+    features: int  # those of this one
 
     def cuts(self) -> dict[str, Sharding]:
         """Cut the weight; every rank has the bias."""
@@ -40,7 +41,8 @@ class Row(LayerPlan):
 
     def apply(self, cuts: Mapping[str, Sharding]) -> None:
         """Have the layer sum its outputs."""
-        self.features = cuts["weight"].counts[self.axis.comm.rank]
+        self.parts = tuple(cuts["weight"].counts)
+        self.features = self.parts[self.axis.comm.rank]
         resize(self.place.module, inputs=self.features)
         become(self.place.module, RowForward, self)
 
@@ -66,4 +68,5 @@ class RowForward(nn.Module):
         plan.expect_features(
             x, plan.features, f"this rank's part of its input along {plan.axis.name}"
         )
+        x = plan.axis.taken(x, plan.parts, plan.place.label)
         return plan.add(product(x, self), self.bias)
