@@ -50,6 +50,10 @@ class CutSource:
         """See whether others took all that it has given."""
         if self.given == self.taken:
             self._seen |= self._now
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         self._now.clear()
         self.given = self.taken = 0
 

@@ -134,11 +134,14 @@ def all_to_all(
     )
 
 
+TAKES = ("reduce", "reduce_scatter", "all_gather", "gather")  # parts, and know of the others
+
+
 @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
 def _apply(name: str, x: torch.Tensor, comm: Communicator, run: Change, back: Back) -> torch.Tensor:
     if comm.size == 1:
         return x
-    x = unmarked(x, inside=name in ("reduce", "reduce_scatter"))
+    x = unmarked(x, inside=name in TAKES)
     kind: Any = _Collective  # Any: torch does not say what it takes
     result: torch.Tensor = kind.apply(x, name, comm, run, back)
     return result

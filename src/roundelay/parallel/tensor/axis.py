@@ -9,6 +9,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
+from roundelay.parallel._cut import Cut
 from roundelay.parallel.cut_tensor import CutSource, CutTensor, unmarked
 from roundelay.parallel.tensor.random_numbers import RandomNumbers
 
@@ -28,10 +29,13 @@ class TensorAxis:
         self.dim = None if sequence_dim is None else sequence_dim - 3
         self._lengths: set[int] = set()  # of whole sequences that were divided
         self._now: set[int] = set()  # those of the pass at hand
-        self.begun_elsewhere = False  # whether an earlier stage of a pipeline divides them
+        self.staged = False  # whether the model is a stage of a pipeline
+        self.begun_elsewhere = False  # whether an earlier stage divides sequences
         self.fits = False  # whether a whole pass was seen, and found to be right
         self.passing = 0  # forward passes of the model that are under way
         self.cut_by: set[CutSource] = set()  # layers that have left features cut in them
+        self.training = True  # whether the pass at hand is one of a model in training
+        self._sources: dict[str, CutSource] = {}  # layers that leave the sequence divided
         self.trusted = False  # whether code of the model has asked for its part in this pass
         #: What regions, by their names, count on this rank.
         self.counted: dict[str | None, frozenset[int]] = {}
@@ -55,14 +59,15 @@ class TensorAxis:
         if self.dim is None or whole:
             return by(layer, functions.reduce(x, self.comm))
         self._divisible(x, layer)
-        return by(layer, functions.reduce_scatter(x, self.comm, self.dim))
+        return self._share(by(layer, functions.reduce_scatter(x, self.comm, self.dim)), layer)
 
     def taken(self, x: torch.Tensor, parts: tuple[int, ...], layer: str) -> torch.Tensor:
         """Return what a layer takes that has these parts of features; refuse what is another's."""
         if isinstance(x, CutTensor):
             x.refuse_unless(parts, layer)
         elif not torch.compiler.is_compiling():
-            left = [one.label for one in self.cut_by if one.given != one.taken]
+            features = (one for one in self.cut_by if not one.cut.tokens)
+            left = [one.label for one in features if one.given != one.taken]
             if left and not self.trusted:
                 raise InvalidArgumentError(
                     f"{layer} gets a tensor of which nobody sees how it was made of what "
@@ -84,7 +89,17 @@ class TensorAxis:
             return x
         self._expect_undivided(x, layer)
         self.began(x, layer)
-        return by(layer, functions.split(x, self.comm, self.dim))
+        return self._share(by(layer, functions.split(x, self.comm, self.dim)), layer)
+
+    def _share(self, x: torch.Tensor, layer: str) -> torch.Tensor:
+        """Mark this rank's share of the sequence, along which functions are not those of all."""
+        if self.staged:  # what comes from another stage is not marked
+            return x
+        dim = self.dim or 0
+        cut = Cut(dim, (x.size(dim),) * self.comm.size, self.comm.rank, tokens=True)
+        source = self._sources.setdefault(layer, CutSource(layer, self, cut))
+        source.cut = cut
+        return source.marked(x, training=self.training)
 
     def gather(self, x: torch.Tensor, layer: str) -> torch.Tensor:
         """Return the whole sequence, with which all ranks go on alike."""
@@ -132,6 +147,10 @@ class TensorAxis:
     def begin(self) -> None:
         """Begin a forward pass, in which no sequence is divided yet."""
         self._now.clear()
+        if not self.passing:  # what a checkpointed block has computed again is of another one
+            for source in self.cut_by:
+                source.forget()
+            self.cut_by.clear()
 
     def _looks_divided(self, x: torch.Tensor, layer: str) -> bool:
         """Tell whether a tensor is as long as a shard; once a pass fits, none is one."""

@@ -115,7 +115,8 @@ def _checked(model: nn.Module, plan: Mapping[str, str], axis: TensorAxis) -> Cut
     problems = problems_of(model, plan, names)
     layers = layers_of(model, plan, axis)
     begins = {name for name, said in words_for(names, plan).items() if _begins(*said)}
-    axis.begun_elsewhere = staging is not None and begins.isdisjoint(dict(model.named_modules()))
+    axis.staged = staging is not None
+    axis.begun_elsewhere = axis.staged and begins.isdisjoint(dict(model.named_modules()))
     cuts: Cuts = []
     for layer in layers:
         try:
