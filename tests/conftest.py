@@ -31,7 +31,7 @@ QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 #: Where torch is imported. Ranks are forked, and that takes ten times as long with torch in memory.
 TORCH = (
     "tests/torch_backend", "tests/training", "tests/parallel", "tests/communicator/test_torch",
-    "tests/fronts/ray",
+    "tests/fronts/ray", "tests/cli/test_plan.py", "tests/records/test_trace.py",
     "tests/engines/nccl_on_gpu.py", "tests/engines/test_gloo.py",
     "tests/engines/test_hierarchical.py", "tests/engines/test_nccl.py",
     "tests/engines/test_threads.py",

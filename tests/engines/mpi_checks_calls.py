@@ -12,7 +12,7 @@ import numpy as np
 
 from roundelay.algorithms import algorithms
 from roundelay.engines import run_schedule
-from roundelay.reductions import REDUCTIONS, Located, Op, fold
+from roundelay.reductions import LOGICAL, REDUCTIONS, Located, Op, fold
 from roundelay.schedule import Schedule
 from roundelay.tuning import DEFAULT
 
@@ -92,7 +92,8 @@ def by_definition(comm: Any, schedule: Schedule, inputs: list[Any], op: str) -> 
     def folded(given: list[Any]) -> Any:
         if op.endswith("loc"):
             return run_schedule(schedule, inputs, op=op)[rank]
-        return fold(REDUCTIONS[op], given, divide_by=size if op == "avg" else None)
+        result = fold(REDUCTIONS[op], given, divide_by=size if op == "avg" else None)
+        return (result != 0).astype(result.dtype) if op in LOGICAL else result  # also of one
 
     def block(of: int, number: int) -> Any:
         return inputs[of].reshape(size, -1)[number]

@@ -62,7 +62,7 @@ def test_bytes_sent_are_the_planner_s_and_the_price_of_the_schedules(choices: St
     rounds = 2 if choices.strategy in ("ps-async", "ps-ssp") else 1
     planned = step_time(step.sizes.task, step.sizes.candidate).sent
     padding = 12 * choices.ranks * choices.layers * 4
-    assert sum(sent) / choices.ranks == pytest.approx(rounds * planned, abs=padding)
+    assert max(sent) == pytest.approx(rounds * planned, abs=padding)
     if choices.served:
         return
     item = step.sizes.width.gradient

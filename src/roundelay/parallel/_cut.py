@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Call", "Cut", "name_of"]
+__all__ = ["Call", "CutDim", "name_of"]
 
 
-class Cut(NamedTuple):
+class CutDim(NamedTuple):
     """A dim, counted from the end, of which every rank has a part, ranks in order."""
 
     dim: int
@@ -37,11 +37,11 @@ class Cut(NamedTuple):
         """The largest length of which every part is a multiple."""
         return math.gcd(*self.parts)
 
-    def alike(self, other: Cut) -> bool:
+    def alike(self, other: CutDim) -> bool:
         """Say whether two tensors have the same part of something."""
         return self[:5] == other[:5] and self.piece == other.piece
 
-    def times(self, factor: int) -> Cut:
+    def times(self, factor: int) -> CutDim:
         """Return the cut where every element has become so many, one after the other."""
         return self._replace(
             parts=tuple(part * factor for part in self.parts),
@@ -49,7 +49,7 @@ class Cut(NamedTuple):
             units=tuple(unit * factor for unit in self.units),
         )
 
-    def by(self, length: int) -> Cut:
+    def by(self, length: int) -> CutDim:
         """Return the cut where so many elements, one after the other, have become one."""
         return self._replace(
             parts=tuple(part // length for part in self.parts),
@@ -63,7 +63,7 @@ class Call(NamedTuple):
     func: Any  # Any: torch's
     args: Sequence[Any]
     options: dict[str, Any]
-    cuts: dict[int, Cut]  # by the ids of tensors
+    cuts: dict[int, CutDim]  # by the ids of tensors
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Call(NamedTuple):
         return name_of(self.func).strip("_").removeprefix("special_")
 
     @property
-    def cut(self) -> tuple[torch.Tensor, Cut]:
+    def cut(self) -> tuple[torch.Tensor, CutDim]:
         """The first tensor that is cut."""
         return next((one, cut) for one in self.tensors() if (cut := self.cuts.get(id(one))))
 
@@ -81,7 +81,7 @@ class Call(NamedTuple):
             if isinstance(one, torch.Tensor):
                 yield one
 
-    def of(self, one: Any) -> Cut | None:
+    def of(self, one: Any) -> CutDim | None:
         """Return where an argument is cut."""
         return self.cuts.get(id(one))
 
@@ -103,7 +103,7 @@ class Call(NamedTuple):
         options = {key: changed(value) for key, value in self.options.items()}
         return self.func(*changed(tuple(self.args)), **options)
 
-    def fits(self, cut: Cut) -> bool:
+    def fits(self, cut: CutDim) -> bool:
         """Say whether all else that is given has the same part, or nothing along that dim."""
         for one in self.tensors():
             other = self.cuts.get(id(one))
@@ -115,7 +115,7 @@ class Call(NamedTuple):
         return True
 
 
-Rule = Callable[[Call], Cut | list[Cut] | None]
+Rule = Callable[[Call], CutDim | list[CutDim] | None]
 
 
 def name_of(func: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from roundelay.parallel._cut import Call, Cut, Rule, name_of
+from roundelay.parallel._cut import Call, CutDim, Rule, name_of
 from roundelay.parallel._cut_product import ATTENTION, PRODUCTS, attended, multiplied
 from roundelay.parallel._cut_reshape import reshaped
 
@@ -106,7 +106,7 @@ def gives_none(call: Call) -> bool:
     return call.name in LIKE and bool(call.args) and call.of(call.args[0]) is None
 
 
-def cut_after(call: Call) -> Cut | list[Cut] | None:
+def cut_after(call: Call) -> CutDim | list[CutDim] | None:
     """Return how the result, or each of several, is cut; None if it is not known to be right."""
     cuts = [*call.cuts.values()]
     if call.options.get("out") is not None or _writes_elsewhere(call):
@@ -129,7 +129,7 @@ def _writes_elsewhere(call: Call) -> bool:
     return (within or name == "__setitem__") and call.of(call.args[0]) is None
 
 
-def _of_pieces(call: Call, cuts: list[Cut]) -> Cut | None:
+def _of_pieces(call: Call, cuts: list[CutDim]) -> CutDim | None:
     """Return what comes of single heads: another one, or, once all are put together, a part."""
     first = cuts[0]
     if all(one == first for one in cuts):
@@ -155,55 +155,55 @@ def _of_pieces(call: Call, cuts: list[Cut]) -> Cut | None:
     return whole if call.name == "stack" else whole.times(tensors[0].size(dim))
 
 
-def _elementwise(call: Call) -> Cut | None:
+def _elementwise(call: Call) -> CutDim | None:
     cut = call.cut[1]
     return cut if call.fits(cut) else None
 
 
-def _loss(call: Call) -> Cut | None:
+def _loss(call: Call) -> CutDim | None:
     return _elementwise(call) if call.options.get("reduction") == "none" else None
 
 
-def _prelu(call: Call) -> Cut | None:
+def _prelu(call: Call) -> CutDim | None:
     (first, cut), weight = call.cut, call.given("weight", 1)
     alone = first is call.args[0] and call.of(weight) is None
     return cut if alone and (weight.numel() == 1 or first.dim() + cut.dim != 1) else None
 
 
-def _batch_normed(call: Call) -> Cut | None:
+def _batch_normed(call: Call) -> CutDim | None:
     """Return the cut of features that are normed over rows, each by itself."""
     first, cut = call.cut
     return cut if first.dim() + cut.dim == 1 and len([*call.tensors()]) == 1 else None
 
 
-def _normed(call: Call) -> Cut | None:
+def _normed(call: Call) -> CutDim | None:
     cut = call.cut[1]
     alone = len(call.cuts) == 1 and call.of(call.given("input", 0)) is not None
     return cut if alone and len(call.given("normalized_shape", 1, ())) < -cut.dim else None
 
 
-def _of_matrices(call: Call) -> Cut | None:
+def _of_matrices(call: Call) -> CutDim | None:
     cut = call.cut[1]
     return cut if cut.dim < -2 else None  # noqa: PLR2004 - a row and a column
 
 
-def _padded(call: Call) -> Cut | None:
+def _padded(call: Call) -> CutDim | None:
     cut, pad = call.cut[1], call.given("pad", 1, ())
     own = [*pad][-2 * cut.dim - 2 : -2 * cut.dim]
     return cut if not any(own) else None
 
 
-def _set(call: Call) -> Cut | None:
+def _set(call: Call) -> CutDim | None:
     """Return the cut of a tensor in which elements are set, the same along the dim that is cut."""
     target, index, value = call.args[:3]
     if isinstance(value, torch.Tensor) and value.dim():
         return None
     cut = call.of(target)
     found = _viewed(call._replace(func=torch.Tensor.__getitem__, args=(target, index)))
-    return cut if isinstance(found, Cut) and cut and found.parts == cut.parts else None
+    return cut if isinstance(found, CutDim) and cut and found.parts == cut.parts else None
 
 
-def _viewed(call: Call) -> Cut | list[Cut] | None:
+def _viewed(call: Call) -> CutDim | list[CutDim] | None:
     """Return where the dim is in a view: a tensor without memory tells it by its strides."""
     first, cut = call.cut
     index = call.given("index", 1)
@@ -225,7 +225,7 @@ def _viewed(call: Call) -> Cut | list[Cut] | None:
     return _taken_apart(call)
 
 
-def _taken_apart(call: Call) -> Cut | list[Cut] | None:
+def _taken_apart(call: Call) -> CutDim | list[CutDim] | None:
     """Return the cut of queries, keys or values alone, or that of single heads."""
     first, cut = call.cut
     length, shape = first.size(cut.dim), [1] * first.dim()
@@ -249,12 +249,12 @@ def _taken_apart(call: Call) -> Cut | list[Cut] | None:
     return found[0] if isinstance(made, torch.Tensor) else found
 
 
-def _of_heads(cut: Cut) -> bool:
+def _of_heads(cut: CutDim) -> bool:
     """Say whether single elements of the dim may be heads, and not features or tokens."""
     return cut.dim < -1 and cut.outer == 1 and not cut.blocks and not cut.tokens
 
 
-def _moved(call: Call) -> Cut | None:
+def _moved(call: Call) -> CutDim | None:
     """Return where the dim has gone by trying it: with one more, and its numbers for elements."""
     cut = call.cut[1]
     tensors = call.given("tensors", 0)
@@ -284,7 +284,7 @@ def _moved(call: Call) -> Cut | None:
     return None
 
 
-def _repeated(call: Call) -> Cut | None:
+def _repeated(call: Call) -> CutDim | None:
     """Return the cut where every element has become several."""
     (first, cut), times, along = call.cut, call.given("repeats", 1), call.given("dim", 2)
     if along is None or not isinstance(times, int):
@@ -293,7 +293,7 @@ def _repeated(call: Call) -> Cut | None:
     return cut.times(times) if at == cut.dim else cut
 
 
-def _along(call: Call) -> Cut | None:
+def _along(call: Call) -> CutDim | None:
     """Return where the dim is after a function that goes along others, or along this one."""
     (first, cut), name = call.cut, call.name
     place = PLACES.get(name, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from roundelay.parallel._cut import Call, Cut
+from roundelay.parallel._cut import Call, CutDim
 
 __all__ = ["ATTENTION", "PRODUCTS", "attended", "multiplied"]
 
@@ -17,7 +17,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Form = tuple[list[Any], list[str], str]  # operands, the letters of their dims, and of the result
 
 
-def multiplied(call: Call) -> Cut | None:
+def multiplied(call: Call) -> CutDim | None:
     """Return where a product is cut."""
     form = PRODUCTS[call.name](call)
     if form is None:
@@ -41,9 +41,9 @@ def multiplied(call: Call) -> Cut | None:
 
 def product_of(
     call: Call, operands: Sequence[Any], letters: Sequence[str], result: str
-) -> Cut | None:
+) -> CutDim | None:
     """Return the cut of a product that is written with a letter for each dim."""
-    found: tuple[str, Cut] | None = None
+    found: tuple[str, CutDim] | None = None
     for operand, word in zip(operands, letters, strict=True):
         cut = call.of(operand)
         if cut is None:
@@ -61,7 +61,7 @@ def product_of(
     return found[1]._replace(dim=result.index(found[0]) - len(result))
 
 
-def attended(call: Call) -> Cut | None:
+def attended(call: Call) -> CutDim | None:
     """Return where attention is cut: by heads, of which all that it is given has the same ones."""
     names = ("query", "key", "value", "attn_mask")
     query, *others = (call.given(name, at) for at, name in enumerate(names))
@@ -71,7 +71,7 @@ def attended(call: Call) -> Cut | None:
     return cut if all(_goes_with(call, one, cut) for one in others) else None
 
 
-def _goes_with(call: Call, one: Any, query: Cut) -> bool:
+def _goes_with(call: Call, one: Any, query: CutDim) -> bool:
     """Say whether keys, values or a mask are those of this rank's queries, or of all."""
     if not isinstance(one, torch.Tensor):
         return True

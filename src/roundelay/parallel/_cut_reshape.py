@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from roundelay.parallel._cut import Call, Cut
+from roundelay.parallel._cut import Call, CutDim
 
 __all__ = ["MiscountedError", "reshaped"]
 
@@ -24,7 +24,7 @@ class MiscountedError(RuntimeError):
     """A shape counts what only all ranks together have."""
 
 
-def reshaped(call: Call) -> Cut | None:
+def reshaped(call: Call) -> CutDim | None:
     """Return where the dim has gone: into one with others, or into several."""
     first, cut = call.cut
     if isinstance(call.given("dtype", 1), torch.dtype):
@@ -42,7 +42,7 @@ def reshaped(call: Call) -> Cut | None:
     return _followed(first, cut, said, new) if first.numel() else None
 
 
-def _followed(first: torch.Tensor, cut: Cut, said: list[int], new: list[int]) -> Cut | None:
+def _followed(first: torch.Tensor, cut: CutDim, said: list[int], new: list[int]) -> CutDim | None:
     """Follow the dim into another shape."""
     kept = _kept(first, cut, said, new)
     if kept is not None:
@@ -55,7 +55,7 @@ def _followed(first: torch.Tensor, cut: Cut, said: list[int], new: list[int]) ->
     return found or _of_this_length(first, cut, said, new)
 
 
-def _said(call: Call, first: torch.Tensor, cut: Cut) -> list[int] | None:
+def _said(call: Call, first: torch.Tensor, cut: CutDim) -> list[int] | None:
     """Return the shape that is asked for, in which -1 may stand; None: that dim stays."""
     shape, name = [*first.shape], call.name
     place = len(shape) + cut.dim
@@ -73,7 +73,7 @@ def _said(call: Call, first: torch.Tensor, cut: Cut) -> list[int] | None:
     return [*(sizes[0] if isinstance(sizes[0], Sequence) else sizes)]
 
 
-def _kept(first: torch.Tensor, cut: Cut, said: list[int], new: list[int]) -> Cut | None:
+def _kept(first: torch.Tensor, cut: CutDim, said: list[int], new: list[int]) -> CutDim | None:
     """Return the cut of a dim that is written down as long as it is, others before it being one."""
     place, length = first.dim() + cut.dim, first.size(cut.dim)
     if -1 not in said or [*said[:place], -1] == [
@@ -92,7 +92,7 @@ def _kept(first: torch.Tensor, cut: Cut, said: list[int], new: list[int]) -> Cut
     return None
 
 
-def _of_any_length(first: torch.Tensor, cut: Cut, said: list[int]) -> Cut | None:
+def _of_any_length(first: torch.Tensor, cut: CutDim, said: list[int]) -> CutDim | None:
     """Follow the dim as if it were another one's: what is not written down grows with it."""
     many = first.numel() * MANY
     new = [each if each != -1 else many // -math.prod(said) for each in said]
@@ -100,7 +100,9 @@ def _of_any_length(first: torch.Tensor, cut: Cut, said: list[int]) -> Cut | None
     return _placed(_behind(first, cut), count, new, cut)
 
 
-def _of_this_length(first: torch.Tensor, cut: Cut, said: list[int], new: list[int]) -> Cut | None:
+def _of_this_length(
+    first: torch.Tensor, cut: CutDim, said: list[int], new: list[int]
+) -> CutDim | None:
     """Follow the dim by its length here, where a shape may count this rank's heads."""
     behind, count = _behind(first, cut), cut.parts[cut.rank]
     place = _place(behind, behind * count, new)
@@ -128,7 +130,7 @@ def _of_this_length(first: torch.Tensor, cut: Cut, said: list[int], new: list[in
     return _placed(behind, count, new, cut, at)
 
 
-def _alone(first: torch.Tensor, cut: Cut, new: list[int]) -> bool:
+def _alone(first: torch.Tensor, cut: CutDim, new: list[int]) -> bool:
     """Say whether all that this rank has is one head, behind a dim that counts it."""
     place = _place(_behind(first, cut), _behind(first, cut) * cut.parts[cut.rank], new)
     if place is None or not place[0]:
@@ -137,14 +139,14 @@ def _alone(first: torch.Tensor, cut: Cut, new: list[int]) -> bool:
     return count in cut.units and new[at] == count and new[at - 1] == 1
 
 
-def _of_rows(outer: int, first: torch.Tensor, cut: Cut, said: list[int]) -> bool:
+def _of_rows(outer: int, first: torch.Tensor, cut: CutDim, said: list[int]) -> bool:
     """Say whether so many parts in one dim are those of whole dims before it."""
     dims = [*first.shape[: first.dim() + cut.dim]]
     rows = {math.prod(dims[at:]) for at in range(len(dims) + 1)}
     return outer == 1 or (outer in rows and -1 not in said)
 
 
-def _check_pieces(cut: Cut, new: Sequence[int], at: int, together: int) -> None:
+def _check_pieces(cut: CutDim, new: Sequence[int], at: int, together: int) -> None:
     """Refuse pieces that are not those that the plan keeps together."""
     if together not in cut.units:
         kept = ", ".join(map(str, cut.units)) or "1"
@@ -158,7 +160,7 @@ def _check_pieces(cut: Cut, new: Sequence[int], at: int, together: int) -> None:
         raise MiscountedError(what)
 
 
-def _behind(first: torch.Tensor, cut: Cut) -> int:
+def _behind(first: torch.Tensor, cut: CutDim) -> int:
     return first.shape[cut.dim :].numel() // max(1, first.size(cut.dim))
 
 
@@ -175,8 +177,8 @@ def _place(behind: int, end: int, new: Sequence[int]) -> tuple[int, int] | None:
 
 
 def _placed(
-    behind: int, count: int, new: Sequence[int], cut: Cut, at: int | None = None
-) -> Cut | None:
+    behind: int, count: int, new: Sequence[int], cut: CutDim, at: int | None = None
+) -> CutDim | None:
     """Return the dim that has the parts of ranks, if each part is whole there."""
     place = _place(behind, behind * count, new)
     if at is not None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roundelay.errors import InvalidArgumentError
-from roundelay.parallel._cut import Call, Cut, name_of
+from roundelay.parallel._cut import Call, CutDim, name_of
 from roundelay.parallel._cut_dim import ENDS, RESHAPES, cut_after, gives_none, tells_nothing
 from roundelay.parallel._cut_reshape import MiscountedError
 
@@ -27,7 +27,7 @@ __all__ = ["CutSource", "CutTensor", "come_out", "local", "unmarked"]
 class CutSource:
     """A layer that leaves features cut, or the sequence divided."""
 
-    def __init__(self, label: str, axis: TensorAxis, cut: Cut) -> None:
+    def __init__(self, label: str, axis: TensorAxis, cut: CutDim) -> None:
         self.label, self.axis, self.cut = label, axis, cut
         #: Passes in which other layers took all of its outputs, with gradients or without, in
         #: training or not: in others like them it is known to lie between layers, and its outputs
@@ -73,7 +73,7 @@ class _Mark(NamedTuple):
     """Of whose outputs a tensor was made, and what of it is this rank's part."""
 
     outputs: tuple[_Output, ...]
-    cut: Cut
+    cut: CutDim
     out: bool = False  # whether it has come out of the model
 
     @property
@@ -135,7 +135,7 @@ def _mapped() -> bool:
     return str(caller).startswith("torch._functorch")
 
 
-def _cut_as(result: Any, found: Cut | list[Cut], name: str, mark: _Mark) -> Any:
+def _cut_as(result: Any, found: CutDim | list[CutDim], name: str, mark: _Mark) -> Any:
     """Mark what a function has given; what is not as long as it should be is refused."""
     if isinstance(found, list):
         own = [mark._replace(cut=cut) for cut in found]
@@ -208,7 +208,7 @@ def _marked(x: torch.Tensor, mark: _Mark) -> torch.Tensor:
     return own
 
 
-def _tried(call: Call, mark: _Mark) -> Cut | list[Cut]:
+def _tried(call: Call, mark: _Mark) -> CutDim | list[CutDim]:
     """Find how a result is cut; a shape that torch refuses counts the features of all ranks."""
     found = None
     try:
@@ -229,7 +229,7 @@ def _tried(call: Call, mark: _Mark) -> Cut | list[Cut]:
     return found
 
 
-def _whole_beside(call: Call, cut: Cut) -> str:
+def _whole_beside(call: Call, cut: CutDim) -> str:
     """Say which tensor is as long as all parts together, or the same on all ranks."""
     for one in call.tensors():
         if call.of(one) is None and one.dim() and one.size(-1) == sum(cut.parts) * cut.outer:
@@ -283,7 +283,7 @@ def _not_taken(mark: _Mark, parts: tuple[int, ...], layer: str) -> str:
     )
 
 
-def _part(cut: Cut) -> str:
+def _part(cut: CutDim) -> str:
     return "the sequence divided" if cut.tokens else "features cut"
 
 

@@ -46,7 +46,7 @@ class Received:
         """Return what the program gets: what it may write into, as on one device."""
         if not torch.is_grad_enabled() or not self._form:
             return self._leaves
-        return [_Given.apply(value) if value.requires_grad else value  # type: ignore[no-untyped-call]
+        return [_GivenTensor.apply(value) if value.requires_grad else value  # type: ignore[no-untyped-call]
                 for value in self._leaves]  # fmt: skip
 
     def refuse_written(self) -> None:
@@ -63,7 +63,7 @@ class Received:
                 )
 
 
-class _Given(torch.autograd.Function):
+class _GivenTensor(torch.autograd.Function):
     """A leaf as something that is none: torch refuses to write into leaves and their views."""
 
     @staticmethod

@@ -9,7 +9,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
-from roundelay.parallel._cut import Cut
+from roundelay.parallel._cut import CutDim
 from roundelay.parallel.cut_tensor import CutSource, CutTensor, unmarked
 from roundelay.parallel.tensor.random_numbers import RandomNumbers
 
@@ -96,7 +96,7 @@ class TensorAxis:
         if self.staged:  # what comes from another stage is not marked
             return x
         dim = self.dim or 0
-        cut = Cut(dim, (x.size(dim),) * self.comm.size, self.comm.rank, tokens=True)
+        cut = CutDim(dim, (x.size(dim),) * self.comm.size, self.comm.rank, tokens=True)
         source = self._sources.setdefault(layer, CutSource(layer, self, cut))
         source.cut = cut
         return source.marked(x, training=self.training)

@@ -11,7 +11,7 @@ import torch
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
-from roundelay.parallel._cut import Cut
+from roundelay.parallel._cut import CutDim
 from roundelay.parallel.cut_tensor import CutSource
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import (
@@ -98,7 +98,7 @@ class Column(LayerPlan):
     def _source(self, blocks: tuple[tuple[int, ...], ...]) -> CutSource:
         """Return what marks outputs, of which every rank has so many in each block."""
         around = next((name for name, _ in self.place.parents if name in self.axis.counted), None)
-        cut = Cut(
+        cut = CutDim(
             -1,
             blocks[0],
             self.axis.comm.rank,
