@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = pytest.mark.browser
 
@@ -72,6 +72,24 @@ def test_an_error_belongs_to_its_state(visit_web: Callable[..., Page]) -> None:
     assert page.locator("#main").inner_text() == ""
     go(page, "/%")
     page.locator("#trouble", has_text="%").wait_for()
+
+
+def test_an_error_that_comes_late_is_not_told(visit_web: Callable[..., Page]) -> None:
+    page = visit_web("/tour", refused=True, height=4000)  # room for the map, so that it is asked for
+    held: list[Route] = []
+    page.route("**/prices?collective=foo*", lambda route: held.append(route))  # noqa: PLW0108
+    with page.expect_request("**/crossover?collective=foo*"):
+        page.route("**/crossover?collective=foo*", lambda route: held.append(route))  # noqa: PLW0108
+        go(page, "/collectives?collective=foo")
+    page.locator("#trouble", has_text="collective has no 'foo'").wait_for()
+    go(page, "/collectives?own=yes")
+    page.locator("#pasted").wait_for()
+    page.locator("#trouble").wait_for(state="hidden")
+    for route in held:
+        with page.expect_event("requestfinished"):
+            route.continue_()
+    page.wait_for_timeout(300)  # the page takes what came
+    assert page.locator("#trouble").is_hidden()
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class Asker {
     this.kept = new Map();
     this.lines = new Map();
     this.control = new AbortController();
+    this.turn = 0; // states that were shown so far
     this.over = false;
   }
 
@@ -58,7 +59,7 @@ class Asker {
   async only(slot, work, into = []) {
     const line = this.lines.get(slot) || { newest: null, busy: Promise.resolve() };
     this.lines.set(slot, line);
-    const mine = (line.newest = {});
+    const mine = (line.newest = {}), { turn } = this;
     const current = () => !this.over && line.newest === mine;
     const never = new Promise(() => {});
     await line.busy;
@@ -72,7 +73,7 @@ class Asker {
       return document;
     } catch (error) {
       if (!current()) return never;
-      trouble.tell(slot, told(error), into);
+      if (turn === this.turn) trouble.tell(slot, told(error), into); // else of a state that is gone
       error.shown = true;
       throw error;
     }
@@ -131,6 +132,7 @@ async function refresh(tools) {
   const { shown } = shell;
   if (shown?.tools !== tools || !shown.handle) return;
   const before = trouble.all().filter(([slot]) => slot !== START);
+  shown.asker.turn += 1;
   try {
     await shown.handle.update(tools.state);
   } catch (error) {
