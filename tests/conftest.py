@@ -37,6 +37,7 @@ TORCH = (
     "tests/engines/test_threads.py",
     "tests/launch/test_store.py", "tests/launch/test_two_hosts.py", "tests/test_docs.py",
     "tests/test_examples.py", "tests/test_house_rules.py", "tests/fronts/horovod/test_torch",
+    "tests/fronts/horovod/test_negotiation.py",
 )  # fmt: skip
 ON_TORCH = ("gloo", "hierarchical", "nccl")
 BROWSER = ("view/test_browser.py", "view/test_placing.py", "view/test_run_page.py")
@@ -304,12 +305,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
     items[:] = sorted(wanted, key=lambda item: first.get(group_of(item.nodeid), len(first)))
 
 
-def pytest_collection_finish() -> None:
-    """Take all that was imported and collected out of sight of the collector of garbage.
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse torch where it must not be; take all that is there out of sight of the collector.
 
     There is much of it, and it stays to the end: looking through it at every collection, here and
     in every forked rank, would take longer than most tests.
     """
+    if session.config.getoption("--torch") == "without" and "torch" in sys.modules:
+        found = "a file imports torch while it is collected: TORCH in tests/conftest.py has to name it"
+        raise pytest.UsageError(found)
     gc.collect()
     gc.freeze()
 
@@ -322,9 +326,9 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _torch_stays_out(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail where a file brings torch into the run without it, and makes every later fork slow."""
-    without = request.config.getoption("--torch") == "without" and "torch" not in sys.modules
+    before = "torch" in sys.modules
     yield
-    if without and "torch" in sys.modules:
+    if request.config.getoption("--torch") == "without" and not before and "torch" in sys.modules:
         pytest.fail("torch was imported: TORCH in tests/conftest.py has to name this file")
 
 
