@@ -17,7 +17,7 @@ constexpr std::int64_t spin_ns = 100'000;
 // it: whatever takes the core may keep it for milliseconds.
 constexpr int yields = 64;
 constexpr int few_yields = 4;
-// Of slots that one slice uses, for each rank: with two sets, and what is read and written beside
+// Of slots that one slice uses, for each rank: with the other sets, and what is read and written beside
 // them, they then stay in a core's own cache.
 constexpr std::size_t slice_bytes = 32 * 1024;
 constexpr std::uint64_t look_around_every = 1 << 16;  // turns
@@ -37,7 +37,7 @@ bool reached(std::uint32_t flag, std::uint32_t target) {
 }  // namespace
 
 std::size_t Group::bytes_for(int size, std::size_t slot_bytes) {
-    return slots_at(size) + std::size_t(size) * 2 * slot_bytes;
+    return slots_at(size) + std::size_t(size) * large_sets * slot_bytes;
 }
 
 Group::Group(std::shared_ptr<World> world, std::shared_ptr<Block> block, int rank,
@@ -243,8 +243,9 @@ void Group::begin_turn(const Call& call, Waiter& waiter) {
     if (turns_ >= window && !reached(passed_, last.end + 1)) catch_up(last, call, waiter);
 }
 
-void Group::end_turn(std::uint32_t posts) {
-    taken_[turns_ % window] = {base_, base_ + posts, calls_};
+// What is shown in a turn may be looked at until so many turns have ended, itself included.
+void Group::end_turn(std::uint32_t posts, std::uint32_t turns) {
+    taken_[turns_ % window] = {base_, base_ + posts * turns, calls_};
     base_ += posts;
     ++turns_;
     prefetch_to_write(&cell(rank_));  // which others have read, a window ago
@@ -279,16 +280,16 @@ void Group::compare_begun(int rank) {
     compared = number;
 }
 
-// Slots of the last turn but one that used large ones are written again when all are known to have read them:
-// by a later post, or by the post that ended that turn.
-void Group::take_large(const Call& call, const Program& program, Waiter& waiter) {
-    LargeSet& set = large_sets_[larges_ % 2];
-    if (larges_ >= 2 && !reached(passed_, set.end + 1))
+// The slots of a slice are written again when all are known to have read them: by a later post, or by the post
+// that ended its last turn. This one's is ended in so many turns.
+void Group::take_large(const Call& call, const Program& program, std::uint32_t turns, Waiter& waiter) {
+    LargeSet& set = large_sets_[larges_ % large_sets];
+    if (larges_ >= large_sets && !reached(passed_, set.end + 1))
         for (int other = 0; other < size_; ++other)
             if (other != rank_)
                 arrive(other, set.end + (set.posts_last[std::size_t(other)] ? 0 : 1),
                        areas_[other].flag.value, call, waiter);
-    set.end = base_ + program.posts;
+    set.end = base_ + program.posts * turns;
     set.posts_last = program.posts_last;
 }
 
@@ -307,29 +308,49 @@ void Group::slices(const Call& call, const Program& program, const Geometry& geo
         if (room == 0) throw std::length_error("this algorithm needs more slots than there are");
         width = room < grain ? room : room / grain * grain;
     }
-    for (std::size_t from = 0; from == 0 || from < geometry.longest; from += width) {
+    const std::size_t slices = std::max<std::size_t>(1, (geometry.longest + width - 1) / width);
+    // Of a message of many slices, what a rank brings of the next is there before it waits for the others'
+    // part of this one: so that who folds and who only brings or takes something do so at the same time.
+    leads_ = large_ && slices > 1 && !program.reaches_in && !program.reaches_out;
+    const std::uint32_t ahead = leads_ ? 1 : 0;
+    for (std::size_t turn = 0; turn < slices + ahead; ++turn) {
         if (program.posts > 0) begin_turn(call, waiter);
-        if (large_) take_large(call, program, waiter);
+        if (large_ && turn < slices) take_large(call, program, 1 + ahead, waiter);
         show_core();
-        for (std::size_t number = 0; number < program.instructions.size(); ++number) {
-            const Instruction& instruction = program.instructions[number];
-            kill_point();
-            switch (instruction.kind) {
-                case Kind::wait:
-                    wait(instruction.rank, instruction.post, call, waiter);
-                    break;
-                case Kind::post:
-                    post(instruction.post);
-                    break;
-                case Kind::apply:
-                    apply(call, program, geometry, number, from, width);
-                    break;
-            }
+        slice_ = larges_;
+        const std::size_t all = program.instructions.size(), head = leads_ ? program.head : all;
+        walk(call, program, geometry, 0, head, turn * width, width, waiter);
+        if (leads_ && turn > 0) {
+            slice_ = larges_ - 1;
+            walk(call, program, geometry, head, all, (turn - 1) * width, width, waiter);
         }
         if (program.posts == 0) continue;
-        if (program.hears_all) passed_ = base_ + 1;
-        if (large_) ++larges_;
-        end_turn(program.posts);
+        if (program.hears_all && turn >= ahead) passed_ = base_ - ahead * program.posts + 1;
+        if (large_ && turn < slices) ++larges_;
+        end_turn(program.posts, turn < slices ? 1 + ahead : 1);
+    }
+}
+
+// What lies past the end of a message is not there: of a slice that begins there only the posts are made.
+void Group::walk(const Call& call, const Program& program, const Geometry& geometry, std::size_t first,
+                 std::size_t last, std::size_t from, std::size_t width, Waiter& waiter) {
+    for (std::size_t number = first; number < last; ++number) {
+        const Instruction& instruction = program.instructions[number];
+        kill_point();
+        switch (instruction.kind) {
+            case Kind::wait: {
+                // What is posted ahead was posted in the turn before this one.
+                const bool before = leads_ && instruction.post <= program.leads[instruction.rank];
+                wait(instruction.rank, instruction.post, call, waiter, before ? program.posts : 0);
+                break;
+            }
+            case Kind::post:
+                post(instruction.post);
+                break;
+            case Kind::apply:
+                apply(call, program, geometry, number, from, width);
+                break;
+        }
     }
 }
 
@@ -343,10 +364,11 @@ void Group::arrive(int rank, std::uint32_t target, const std::atomic<std::uint32
     wait_long(rank, target, flag, call, waiter);
 }
 
-// Until a rank has posted in this turn. Its calls are compared before any of its data is touched.
-void Group::wait(int rank, std::uint32_t post, const Call& call, Waiter& waiter) {
-    const Mark& theirs = cell(rank).of(post, apart_);
-    arrive(rank, base_ + post, theirs.flag, call, waiter);
+// Until a rank has posted in this turn, or in the one before, which began so many flags back. Its calls are
+// compared before any of its data is touched.
+void Group::wait(int rank, std::uint32_t post, const Call& call, Waiter& waiter, std::uint32_t back) {
+    const Mark& theirs = cell(rank, back == 0 ? 0 : 1).of(post, apart_);
+    arrive(rank, base_ - back + post, theirs.flag, call, waiter);
     if (compared_[std::size_t(rank)] == calls_) return;
     compared_[std::size_t(rank)] = calls_;
     if (theirs.hash.load(std::memory_order_relaxed) != hash_) differ(rank, calls_);

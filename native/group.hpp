@@ -23,6 +23,8 @@ namespace roundelay {
 constexpr std::size_t default_slot_bytes = 256 * 1024;
 // So many turns a rank may be ahead of any other: a turn is a slice of a call, or a meeting before it.
 constexpr std::size_t window = 32;
+// Slices of large messages use so many sets of slots in turn.
+constexpr std::size_t large_sets = 3;
 constexpr std::size_t small_bytes = 56 + 1024;  // the rest of a cache line, and then some
 
 // Every bit of the value counts in every bit of the result.
@@ -192,7 +194,7 @@ class Group {
         std::uint32_t begin = 0, end = 0;
         std::uint64_t call = 0;
     };
-    // The last turn that used a set of large slots.
+    // The turn in which the last slice that used a set of large slots is ended.
     struct LargeSet {
         std::uint32_t end = 0;
         std::vector<bool> posts_last;
@@ -211,11 +213,13 @@ class Group {
     bool all_read(const Call& call, Waiter& waiter);
     const Buffers& buffers(int rank);
     void begin_turn(const Call& call, Waiter& waiter);
-    void end_turn(std::uint32_t posts);
+    void end_turn(std::uint32_t posts, std::uint32_t turns = 1);
     void catch_up(const Turn& turn, const Call& call, Waiter& waiter);
     void compare_begun(int rank);
-    void take_large(const Call& call, const Program& program, Waiter& waiter);
+    void take_large(const Call& call, const Program& program, std::uint32_t turns, Waiter& waiter);
     void slices(const Call& call, const Program& program, const Geometry& geometry, Waiter& waiter);
+    void walk(const Call& call, const Program& program, const Geometry& geometry, std::size_t first,
+              std::size_t last, std::size_t from, std::size_t width, Waiter& waiter);
     void apply(const Call& call, const Program& program, const Geometry& geometry, std::size_t number,
                std::size_t from, std::size_t width);
     struct Fold;
@@ -223,12 +227,12 @@ class Group {
     void read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last);
     void arrive(int rank, std::uint32_t target, const std::atomic<std::uint32_t>& flag, const Call& call,
                 Waiter& waiter);
-    void wait(int rank, std::uint32_t post, const Call& call, Waiter& waiter);
+    void wait(int rank, std::uint32_t post, const Call& call, Waiter& waiter, std::uint32_t back = 0);
     void wait_long(int rank, std::uint32_t target, const std::atomic<std::uint32_t>& flag,
                    const Call& call, Waiter& waiter);
     // The cells of one turn lie side by side, an odd number of cache lines apart.
-    Cell& cell(int rank) {
-        return cells_[(turns_ % window) * std::size_t(size_) + std::size_t(rank)];
+    Cell& cell(int rank, std::uint64_t back = 0) {
+        return cells_[((turns_ - back) % window) * std::size_t(size_) + std::size_t(rank)];
     }
     // Posts are counted from the turn's first, which is 1.
     void post(std::uint32_t number) {
@@ -238,14 +242,14 @@ class Group {
         mine_->flag.set(base_ + number);
         if (apart_) prefetch_to_write(&cell(rank_).of(number + 1, true));
     }
-    // Where a rank's large slot lies moves on to the next rank every two slices, so that two ranks write
-    // in turn where they have just read, into cache lines that are theirs already; else each write
+    // Where a rank's large slot lies moves on to the next rank with every use of its set, so that two ranks
+    // write in turn where they have just read, into cache lines that are theirs already; else each write
     // would have to take every line back first. Any place will do, as long as all ranks agree:
-    // nobody begins such a slice before all have ended the last but one, the last to use these slots.
+    // nobody begins such a slice before all have ended the last to use these slots.
     std::byte* slot(int rank, std::uint32_t index, std::size_t stride) {
         if (!large_) return cell(rank).slots.data() + index * stride;
-        const std::size_t place = (std::size_t(rank) + larges_ / 2) % std::size_t(size_);
-        return slots_ + (place * 2 + larges_ % 2) * slot_bytes_ + index * stride;
+        const std::size_t place = (std::size_t(rank) + slice_ / large_sets) % std::size_t(size_);
+        return slots_ + (place * large_sets + slice_ % large_sets) * slot_bytes_ + index * stride;
     }
 
     std::shared_ptr<World> world_;
@@ -263,15 +267,17 @@ class Group {
     std::uint64_t calls_ = 0;
     std::uint32_t hash_ = 0;    // of all of them
     std::uint64_t turns_ = 0;
-    std::uint64_t larges_ = 0;  // turns that used large slots
+    std::uint64_t larges_ = 0;  // slices that used large slots
+    std::uint64_t slice_ = 0;   // the one of them that is worked on
     std::uint32_t base_ = 0;    // flag value at which this turn began
     // All ranks are known to have come as far, and to have made the same calls until then.
     std::uint32_t passed_ = 0;
     std::array<Turn, window> taken_{};
-    std::array<LargeSet, 2> large_sets_;
+    std::array<LargeSet, large_sets> large_sets_;
     bool ended_ = false;
     bool large_ = false;    // this call uses large slots
     bool apart_ = false;    // or none: its posts have lines of their own
+    bool leads_ = false;    // the head of its program is a slice ahead of the rest
     bool streams_ = false;  // the result of this call is written past the caches
     Reads reads_ = Reads::unknown;  // agreed by all
     std::vector<Buffers> buffers_;  // of this call, by rank

@@ -92,8 +92,9 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
     }
     const Geometry::Ahead& next = geometry.ahead[number];
     const std::byte* ahead = nullptr;
-    if (next.operand != Geometry::Ahead::none && from + 2 * width <= next.length)
-        ahead = call.in + (geometry.operands[next.operand] + from + width) * call.item;
+    const std::size_t coming = from + (leads_ ? 2 : 1) * width;  // the slice that is brought next
+    if (next.operand != Geometry::Ahead::none && coming + width <= next.length)
+        ahead = call.in + (geometry.operands[next.operand] + coming) * call.item;
     const bool divides = instruction.complete && call.op == Op::avg;
     // A lone contribution is only moved: as bytes, whatever they mean.
     const bool moves = instruction.srcs == 1;

@@ -66,10 +66,13 @@ std::unique_ptr<Program> Program::decode(std::span<const std::uint32_t> words) {
     program->in_here = reader.next();
     program->out_here = reader.next();
     program->most = reader.next();
-    program->posts_last.resize(reader.many(1));
+    program->posts_last.resize(reader.many(2));
     program->size = int(program->posts_last.size());
-    for (std::size_t other = 0; other < program->posts_last.size(); ++other)
+    program->leads.resize(program->posts_last.size());
+    for (std::size_t other = 0; other < program->posts_last.size(); ++other) {
         program->posts_last[other] = reader.flag();
+        program->leads[other] = reader.next();
+    }
     program->instructions.resize(reader.many(9));
     for (Instruction& instruction : program->instructions) {
         instruction.kind = Kind(reader.next());
@@ -83,6 +86,8 @@ std::unique_ptr<Program> Program::decode(std::span<const std::uint32_t> words) {
         instruction.block = reader.next();
         instruction.part = reader.next();
     }
+    program->head = std::size_t(std::ranges::find(program->instructions, Kind::wait, &Instruction::kind) -
+                                program->instructions.begin());
     program->operands.resize(reader.many(6));
     for (Operand& operand : program->operands) {
         operand.space = Space(reader.next());

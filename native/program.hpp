@@ -80,6 +80,8 @@ class Program {
     bool hears_all = false;    // this rank ends it after all have begun it; each was compared on the way
     bool folds = false;        // this rank does: several sources into one
     std::vector<bool> posts_last;  // by rank: its program ends with a post, after all its reads
+    std::vector<std::uint32_t> leads;  // by rank: its posts before its first wait
+    std::size_t head = 0;              // this rank's instructions before its first wait
     std::uint32_t name = 0;    // hash of collective, algorithm and root
     std::uint32_t in_here = 0, out_here = 0, most = 0;  // blocks of this rank's, and of any buffer
     std::vector<Instruction> instructions;

@@ -30,7 +30,7 @@ constexpr std::uint64_t magic = 0x31796c65646e756f;  // "oundely1"
 constexpr std::uint32_t version = 5;
 constexpr int heartbeat_ms = 100;
 constexpr std::int64_t told_within_ns = 1'000'000'000;
-constexpr std::size_t set_aside = 32 * 1024 * 1024;
+constexpr std::size_t set_aside = 48 * 1024 * 1024;
 constexpr std::size_t wards = 8;  // ranks whose end each rank watches for
 
 // Processes that fork while they are ranks: the child must not keep a rank's pipe open.

@@ -84,6 +84,13 @@ def test_programs_are_proved_where_small_slots_are_used_again(name: str, sample:
         prove_program(compiled(name, size, PRIVATE, root), window=WINDOW)
 
 
+def test_heads_that_are_a_slice_ahead_need_three_sets() -> None:
+    programs = compiled("all_reduce_two_shot", 3, PRIVATE)
+    prove_program(programs, window=3)
+    with pytest.raises(ProofError, match="deadlock"):
+        prove_program(programs, window=2)
+
+
 @pytest.mark.parametrize("name", algorithms.names())
 def test_who_hears_of_all_is_known_and_nobody_else_may_say_so(name: str) -> None:
     """Those need not ask whether slots can be written again; where all need all, these are all."""

@@ -6,10 +6,13 @@
 
 Operands lie in a rank's input, its output, or one of its slots in memory that all can reach. A
 program describes one slice of the data and holds no lengths. Slices are numbered across calls.
-Large slices use two sets of slots in turn: before slice g writes its own, every rank that read
-them in slice g - 2 must have posted in slice g - 1, or have ended slice g - 2 with a post. Small
-ones use `WINDOW` sets: before slice g, all ranks must have posted in slice g - WINDOW + 1. All
-programs of a call end at one flag value.
+Small ones use `WINDOW` sets of slots in turn: before slice g writes its own, all ranks must have
+posted in slice g - WINDOW + 1. Large ones use `LARGE` sets: before slice g, every rank that read
+them in slice g - LARGE must have posted after that, or have ended that slice with a post.
+
+Of a large message in private buffers the *head* of a program, all before its first wait, is a slice
+ahead of the rest: in turn g a rank brings what it has of slice g, then ends slice g - 1. So it need
+not wait until others have folded a slice before it brings the next. All end a turn at one flag.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.schedule.schedule import Schedule
 
 __all__ = [
+    "LARGE",
     "WINDOW",
     "Apply",
     "Instruction",
@@ -38,6 +42,8 @@ Space = Literal["in", "out", "slot"]
 
 #: Sets of small slots, and so how many slices a rank may be ahead of any other.
 WINDOW = 32
+#: Sets of large slots.
+LARGE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,18 @@ class Program:
     slots: int  # how many it owns
     readers: tuple[int, ...]  # the other ranks that read them
     hears_all: bool  # it can't end before every rank has posted in the same slice
+
+    @property
+    def head(self) -> int:
+        """How many instructions come before the first wait."""
+        waits = (at for at, line in enumerate(self.instructions) if isinstance(line, Wait))
+        return next(waits, len(self.instructions))
+
+    @property
+    def leads(self) -> int:
+        """The last post before the first wait; 0 if there is none."""
+        head = self.instructions[: self.head]
+        return max((line.post for line in head if isinstance(line, Post)), default=0)
 
     @property
     def posts_last(self) -> bool:

@@ -1,26 +1,36 @@
 """Proof that programs do what their schedule says, whatever the timing.
 
 What is proved must be what runs, so nothing of the compiler is trusted or used. All programs run
-symbolically, for one slice more than there are sets of slots where these are used again. Every
-access is checked against every other on the same memory by what its rank can know of the others'
-posts (vector clocks): two accesses of which one writes, with no order between them, are a race.
+symbolically, for one slice more than there are sets of slots where these are used again, and those
+of private buffers also with their heads a slice ahead, as large messages have them. Every access is
+checked against every other on the same memory by what its rank can know of the others' posts
+(vector clocks): two accesses of which one writes, with no order between them, are a race.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NoReturn
 
 from roundelay.errors import ProofError
 from roundelay.schedule.expression import Algebra, Expression
-from roundelay.schedule.program import Apply, Operand, Post, Programs, Space, Wait
+from roundelay.schedule.program import (
+    LARGE,
+    WINDOW,
+    Apply,
+    Instruction,
+    Operand,
+    Post,
+    Programs,
+    Space,
+    Wait,
+)
 from roundelay.schedule.replay import Failure, Kind, held_at_start, replay
 from roundelay.schedule.schedule import Cell
 
 __all__ = ["prove_program"]
 
-LARGE = 2  # sets of large slots
 AFTERWARDS = 1 << 62  # no post ever covers what a caller does after the call
 
 
@@ -28,8 +38,8 @@ def prove_program(programs: Programs, *, also_in_place: bool = False, window: in
     """Raise `ProofError` naming rank and instruction unless the programs keep the contract.
 
     Private buffers are tried both apart and in place, since callers may pass either; others are
-    where that is asked for. So many sets of slots as `window` says are used in turn: two of large
-    messages; of small ones `WINDOW`.
+    where that is asked for. So many sets of slots as `window` says are used in turn: `LARGE` of
+    large messages; of small ones `WINDOW`.
 
     >>> from roundelay.algorithms import algorithms
     >>> from roundelay.schedule import compile_schedule
@@ -39,9 +49,12 @@ def prove_program(programs: Programs, *, also_in_place: bool = False, window: in
     private = not reach.input and not reach.output
     both = also_in_place or (private and programs.schedule.collective.in_place)
     slices = window + 1 if any(program.slots for program in programs.ranks) else 1
-    runs = [(reach.in_place, slices)] + ([(True, 1)] if both else [])
-    for in_place, count in runs:
-        failures = _Machine(programs, in_place=in_place, slices=count, window=window).run()
+    runs = [(reach.in_place, slices, False)] + ([(True, 1, False)] if both else [])
+    if private and slices > 1 and window != WINDOW:
+        runs += [(in_place, slices, True) for in_place in {False, both}]
+    for in_place, count, leads in runs:
+        machine = _Machine(programs, in_place=in_place, slices=count, window=window, leads=leads)
+        failures = machine.run()
         if failures:
             raise ProofError(f"The program of {programs.schedule.name} ({reach})", failures)
 
@@ -75,9 +88,13 @@ class _FaultError(Exception):
 
 
 class _Machine:
-    def __init__(self, programs: Programs, *, in_place: bool, slices: int, window: int) -> None:
+    def __init__(
+        self, programs: Programs, *, in_place: bool, slices: int, window: int, leads: bool
+    ) -> None:
         self.programs, self.schedule, self.reach = programs, programs.schedule, programs.reach
         self.in_place, self.slices, self.window = in_place, slices, window
+        self.ahead = int(leads)  # slices by which the heads of programs are
+        self.leads = [program.leads for program in programs.ranks]
         size = self.schedule.size
         self.algebra = Algebra()
         self.memory: dict[Address, Memory] = {}
@@ -121,30 +138,44 @@ class _Machine:
     def walk(self, rank: int) -> Iterator[Wait]:
         """Run one rank; yield the wait it stands at whenever it can't go on."""
         program, posts = self.programs.ranks[rank], self.programs.posts
-        for turn in range(self.slices):
+        code = program.instructions
+        head = program.head if self.ahead else len(code)
+        for turn in range(self.slices + self.ahead):
             base = turn * posts
             # Who hears of all need not ask: the check below holds it to that.
-            for first in () if program.hears_all else self.before_reuse(rank, turn - self.window):
+            asks = turn < self.slices and (self.ahead or not program.hears_all)
+            for first in self.before_reuse(rank, turn - self.window) if asks else ():
                 yield from self.wait(rank, first)
-            for number, line in enumerate(program.instructions):
-                self.line[rank] = number
-                if isinstance(line, Wait):
-                    yield from self.wait(rank, Wait(line.rank, base + line.post))
-                    # Each post may have a place of its own: one that is passed over is never seen.
-                    if all(flag != base + line.post for flag, _ in self.posted[line.rank]):
-                        self.fail("malformed", rank, 0, f"{line}: which that rank passes over")
-                elif isinstance(line, Post):
-                    self.post(rank, base + line.post)
-                else:
-                    self.apply(rank, line, turn)
-            if self.flags[rank] != base + posts:
+            yield from self.part(rank, 0, code[:head], turn, base)
+            if self.ahead and turn:
+                yield from self.part(rank, head, code[head:], turn - 1, base)
+            ended = turn >= self.ahead
+            if ended and self.flags[rank] != base + posts:
                 self.fail(
                     "malformed", rank, 0, f"ends at flag {self.flags[rank] - base}, not {posts}"
                 )
-            if program.hears_all and min(self.known[rank]) <= base:
+            if ended and program.hears_all and min(self.known[rank]) <= base - self.ahead * posts:
                 detail = "does not hear of every rank, and says that it does"
                 self.fail("malformed", rank, 0, detail)
         self.leave(rank)
+
+    def part(
+        self, rank: int, start: int, code: Sequence[Instruction], turn: int, base: int
+    ) -> Iterator[Wait]:
+        """Run some instructions on a slice; past the end of the message only posts are made."""
+        for number, line in enumerate(code, start):
+            self.line[rank] = number
+            if isinstance(line, Wait):
+                before = self.ahead and line.post <= self.leads[line.rank]
+                post = base + line.post - (self.programs.posts if before else 0)
+                yield from self.wait(rank, Wait(line.rank, post))
+                # Each post may have a place of its own: one that is passed over is never seen.
+                if all(flag != post for flag, _ in self.posted[line.rank]):
+                    self.fail("malformed", rank, 0, f"{line}: which that rank passes over")
+            elif isinstance(line, Post):
+                self.post(rank, base + line.post)
+            elif turn < self.slices:
+                self.apply(rank, line, turn)
 
     def before_reuse(self, rank: int, last: int) -> list[Wait]:
         """Return the waits before the slots of slice `last` are written again, as the core does.
@@ -153,8 +184,9 @@ class _Machine:
         """
         if last < 0:
             return []
-        program, end = self.programs.ranks[rank], (last + 1) * self.programs.posts
-        if self.window != LARGE:
+        program = self.programs.ranks[rank]
+        end = (last + 1 + self.ahead) * self.programs.posts
+        if self.window == WINDOW:
             return [Wait(other, end + 1) for other in range(self.schedule.size) if other != rank]
         ends = [self.programs.ranks[reader].posts_last for reader in program.readers]
         return [

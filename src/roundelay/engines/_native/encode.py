@@ -42,12 +42,12 @@ def encoded(programs: Programs, ranks: Sequence[int]) -> list[bytes]:
         zlib.crc32(name.encode()),
     ]
     most = max(len(blocks) for lists in buffers.values() for blocks in lists)
-    last = [program.posts_last for program in programs.ranks]
+    others = [word for one in programs.ranks for word in (one.posts_last, one.leads)]
     found = []
     for rank in ranks:
         here = [len(buffers["in"][rank]), len(buffers["out"][rank]), most]
         hears_all = programs.ranks[rank].hears_all
-        words = array("I", [rank, hears_all, *head, *here, len(last), *last])
+        words = array("I", [rank, hears_all, *head, *here, schedule.size, *others])
         _add_code(words, schedule, buffers, programs, rank)
         found.append(words.tobytes())
     return found
