@@ -14,7 +14,7 @@ namespace roundelay {
 
 namespace {
 
-// Python knows these words: fronts/jax/_failures.py.
+// Python knows these words: fronts/jax_programs.py.
 XLA_FFI_Error* failed(const XLA_FFI_Api* api, const char* how, long long number) {
     char text[160];
     std::snprintf(text, sizeof text, "[roundelay call %lld %s]", number, how);

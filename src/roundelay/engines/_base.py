@@ -134,6 +134,10 @@ class Engine(ABC):
     def post(self, message: MessageCall) -> MessageRequest:
         """Send a message, or receive one."""
 
+    def repeated(self, message: MessageCall) -> Callable[[], None]:
+        """Return what makes a message, always with the same memory, and waits until it is done."""
+        return lambda: self.post(message).wait()
+
     @abstractmethod
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Return this rank's engine in a group of these ranks; None for those who are not in it.

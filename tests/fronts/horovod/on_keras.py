@@ -121,6 +121,26 @@ def check_save_and_load() -> None:
     again.fit(x, y, batch_size=16, epochs=1, verbose=0)
 
 
+def check_errors_are_ours() -> None:
+    """A step that fails raises what went wrong; the next one may be right."""
+    x, y = data()
+    wide = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1 + hvd.rank())])
+    wide.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    kinds: tuple[type[Exception], ...] = (hvd.HorovodInternalError,)
+    if keras.backend.backend() == "tensorflow":  # which has ours in its text
+        import tensorflow as tf  # noqa: PLC0415 - if it is there
+
+        kinds = (tf.errors.UnknownError,)
+    try:
+        wide.fit(x, np.repeat(y, 1 + hvd.rank(), 1), batch_size=16, verbose=0)
+    except kinds as error:
+        assert "rank 0 has ((3, 1), (1,)), rank 1 has ((3, 2), (2,))" in str(error)
+    else:
+        raise AssertionError("no error")
+    model = model_of(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    model.fit(x, y, batch_size=16, epochs=1, verbose=0)
+
+
 def check_values_and_what_is_refused() -> None:
     rank = hvd.rank()
     assert float(hvd.allreduce(np.float32(rank))) == 0.5
@@ -153,5 +173,6 @@ if __name__ == "__main__":
     check_loss_scaling(lambda one: scaled(hvd.DistributedOptimizer(one)))
     check_warm_up()
     check_save_and_load()
+    check_errors_are_ours()
     check_values_and_what_is_refused()
     print(f"all is well on {keras.backend.backend()}")  # noqa: T201 - heard by the test

@@ -244,6 +244,31 @@ def test_waiting_inside_of_waiting_is_refused() -> None:
     assert [outer] == other == ["2.0"]
 
 
+def while_it_is_sent() -> list[str]:
+    """Wait, and begin something, at the very moment at which a message leaves."""
+    told, begun = [], []
+    control: Any = session.current("test").negotiation._control
+    if hvd.rank() == 1:
+        send = control._send_said
+
+        def interrupted() -> None:
+            control._send_said = send
+            told.append(error_of(lambda: hvd.allreduce(torch.ones(1), name="inner")))
+            begun.append(hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="begun"))
+            send()
+
+        control._send_said = interrupted
+    told.append(str(hvd.allreduce(torch.ones(1), op=hvd.Sum, name="outer").item()))
+    begun = begun or [hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="begun")]
+    return [*told, str(hvd.synchronize(begun[0]).item())]
+
+
+def test_waiting_inside_of_sending_is_refused_and_nothing_is_lost() -> None:
+    other, (inner, *mine) = on_ranks(while_it_is_sent, 2, timeout=20.0)
+    assert "a signal handler, a finalizer or a hook can't" in inner
+    assert mine == other == ["2.0", "2.0"]
+
+
 def removed() -> list[str]:
     """Remove a process set in which an operation still waits."""
     pair = hvd.add_process_set([0, 1])

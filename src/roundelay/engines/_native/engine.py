@@ -23,12 +23,17 @@ from roundelay.engines._call import (
     no_fast_path,
 )
 from roundelay.engines._native.arena import NativeArena
-from roundelay.engines._native.encode import view
 from roundelay.engines._native.labels import labelled
 from roundelay.engines._native.lazily import Lazily
 from roundelay.engines._native.pool import Pool
 from roundelay.engines._native.programs import ProgramCache
-from roundelay.engines._native.requests import NativeCallRequest, NativeMessageRequest
+from roundelay.engines._native.requests import (
+    NativeCallRequest,
+    NativeMessageRequest,
+    RepeatedMessage,
+    described,
+    posted,
+)
 from roundelay.engines._native.trouble import (
     explain,
     own_doing,
@@ -44,13 +49,12 @@ from roundelay.errors import (
     CommunicationError,
     InvalidArgumentError,
     NoRoomError,
-    PeerLost,
     rank_count,
 )
 from roundelay.live.world_report import left_over
 from roundelay.processes.death import DEAD, LOSSES
 from roundelay.processes.limits import limit_hit
-from roundelay.reductions import CODES, Array
+from roundelay.reductions import Array
 
 CLOSED = "This communicator is closed."
 REGROUP = INNER_TAGS + (1 << 61)  # a tag that no other message has
@@ -186,25 +190,11 @@ class NativeEngine(Engine):
 
     def post(self, message: MessageCall) -> NativeMessageRequest:
         """Put the message into the shared memory; in the background a native thread goes on."""
-        native, data, other = self._open(), message.data, message.other
-        if message.sends and other is not None:
-            if self.losses and (told := self.lost().get(other)):
-                raise PeerLost(told)
-            self._sent[other] += data.nbytes
-        rank = -1 if other is None else self.ranks[other]
-        tag = _core.ANY_TAG if message.tag is None else message.tag
-        code = CODES[message.dtype]
-        try:
-            request = self._messages.post(
-                message.sends, rank, self._serial, tag, view(data), code, message.background, native
-            )
-        except _core.OutOfMemory:
-            raise NoRoomError(data.nbytes) from None
-        except _core.Broken:
-            raise explain(self) from None
-        except OSError as error:
-            raise limit_hit("send" if message.sends else "recv", error) or error from None
-        return NativeMessageRequest(self, request)
+        return NativeMessageRequest(self, posted(self, message, described(self, message)))
+
+    def repeated(self, message: MessageCall) -> RepeatedMessage:
+        """Do all but the making of it now."""
+        return RepeatedMessage(self, message)
 
     def group(self, ranks: Sequence[int]) -> Self | None:
         """Let the first rank of every new group find room for it, and tell the others where."""

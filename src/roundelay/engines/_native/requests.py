@@ -6,15 +6,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from roundelay import _core
+from roundelay.engines._call import MessageCall
+from roundelay.engines._native.encode import view
 from roundelay.engines._native.trouble import cancelled, explain, slow_message, told_lost
-from roundelay.errors import PeerLost
-from roundelay.reductions import DTYPES
+from roundelay.errors import NoRoomError, PeerLost
+from roundelay.processes.limits import limit_hit
+from roundelay.reductions import CODES, DTYPES
 
 if TYPE_CHECKING:
     from roundelay.engines._native.engine import NativeEngine
 
 #: The native core's numbers for a message that nobody carries any more, or whose rank is lost.
 BROKEN, LOST = 3, 4
+#: A message as the native core takes it: whether it is sent, who is at the other end, the number of
+#: the group, its tag, the memory, the dtype, and whether it goes on in the background.
+Described = tuple[bool, int, int, int, _core.View, int, bool]
 
 
 class NativeCallRequest:
@@ -83,3 +89,49 @@ class NativeMessageRequest:
         """Say who sent what has come: the rank, the tag, the number of bytes and the dtype."""
         source, tag, nbytes, dtype = self._request.status
         return self._engine.ranks.index(source), tag, nbytes, DTYPES[dtype]
+
+
+class RepeatedMessage:
+    """A message that is made again and again, with the same memory, and waited for."""
+
+    def __init__(self, engine: NativeEngine, message: MessageCall) -> None:
+        self._engine, self._message = engine, message
+        self._described = described(engine, message)
+        self._slow = partial(slow_message, engine)
+
+    def __call__(self) -> None:
+        """Make it, and return when it is done, or raise what went wrong."""
+        engine = self._engine
+        request = posted(engine, self._message, self._described)
+        try:
+            if not request.done and engine.native is not None:
+                engine._messages.wait(request, engine.native, engine.timeout, self._slow)
+        except _core.Broken:
+            raise explain(engine) from None
+        if request.fate or not request.done:
+            NativeMessageRequest(engine, request).wait()
+
+
+def described(engine: NativeEngine, message: MessageCall) -> Described:
+    """Return a message in the words of the native core."""
+    rank = -1 if message.other is None else engine.ranks[message.other]
+    tag = _core.ANY_TAG if message.tag is None else message.tag
+    memory, code = view(message.data), CODES[message.dtype]
+    return message.sends, rank, engine._serial, tag, memory, code, message.background
+
+
+def posted(engine: NativeEngine, message: MessageCall, what: Described) -> _core.MessageRequest:
+    """Make a message; it may not be done yet."""
+    native, other = engine._open(), message.other
+    if message.sends and other is not None:
+        if engine.losses and (told := engine.lost().get(other)):
+            raise PeerLost(told)
+        engine._sent[other] += message.data.nbytes
+    try:
+        return engine._messages.post(*what, native)
+    except _core.OutOfMemory:
+        raise NoRoomError(message.data.nbytes) from None
+    except _core.Broken:
+        raise explain(engine) from None
+    except OSError as error:
+        raise limit_hit("send" if message.sends else "recv", error) or error from None

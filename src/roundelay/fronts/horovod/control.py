@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
@@ -70,23 +70,30 @@ class Control:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm, self._first = comm, comm.rank == 0
-        self._engine = comm._engine  # noqa: SLF001 - our own; a call there costs half as much
         self._queue: deque[RankMessage] = deque()
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # a signal handler may come in here, on the same thread
+        self._at_it = False  # this thread has that lock, further down
         self._nudges = 0  # messages of rank 0 to itself, under way
         self._listening = False  # somebody waits for a message, and for nothing else
         said, told = len(RankMessage._fields), len(CoordinatorMessage._fields)
         self._out, self._in = Page(said), Page(said if self._first else told)
         self._decided = Page(told)
         self._written: Sequence[CoordinatorMessage] = ()  # there
-        self._saying = MessageCall(self._out.data, "int64", 0, SAID, sends=True, background=False)
         src, tag = (None, SAID) if self._first else (0, DECIDED)
-        self._hearing = MessageCall(self._in.data, "int64", src, tag, sends=False, background=False)
-        self._telling = [
-            MessageCall(self._decided.data, "int64", rank, DECIDED, sends=True, background=False)
-            for rank in range(comm.size)
+        self._send_said = self._repeated(self._out, 0, SAID, sends=True)
+        self._receive = self._repeated(self._in, src, tag, sends=False)
+        self._send_decided = [
+            self._repeated(self._decided, rank, DECIDED, sends=True) for rank in range(comm.size)
         ]
         comm.timeout = self._patience = QUIET
+
+    def _repeated(
+        self, page: Page, other: int | None, tag: int, *, sends: bool
+    ) -> Callable[[], None]:
+        engine = self._comm._engine  # noqa: SLF001 - our own; a call there costs half as much
+        return engine.repeated(
+            MessageCall(page.data, "int64", other, tag, sends=sends, background=False)
+        )
 
     def say(self, entry: RankMessage) -> None:
         """Tell the coordinator something: soon, or at once if somebody listens already."""
@@ -94,18 +101,31 @@ class Control:
         if self._listening:
             self.flush()
 
-    def flush(self) -> None:
-        """Send what was said. Rank 0 tells itself by a queue; who listens there is woken up."""
+    def flush(self) -> bool:
+        """Send what was said. Rank 0 tells itself by a queue; who listens there is woken up.
+
+        False in a signal handler or a finalizer that has interrupted this: it goes on afterwards.
+        """
         with self._sending:
-            if self._first:
-                if self._listening and self._queue and not self._nudges:
-                    self._out.write([])
-                    self._nudges += 1
-                    self._engine.post(self._saying).wait()
-                return
-            while self._queue:
-                self._out.write(self._taken())
-                self._engine.post(self._saying).wait()
+            if self._at_it:
+                return False
+            self._at_it = True
+            try:
+                self._send()
+            finally:
+                self._at_it = False
+        return True
+
+    def _send(self) -> None:
+        if self._first:
+            if self._listening and self._queue and not self._nudges:
+                self._out.write([])
+                self._nudges += 1
+                self._send_said()
+            return
+        while self._queue:
+            self._out.write(self._taken())
+            self._send_said()
 
     def hear(self, patience: float) -> list[RankMessage]:
         """Return what ranks have said, once one of them has said anything. On rank 0."""
@@ -138,7 +158,7 @@ class Control:
             if some != self._written:  # most is told to all ranks alike
                 self._written = some
                 self._decided.write([(a, b, c, d, len(text.encode())) for a, b, c, d, text in some])
-            self._engine.post(self._telling[rank]).wait()
+            self._send_decided[rank]()
             for text in [told.text for told in some if told.text]:
                 self._comm.send(np.frombuffer(text.encode(), np.uint8), rank, TEXT)
 
@@ -156,7 +176,7 @@ class Control:
     def _received(self, patience: float) -> list[list[int]]:
         if patience != self._patience:
             self._comm.timeout = self._patience = patience
-        self._engine.post(self._hearing).wait()
+        self._receive()
         return self._in.rows()
 
     def _text(self, length: int) -> str:

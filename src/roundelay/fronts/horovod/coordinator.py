@@ -42,6 +42,9 @@ class Outcome(IntEnum):
     KINDS_DIFFER = 6  # members tell one another what they call by one name, and fail
 
 
+RUN = Outcome.RUN  # by far the most
+
+
 class Decision(NamedTuple):
     """What the ranks in `to` are told."""
 
@@ -116,13 +119,22 @@ class Coordinator:
     def _complete(
         self, key: tuple[int, int], members: tuple[int, ...], told: Sequence[RankMessage]
     ) -> Decision:
-        if len({entry.terms for entry in told}) > 1:
-            return Decision(members, Outcome.MISMATCH, *key)
-        lines = frozenset([entry.line for entry in told])
-        if len(lines) > 1 and lines not in self._paired:
-            self._paired.add(lines)
-            return Decision(members, Outcome.RUN, *key, argument=1)
-        return Decision(members, Outcome.RUN, *key)
+        terms, line = told[0].terms, told[0].line
+        for entry in told:
+            if entry.terms != terms:
+                return Decision(members, Outcome.MISMATCH, *key)
+        for entry in told:
+            if entry.line != line:
+                return self._on_lines(key, members, frozenset([entry.line for entry in told]))
+        return Decision(members, RUN, *key)
+
+    def _on_lines(
+        self, key: tuple[int, int], members: tuple[int, ...], lines: frozenset[int]
+    ) -> Decision:
+        """Have members tell one another that they make one call on different lines, once."""
+        known = lines in self._paired
+        self._paired.add(lines)
+        return Decision(members, RUN, *key, argument=0 if known else 1)
 
     def _incomplete(
         self, key: tuple[int, int], members: tuple[int, ...], told: dict[int, RankMessage]

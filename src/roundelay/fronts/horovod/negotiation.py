@@ -33,7 +33,7 @@ from roundelay.fronts.horovod.operation import (
     lines_told,
     number_of,
 )
-from roundelay.fronts.horovod.turns import Turns
+from roundelay.fronts.horovod.turns import Turns, refuse_nested
 
 __all__ = ["Negotiation"]
 
@@ -118,13 +118,14 @@ class Negotiation:
         """Return its result, or raise what went wrong."""
         operation.waited = True
         if not operation.done():
+            self._send_first()
             soon = min(PATIENCE_S, self._timeout / 2)
             alarms = [
                 (soon, lambda: self._tell_of(operation, Said.WAITS)),
                 (self._timeout, lambda: self._tell_of(operation, Said.STALLED)),
             ]
             if not self._turns.take(operation.done, alarms):
-                self._control.flush()
+                self._control.flush()  # rank 0 wakes up who listens
                 if not operation.wait(soon):
                     alarms[0][1]()
                 if not operation.wait(self._timeout - soon):
@@ -135,6 +136,16 @@ class Negotiation:
         if self._taken.get(operation.key) is operation:
             del self._taken[operation.key]
         return operation.result()
+
+    def _send_first(self) -> None:
+        """Send what was said before all else: the rest of waiting is done while it travels."""
+        try:
+            sent = self._control.flush()
+        except BaseException as error:
+            self._break(error)
+            raise
+        if not sent:
+            refuse_nested()
 
     def leave(self) -> None:
         """Submit nothing more, and wait until the others do not either."""
@@ -212,6 +223,13 @@ class Negotiation:
 
     def _told(self, decided: list[Decision]) -> list[CoordinatorMessage]:
         """Tell other ranks what was decided; return what concerns this one."""
+        if len(decided) == 1:
+            [(to, *what)] = decided
+            same = [CoordinatorMessage(*what)]  # type: ignore[arg-type] # mypy loses their types
+            for rank in to:
+                if rank:
+                    self._control.tell(rank, same)
+            return same if 0 in to else []
         by_rank: dict[int, list[CoordinatorMessage]] = {}
         for to, outcome, process_set, name, argument, text in decided:
             told = CoordinatorMessage(outcome, process_set, name, argument, text)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
+from typing import NoReturn
 
 from roundelay.errors import InvalidArgumentError
 
-__all__ = ["Turns"]
+__all__ = ["Turns", "refuse_nested"]
 
 #: Seconds for which nobody has listened or submitted before the thread listens: a program that
 #: waits for one operation after the other does all of it on its own thread, with none to wake up.
@@ -19,6 +20,14 @@ GRACE = 0.001
 #: So many times that long, and the thread does beside a program that goes on submitting: backward
 #: passes that take longer overlap with operations.
 BURST = 4
+
+
+def refuse_nested() -> NoReturn:
+    """Refuse to wait where this thread is in the midst of it already."""
+    raise InvalidArgumentError(
+        "hvd waits for an operation on this thread, in the midst of another one: a signal handler, "
+        "a finalizer or a hook can't. Begin it there by …_async."
+    )
 
 
 class Turns:
@@ -59,10 +68,7 @@ class Turns:
         """
         if not self._turn.acquire(blocking=False):
             if self._listener == get_ident():
-                raise InvalidArgumentError(
-                    "hvd waits for an operation on this thread, in the midst of another one: a "
-                    "signal handler, a finalizer or a hook can't. Begin it there by …_async."
-                )
+                refuse_nested()
             return False
         self._listener = get_ident()
         now = monotonic()

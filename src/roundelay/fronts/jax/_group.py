@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from roundelay.communicator import Communicator
 from roundelay.engines import CollectiveCall
 from roundelay.engines.threads import Threads
 from roundelay.errors import CommunicationError, InvalidArgumentError
+from roundelay.fronts.jax_programs import ERROR_OF, kept_for
 from roundelay.reductions import CODES, Array
 
 __all__ = ["JaxGroup", "SourceLine", "array_of", "check_dtype", "group_of", "place_here"]
@@ -58,9 +59,6 @@ def place_here() -> SourceLine | None:
 class JaxGroup:
     """Such a group as this rank has it; what primitives have as their parameter."""
 
-    #: By the number of a call in compiled programs, for errors.
-    of_call: ClassVar[dict[int, JaxGroup]] = {}
-
     def __init__(self, comm: Communicator, *, backwards: bool = False) -> None:
         ranks = range(comm.size)
         made = comm.group(ranks[::-1] if backwards else ranks)
@@ -68,7 +66,6 @@ class JaxGroup:
             raise InvalidArgumentError(f"rd.jax: rank {comm.rank} is not in its own group.")
         self.comm, self._whole = made, comm
         self.rank, self.size = made.rank, made.size
-        self.failure: BaseException | None = None  # of a call that Python made for a program
         self._numbers: dict[object, int | None] = {}
         self._backwards: JaxGroup | None = None
 
@@ -96,19 +93,14 @@ class JaxGroup:
             )
             found = self._numbers[key] = self._at(place, lambda: self.comm._engine.bind(call))
             if found is not None:
-                self.of_call[found] = self
+                ERROR_OF[found] = self.error
         return self._numbers[key]
 
     def run(
         self, place: SourceLine | None, call: Callable[[Communicator], Array | None]
     ) -> Array | None:
         """Make a call from Python, for a program; keep what it raises for who ran the program."""
-        try:
-            result: Array | None = self._at(place, lambda: call(self.comm))
-        except BaseException as error:  # noqa: BLE001 - raised again by who ran the program
-            self.failure = error
-            self.of_call[-id(self)] = self
-            raise CommunicationError(f"[roundelay call {-id(self)} raised]") from None
+        result: Array | None = kept_for(self, lambda: self._at(place, lambda: call(self.comm)))
         return result
 
     @staticmethod
@@ -124,8 +116,6 @@ class JaxGroup:
 
     def error(self, how: str) -> BaseException:
         """Return what the caller of a program is to see."""
-        if how == "raised" and self.failure is not None:
-            return self.failure
         if how == "interrupted":
             return _core.take_interrupt() or KeyboardInterrupt()
         if how == "broken":

@@ -22,9 +22,8 @@ from jax.interpreters import batching, mlir, xla
 from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.errors import InvalidArgumentError, MissingPackageError
-from roundelay.fronts.jax._effect import EFFECT
-from roundelay.fronts.jax._failures import raise_ours
 from roundelay.fronts.jax._group import ROWS, JaxGroup, SourceLine, made_by_python
+from roundelay.fronts.jax_programs import EFFECT, lower_to_python, raise_ours
 
 __all__ = ["PRIMITIVES", "bind"]
 
@@ -73,16 +72,6 @@ def _lower(
     )
     rule = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
     *results, token = rule(both, *xs, token, call=np.int64(number))
-    ctx.set_tokens_out(mlir.TokenSet({EFFECT: token}))
-    return results
-
-
-def lower_to_python(ctx: Any, call: Any, *xs: Any) -> Any:
-    """Have the program call Python here, in the order of its calls."""
-    results, token, _ = mlir.emit_python_callback(
-        ctx, call, ctx.tokens_in.get(EFFECT), list(xs), ctx.avals_in, ctx.avals_out,
-        has_side_effect=True,
-    )  # fmt: skip
     ctx.set_tokens_out(mlir.TokenSet({EFFECT: token}))
     return results
 

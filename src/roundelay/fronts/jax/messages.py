@@ -18,7 +18,6 @@ from roundelay.arguments import shown
 from roundelay.communicator import ANY, Communicator
 from roundelay.communicator.point_to_point import Wanted
 from roundelay.errors import InvalidArgumentError
-from roundelay.fronts.jax._effect import EFFECT
 from roundelay.fronts.jax._group import (
     JaxGroup,
     SourceLine,
@@ -27,7 +26,8 @@ from roundelay.fronts.jax._group import (
     group_of,
     place_here,
 )
-from roundelay.fronts.jax._primitives import lower_to_python, register_primitive
+from roundelay.fronts.jax._primitives import register_primitive
+from roundelay.fronts.jax_programs import EFFECT, lower_to_python
 
 __all__ = ["recv", "send", "sendrecv"]
 

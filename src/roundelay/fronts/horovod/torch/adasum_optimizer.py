@@ -11,6 +11,7 @@ import torch
 from roundelay.arguments import whole
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod.basics import Adasum
+from roundelay.fronts.horovod.errors import UnsupportedOperationError
 from roundelay.fronts.horovod.torch.collectives import allreduce_async_, synchronize
 from roundelay.fronts.horovod.torch.compression import Compressor
 from roundelay.fronts.horovod.torch.wrapping import Copied, names_of_new, watch
@@ -77,6 +78,13 @@ class AdasumSteps(Copied):
         packed, context = self._compression.compress(p.detach() - before)
         handle = allreduce_async_(packed, name=self._parameter_names[p], op=Adasum)
         self._begun[p] = before, handle, context
+
+    def before_scaler(self) -> None:
+        """Refuse: each rank has stepped in backward, on gradients that were still scaled."""
+        raise UnsupportedOperationError(
+            "op=hvd.Adasum steps during backward(), before a GradScaler can look at gradients or "
+            "divide them. Take op=hvd.Average, or bfloat16, which needs no scaling."
+        )
 
     def synchronize(self) -> None:
         """Do nothing: what is combined is steps, and `step` waits for them."""

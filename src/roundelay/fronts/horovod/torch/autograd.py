@@ -18,6 +18,7 @@ from roundelay.fronts.horovod.session import current
 from roundelay.fronts.horovod.torch.checks import compressor_of, tensor_of, tensors_of
 from roundelay.fronts.horovod.torch.collectives import (
     allgather_async,
+    allreduce_async,
     alltoall_async,
     broadcast_async,
     grouped_allgather_async,
@@ -62,10 +63,12 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Return the tensor reduced over all ranks of the process set; its mean, unless told."""
-    results = grouped_allreduce(
-        [tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set
-    )
-    return results[0]
+    given, factors = tensor_of("allreduce", tensor), (prescale_factor, postscale_factor)
+    if compression is Compression.none and not (given.requires_grad and torch.is_grad_enabled()):
+        begun = allreduce_async(given, average, name, op, *factors, process_set)
+        result: torch.Tensor = synchronize(begun)
+        return result
+    return grouped_allreduce([given], average, name, compression, op, *factors, process_set)[0]
 
 
 def grouped_allreduce(

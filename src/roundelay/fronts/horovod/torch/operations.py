@@ -225,6 +225,9 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 def _given(tensors: Sequence[torch.Tensor]) -> Given:
     """Return what brings tensors to the host when the operation runs, after what computes them."""
+    if len(tensors) == 1 and tensors[0].is_cpu:  # most often
+        alone = [_detached(tensors[0]).contiguous()]
+        return lambda: alone
     if all([tensor.is_cpu for tensor in tensors]):  # noqa: C419 - in a hot path
         ready = [_detached(tensor).contiguous() for tensor in tensors]
         return lambda: ready
@@ -247,6 +250,8 @@ def _direct(output: torch.Tensor) -> bool:
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> Kinds:
+    if len(tensors) == 1 and tensors[0].is_cpu:  # most often
+        return (tensors[0].dtype,), (tensors[0].shape,), "cpu"
     device = "cpu" if not tensors or tensors[0].is_cpu else tensors[0].device.type
     return tuple([t.dtype for t in tensors]), tuple([t.shape for t in tensors]), device
 

@@ -73,6 +73,7 @@ class ReducedSteps(Copied):
         self.sparse_as_dense, self.process_set = sparse_as_dense, process_set
         self._begun: dict[Group, _Begun] = {}
         self._synchronized, self._should_synchronize = False, True
+        self._for_scaler = False  # which has them reduced, and `step` does not again
         self._group_of: dict[Parameter, Group] = {}
         self.set_backward_passes_per_step(passes)
         self._reduces = bool(process_set.included() and current("DistributedOptimizer()").size > 1)
@@ -166,6 +167,22 @@ class ReducedSteps(Copied):
 
     def synchronize(self) -> None:
         """Wait until all gradients are those of all ranks; those that are missing count as zero."""
+        if not self._had_by_scaler():
+            self._reduce()
+
+    def before_scaler(self) -> None:
+        """Reduce before a scaler looks for infinities: all ranks leave out a step, or none does."""
+        if not self._should_synchronize:
+            self._require_reduced("scaler")
+        elif not self._synchronized or self._for_scaler or self._under_way():
+            self._reduce()
+            self._for_scaler = True
+
+    def _had_by_scaler(self) -> bool:
+        """Tell whether a scaler has had these gradients reduced, and divided them since."""
+        return self._for_scaler and not self._under_way()
+
+    def _reduce(self) -> None:
         self._take_new()
         for group in dict.fromkeys(self._group_of.values()):
             if group not in self._begun:
@@ -235,21 +252,26 @@ class ReducedSteps(Copied):
 
     def _settle(self) -> None:
         """See to it that the gradients that the optimizer will read are those of all ranks."""
-        if self._should_synchronize:
+        if not self._should_synchronize:
+            self._require_reduced("optimizer")
+        elif not self._had_by_scaler():
             if self._synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(): gradients are reduced twice.",
                     stacklevel=3,
                 )
-            self.synchronize()
-        elif self._reduces and self._under_way():
+            self._reduce()
+        self._synchronized = self._for_scaler = False
+
+    def _require_reduced(self, whose: str) -> None:
+        """Refuse gradients of this rank alone."""
+        if self._reduces and self._under_way():
             raise InvalidArgumentError(
-                "optimizer.step() was called inside skip_synchronize(), but gradients have come "
-                "that are not reduced yet. Call optimizer.synchronize() after the last backward() "
-                "and before that block, or step() outside of it."
+                f"{whose}.step() was called inside skip_synchronize(), but gradients have come "
+                f"that are not reduced yet. Call optimizer.synchronize() after the last backward() "
+                f"and before that block, or step() outside of it."
             )
-        self._synchronized = False
 
     def _of_all(self, loss: Any) -> Any:
         """Return the loss of all ranks, by which some optimizers decide how far they go."""
@@ -268,13 +290,15 @@ class ReducedSteps(Copied):
                 "optimizer.zero_grad() was called after loss.backward() but before "
                 "optimizer.step() or optimizer.synchronize(), while gradients are on their way."
             )
+        if self._for_scaler:  # which has left out the step
+            self._synchronized = self._for_scaler = False
         self._take_new()
         super().zero_grad(*arguments, **options)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state, and forget what is on its way."""
         self._begun.clear()
-        self._synchronized, self._should_synchronize = False, True
+        self._synchronized, self._should_synchronize, self._for_scaler = False, True, False
         self._left = dict.fromkeys(self._parameter_names, self.backward_passes_per_step)
         super().load_state_dict(state_dict)  # type: ignore[misc]
 

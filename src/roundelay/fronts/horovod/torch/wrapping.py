@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.fronts.horovod.torch.scaling import SeenByScaler
 
 __all__ = ["Copied", "mixed_in", "named", "names_of_new", "watch"]
 
@@ -60,13 +61,12 @@ def names_of_new(
     }
 
 
-class Copied:
+class Copied(SeenByScaler):
     """How a wrapped optimizer is copied: with all that it knows of its parameters, or not at all.
 
     torch copies only what every optimizer has.
     """
 
-    param_groups: list[dict[str, Any]]
     process_set: Any = None
     _begun: dict[Any, Any]
 
