@@ -479,9 +479,10 @@ void Group::wait_long(int rank, std::uint32_t target, const std::atomic<std::uin
         return reached(known, target);
     };
     // A couple of microseconds are spent with all that the caller holds; then it is told.
-    for (int turn = 0; turn < 64 && spin_ns_ > 0; ++turn) {
+    // A pause may take as long as the news from another core: it looks several times before each.
+    for (int turn = 0; turn < 512 && spin_ns_ > 0; ++turn) {
         if (arrived()) return;
-        cpu_pause();
+        if (turn % 8 == 7) cpu_pause();
     }
     waiter.blocks();
     const std::int64_t start = now_ns();
