@@ -28,6 +28,7 @@ STATES: list[dict[str, str]] = [
     {"params": "1.3e9", "gpus": "1", "memory": "24"},
     {"params": "7e10", "layers": "80", "hidden": "8192", "gpus": "512", "sequence": "8192"},
     {"gpus": "96", "batch": "960"},
+    {"memory": "79.123456789"},
     *({"network": name, "precision": "all"} for name in cluster_names()),
 ]
 

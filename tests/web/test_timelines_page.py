@@ -79,6 +79,10 @@ def test_runs_are_listed_and_links_are_not_followed(runs: Path, tmp_path: Path) 
     linked.mkdir()
     (linked / "rank-0.rdtrace").symlink_to(runs / "first" / "rank-0.rdtrace")
     assert [one.name for one in RunIndex(tmp_path).runs()] == ["inside"]
+    (linked / "rank-1.rdtrace").write_bytes((runs / "first" / "rank-1.rdtrace").read_bytes())
+    index = RunIndex(tmp_path)
+    [half] = [one for one in index.runs() if one.name == "linked"]
+    assert [one.rank for one in index.run(half.id).ranks] == [1]
     index = RunIndex(runs)
     assert {one.name for one in index.runs()} == {"first", "deep/second", HOSTILE}
     assert len({one.id for one in index.runs()}) == 3

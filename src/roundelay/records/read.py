@@ -66,13 +66,14 @@ class _Header(NamedTuple):
     grouped: int
 
 
-def read_run(folder: str | Path) -> RunRecord:
+def read_run(folder: str | Path, *, links: bool = True) -> RunRecord:
     """Read the files of all ranks in a folder, and bring them to one clock.
 
-    Where the folder has files of several jobs, it is the one whose files are newest.
+    Where the folder has files of several jobs, it is the one whose files are newest. Without
+    `links`, files that are links to others are left out.
     """
     where = Path(folder)
-    files = _files(where)
+    files = _files(where, links=links)
     share = max(1, MOST_EVENTS // len(files))
     times = {path: path.stat().st_mtime_ns for path in files}
     every = {path: read_rank(path, most=share) for path in files}
@@ -84,12 +85,13 @@ def read_run(folder: str | Path) -> RunRecord:
     return _on_one_clock(found, left)
 
 
-def _files(where: Path) -> list[Path]:
+def _files(where: Path, *, links: bool) -> list[Path]:
     if not where.is_dir():
         raise RecordError(
             str(where), "there is no such folder", cure="`roundelay run --trace DIR` makes one."
         )
-    files = sorted(path for path in where.iterdir() if NAME.fullmatch(path.name))
+    found = sorted(path for path in where.iterdir() if NAME.fullmatch(path.name))
+    files = [path for path in found if links or not path.is_symlink()]
     if not files:
         raise RecordError(
             str(where),

@@ -53,7 +53,7 @@ class RunIndex:
             if key not in self._read:
                 while len(self._read) >= KEPT:
                     self._read.pop(next(iter(self._read)))
-                self._read[key] = read_run(found.place)
+                self._read[key] = read_run(found.place, links=False)
             return self._read[key]
 
     def _places(self) -> list[Path]:

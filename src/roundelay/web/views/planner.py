@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from decimal import Decimal
 
 from roundelay.networks import cluster_called, cluster_names
 from roundelay.planning import (
@@ -119,7 +120,7 @@ def _command(found: TrainingPlan) -> str:
     precisions = dict.fromkeys(one.candidate.precision for one in found.options)
     words = ["roundelay", "plan", "--params", large(model.params), "--layers", str(model.layers),
              "--hidden", str(model.hidden), "--sequence", str(task.sequence), "--batch",
-             str(task.batch), "--gpus", str(task.gpus), "--memory", f"{task.memory / 1e9:g}GB",
+             str(task.batch), "--gpus", str(task.gpus), "--memory", f"{Decimal(int(task.memory)) / 10**9:f}GB",
              "--network", task.cluster.name]  # fmt: skip
     if len(precisions) > 1 or next(iter(precisions)) != next(iter(task.cluster.flops)):
         words += [word for name in precisions for word in ("--precision", name)]
