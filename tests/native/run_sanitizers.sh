@@ -34,6 +34,8 @@ spec.loader.exec_module(core)
 def on_threads(item):
     if "test_world.py" in item.nodeid:
         return "optimized" not in item.name  # it runs another Python
+    if "test_slices.py" in item.nodeid:
+        return "threads" in item.name
     used = set(getattr(item, "fixturenames", ()))
     return "worlds" in item.name or (
         used & {"ranks", "threads"} and "processes" not in used and "[processes" not in item.name
@@ -59,9 +61,9 @@ for kind in "${KINDS[@]}"; do
     sanitized=(setarch -R env LD_PRELOAD="$preload" PYTHONPATH="build/sanitize-$kind"
         PYTHONMALLOC=malloc OPENBLAS_NUM_THREADS=1
         ASAN_OPTIONS="detect_leaks=0 abort_on_error=1 allocator_may_return_null=1" UBSAN_OPTIONS=print_stacktrace=1
-        TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1 die_after_fork=0" "$PYTHON")
+        TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1 die_after_fork=0 allocator_may_return_null=1" "$PYTHON")
     "${sanitized[@]}" -m pytest -q -s -p sanitized_core -p no:cacheprovider tests/communicator \
-        tests/native/test_world.py --ignore tests/communicator/test_torch.py "$@"
+        tests/native/test_world.py tests/native/test_slices.py --ignore tests/communicator/test_torch.py "$@"
     "${sanitized[@]}" -c 'import runpy, sanitized_core
 runpy.run_path("tests/native/lifetime_orders.py", run_name="__main__")' 0 "${ORDERS:-100}"
 done
