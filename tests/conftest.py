@@ -312,7 +312,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     in every forked rank, would take longer than most tests.
     """
     if session.config.getoption("--torch") == "without" and "torch" in sys.modules:
-        found = "a file imports torch while it is collected: TORCH in tests/conftest.py has to name it"
+        found = (
+            "a file imports torch while it is collected: TORCH in tests/conftest.py has to name it"
+        )
         raise pytest.UsageError(found)
     gc.collect()
     gc.freeze()

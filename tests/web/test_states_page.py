@@ -75,7 +75,9 @@ def test_an_error_belongs_to_its_state(visit_web: Callable[..., Page]) -> None:
 
 
 def test_an_error_that_comes_late_is_not_told(visit_web: Callable[..., Page]) -> None:
-    page = visit_web("/tour", refused=True, height=4000)  # room for the map, so that it is asked for
+    page = visit_web(
+        "/tour", refused=True, height=4000
+    )  # room for the map, so that it is asked for
     held: list[Route] = []
     page.route("**/prices?collective=foo*", lambda route: held.append(route))  # noqa: PLW0108
     with page.expect_request("**/crossover?collective=foo*"):

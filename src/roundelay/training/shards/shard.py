@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.part import PartParameter, on_parts
 from roundelay.training.shards.home import Home
 
 __all__ = ["WAY_OUT", "Shard", "View", "nothing"]
@@ -74,6 +75,8 @@ class Shard(torch.Tensor):
         made.home, made.kind, made.of = home, kind, of
         made.elements, made.wrote = elements, wrote or nothing
         made.past, made.path = [0] if past is None else past, path
+        if home.sharding is not None and of is None and tuple(shape) == home.shape:
+            vars(made)["sharding"] = home.sharding
         return made
 
     # ---- the elements
@@ -158,7 +161,9 @@ class Shard(torch.Tensor):
 
         There each rank computes with its own batch, and what flows back is summed up over ranks.
         """
-        if any(issubclass(one, torch.nn.Parameter) for one in types):
+        if (found := on_parts(func, args, kwargs)) is not NotImplemented:
+            return found
+        if any(issubclass(one, torch.nn.Parameter) and one is not PartParameter for one in types):
             return NotImplemented  # it is away, and knows what to do
         if torch.is_grad_enabled():
             from roundelay.training.shards.parameter import for_graph  # noqa: PLC0415 - as below

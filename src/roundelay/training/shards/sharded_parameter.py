@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.part import on_parts
 from roundelay.training.shards.parameter import WholeOf, asks, itself, written
 from roundelay.training.shards.shard import Shard, nothing
 
@@ -80,6 +81,8 @@ class ShardedParameter(torch.nn.Parameter):
             return func(vars(args[0])[MARK].shard, *args[1:], **(kwargs or {}))
         if (found := itself(name, args)) is not None:
             return found
+        if (computed := on_parts(func, args, kwargs)) is not NotImplemented:
+            return computed
         if name and transformed():
             what = vars(next(one for one in tree_leaves((args, kwargs)) if type(one) is cls))[MARK]
             raise InvalidArgumentError(TRANSFORMED.format(name=what.name))
