@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,20 +47,14 @@ _MAKES = torch.nn.Parameter.__new__.__code__  # makes another parameter of one
 
 def computed(func: Any, args: tuple[Any, ...], options: Given) -> Any:  # Any: torch's
     """Compute what somebody asks who does not know of the parts."""
-    name = name_of(func)
-    kind = getattr(func, "__name__", "")
+    name, kind = name_of(func), getattr(func, "__name__", "")
     if kind in ("__get__", "__set__"):
         name = func.__self__.__name__
-        if name == "grad" and kind == "__get__":
-            return _gradient(func, *args)
         if kind == "__set__":
             return func(args[0], _fitting(name, *args))
-    if name in ("numel", "nelement"):
-        return math.prod(whole_shape(args[0]))
-    if name == "register_hook":
-        return func(args[0], _hook_of(args[0], *args[1:], **options))
-    if func in DIFFERENTIATE:
-        return _differentiated(func, args, options)
+    special = SPECIAL.get(func if func in DIFFERENTIATE else name)
+    if special is not None:
+        return special(func, args, options)
     if name.startswith("_foreach_"):
         return _on_lists(func, name, args, options)
     return _one(func, name, args, options)
@@ -245,13 +238,8 @@ def _put_back(func: Any, name: str, target: torch.Tensor, whole: torch.Tensor) -
             f"model is divided, or take the function without the underscore."
         )
     init = getattr(func, "__module__", "") == "torch.nn.init"
-    with torch.no_grad() if init else torch.enable_grad() if torch.is_grad_enabled() else _as_is():
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not init):
         target.copy_(sharding.local(whole))
-
-
-@contextmanager
-def _as_is() -> Iterator[None]:
-    yield
 
 
 def _compare(name: str, sharding: Sharding, drawn: Any) -> None:
@@ -271,9 +259,14 @@ def _compare(name: str, sharding: Sharding, drawn: Any) -> None:
 # ---- what leads to gradients
 
 
-def _gradient(func: Any, parameter: torch.Tensor, *rest: Any) -> Any:
+def _numel(_: Any, args: tuple[Any, ...], __: Given) -> int:
+    return math.prod(whole_shape(args[0]))
+
+
+def _gradient(func: Any, args: tuple[Any, ...], _: Given) -> Any:
     """Return a gradient as a part, in the memory where it lies."""
-    grad, sharding = func(parameter, *rest), part_of(parameter)
+    parameter = args[0]
+    grad, sharding = func(*args), part_of(parameter)
     if type(grad) is not torch.Tensor or sharding is None or grad.shape != parameter.shape:
         return grad
     seen = grad.as_subclass(PartTensor)
@@ -294,8 +287,10 @@ def _fitting(name: str, tensor: torch.Tensor, value: Any) -> Any:
     return sharding.local(value)
 
 
-def _hook_of(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a hook that gets a gradient as a part."""
+def _hook(func: Any, args: tuple[Any, ...], options: Given) -> Any:
+    """Register a hook that gets a gradient as a part."""
+    tensor = args[0]
+    hook = args[1] if len(args) > 1 else options["hook"]
     sharding = part_of(tensor)
     assert sharding is not None
 
@@ -305,7 +300,7 @@ def _hook_of(tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Callable[[Any]
         found = hook(seen)
         return _fitting("grad", tensor, found) if isinstance(found, torch.Tensor) else found
 
-    return hooked
+    return func(tensor, hooked)
 
 
 def _differentiated(func: Any, args: tuple[Any, ...], options: Given) -> Any:
@@ -321,6 +316,15 @@ def _differentiated(func: Any, args: tuple[Any, ...], options: Given) -> Any:
         if sharding is not None and isinstance(grad, torch.Tensor):
             marked(grad, sharding)
     return made
+
+
+SPECIAL: dict[Any, Callable[[Any, tuple[Any, ...], Given], Any]] = {
+    "numel": _numel,
+    "nelement": _numel,
+    "grad": _gradient,
+    "register_hook": _hook,
+    **dict.fromkeys(DIFFERENTIATE, _differentiated),
+}
 
 
 # ---- lists

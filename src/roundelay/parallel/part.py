@@ -68,6 +68,9 @@ class PartParameter(torch.nn.Parameter):
         """Run a function of torch: on the part for its layer, and for others as on the whole."""
         return _answer(func, types, args, kwargs)
 
+    def __hash__(self) -> int:  # torch's asks who else has one
+        return id(self)
+
 
 class PartTensor(torch.Tensor):
     """What is computed by element from parameters that are divided: a part of it, likewise."""
@@ -84,6 +87,9 @@ class PartTensor(torch.Tensor):
     ) -> Any:
         """Do likewise."""
         return _answer(func, types, args, kwargs)
+
+    def __hash__(self) -> int:  # likewise
+        return id(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         """Return a part again; nothing is sent for it."""
@@ -231,8 +237,9 @@ def _of_layer(frame: FrameType, args: Sequence[Any]) -> bool:
         return False
     if "tensor_plan" in vars(owner):
         return True
-    own = [one for one in vars(owner)["_parameters"].values() if one is not None]
-    return any(one is each for one in own for each in args)
+    own = {id(one) for one in vars(owner)["_parameters"].values() if one is not None}
+    parts = [one for one in args if part_of(one) is not None]
+    return bool(parts) and all(id(one) in own for one in parts)
 
 
 def _by_hand(frame: FrameType, args: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks as _post_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _pre_hooks
 
-from roundelay.parallel.part import as_they_lie, marked, part_of
+from roundelay.parallel.part import PartTensor, as_they_lie, marked, part_of
 from roundelay.training.optimizer.joined import kept
 from roundelay.training.shards.groups import ELEMENTWISE
 
@@ -41,11 +41,11 @@ def stepping_on_parts(optimizer: Any, closure: Callable[[], Any] | None) -> Iter
     def values() -> Iterator[torch.Tensor]:
         for one, _ in parts:
             yield one
-            yield from (each for each in state.get(one, {}).values() if part_of(each) is not None)
+            yield from (each for each in state.get(one, {}).values() if type(each) is PartTensor)
 
     with as_they_lie([*values()] if quick else ()):
         yield
     for one, cut in parts:
         for each in state.get(one, {}).values():
-            if isinstance(each, torch.Tensor) and each.shape == one.shape:
+            if type(each) is torch.Tensor and each.dim() and each.shape == one.shape:
                 marked(each, cut)

@@ -79,10 +79,9 @@ class ShardedParameter(torch.nn.Parameter):
         name = asks(func, args)
         if getattr(func, "__name__", "") in LOOKS and vars(args[0])[MARK].shard is not None:
             return func(vars(args[0])[MARK].shard, *args[1:], **(kwargs or {}))
-        if (found := itself(name, args)) is not None:
+        same = itself(name, args)
+        if (found := on_parts(func, args, kwargs) if same is None else same) is not NotImplemented:
             return found
-        if (computed := on_parts(func, args, kwargs)) is not NotImplemented:
-            return computed
         if name and transformed():
             what = vars(next(one for one in tree_leaves((args, kwargs)) if type(one) is cls))[MARK]
             raise InvalidArgumentError(TRANSFORMED.format(name=what.name))
