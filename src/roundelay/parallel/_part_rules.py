@@ -7,20 +7,23 @@ gathered on every rank. Each takes its own part of what is written, and of gradi
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.parallel import functions
+from roundelay.parallel import functions, part
 from roundelay.parallel._cut import name_of
 from roundelay.parallel._cut_dim import ELEMENTWISE, ENDS, RESHAPES, VIEWS, words
 from roundelay.parallel.expert._direct_gradients import by_ranks, count_whole
 from roundelay.parallel.part import (
     WAY_OUT,
+    PartParameter,
     PartTensor,
     as_they_lie,
     marked,
@@ -37,12 +40,12 @@ from roundelay.parallel.sharding import Sharding
 __all__ = ["computed", "local_of", "whole_of"]
 
 Given = dict[str, Any]
+MAKES = torch.nn.Parameter.__new__.__code__
 RANDOM = words("""
     normal uniform random bernoulli cauchy exponential geometric log_normal dropout alpha_dropout
     feature_alpha_dropout rrelu rand_like randn_like randint_like multinomial poisson
 """)
 DIFFERENTIATE = torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward
-_MAKES = torch.nn.Parameter.__new__.__code__  # makes another parameter of one
 
 
 def computed(func: Any, args: tuple[Any, ...], options: Given) -> Any:  # Any: torch's
@@ -52,12 +55,25 @@ def computed(func: Any, args: tuple[Any, ...], options: Given) -> Any:  # Any: t
         name = func.__self__.__name__
         if kind == "__set__":
             return func(args[0], _fitting(name, *args))
+    if name == "detach" and isinstance(args[0], PartParameter) and _makes_another():
+        raise InvalidArgumentError(
+            f"nn.Parameter(p) on {_where(args[0])} would not know that it is a part. Take "
+            f"nn.Parameter(p.data), copy.deepcopy(p), or do so before the model is divided."
+        )
     special = SPECIAL.get(func if func in DIFFERENTIATE else name)
     if special is not None:
         return special(func, args, options)
     if name.startswith("_foreach_"):
         return _on_lists(func, name, args, options)
     return _one(func, name, args, options)
+
+
+def _makes_another() -> bool:
+    """Say whether nn.Parameter(…) asks for the elements of another one."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - torch does not say who asks
+    while frame is not None and frame.f_globals.get("__name__") == part.__name__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is MAKES
 
 
 def _one(func: Any, name: str, args: tuple[Any, ...], options: Given) -> Any:
@@ -125,8 +141,7 @@ def _on_parts(func: Any, args: tuple[Any, ...], options: Given, sharding: Shardi
 
 def _beside(name: str, target: torch.Tensor, given: Any) -> Any:
     """Return what goes with a part that is written: of whole tensors, this rank's part."""
-    sharding = part_of(target)
-    assert sharding is not None
+    sharding: Sharding = vars(target)["sharding"]
 
     def fit(one: torch.Tensor) -> torch.Tensor:
         if one is target or _goes_with(one, target, sharding):
@@ -204,8 +219,7 @@ def _on_whole(func: Any, name: str, args: tuple[Any, ...], options: Given, *, dr
     first = args[0] if args else next(iter(options.values()))  # torch.nn.init names it
     target = first if writes(name) and part_of(first) is not None else None
     lead = next(one for one in tree_leaves((args, options)) if part_of(one) is not None)
-    sharding = part_of(lead)
-    assert sharding is not None
+    sharding: Sharding = vars(lead)["sharding"]
     opened: dict[int, torch.Tensor] = {}
 
     def take(one: torch.Tensor) -> torch.Tensor:
@@ -291,8 +305,7 @@ def _hook(func: Any, args: tuple[Any, ...], options: Given) -> Any:
     """Register a hook that gets a gradient as a part."""
     tensor = args[0]
     hook = args[1] if len(args) > 1 else options["hook"]
-    sharding = part_of(tensor)
-    assert sharding is not None
+    sharding: Sharding = vars(tensor)["sharding"]
 
     def hooked(grad: torch.Tensor) -> Any:
         seen = grad.as_subclass(PartTensor)

@@ -31,6 +31,7 @@ __all__ = [
     "as_they_lie",
     "marked",
     "on_parts",
+    "ours",
     "part_of",
     "plain",
 ]
@@ -145,7 +146,18 @@ _known += [one for one in (PartParameter, PartTensor) if one not in _known]
 def _answer(
     func: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:
-    if not _tells(func) or ours(sys._getframe(2), args):  # noqa: SLF001 - torch does not say who asks
+    if torch.compiler.is_compiling():
+        if func in TRACED:
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
+                return func(*args, **(kwargs or {}))
+        return _aside(func, types, args, kwargs)
+    return _asked(func, types, args, kwargs)
+
+
+def _asked(
+    func: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
+    if not _tells(func) or ours(sys._getframe(3), args):  # noqa: SLF001 - torch does not say who asks
         for one in types:
             if one not in PARTS:
                 return NotImplemented
@@ -155,6 +167,12 @@ def _answer(
     from roundelay.parallel._part_rules import computed  # noqa: PLC0415 - needs these classes
 
     return computed(func, tuple(args), dict(kwargs or {}))
+
+
+#: What layers compute with parameters; where torch.compile traces it, it stays in the graph.
+TRACED = frozenset({torch.nn.functional.linear, torch.nn.functional.embedding})
+#: Anything else is asked for outside of what torch.compile traces, where one sees who asks.
+_aside: Any = torch._disable_dynamo(_asked)  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
 
 
 def on_parts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
@@ -193,6 +211,8 @@ def _strange(types: Iterable[type]) -> bool:
 
 def ours(frame: FrameType | None, args: Sequence[Any]) -> bool:
     """Say whether a layer of a parameter, an optimizer of torch's, or we ask for it."""
+    while frame is not None and frame.f_globals is HERE:
+        frame = frame.f_back
     while frame is not None:
         name, code = frame.f_globals.get("__name__", ""), frame.f_code
         known = _known_as(name)
@@ -209,6 +229,7 @@ def ours(frame: FrameType | None, args: Sequence[Any]) -> bool:
 
 
 OURS, KNOWS, TORCHS, USERS = range(4)
+HERE = globals()
 #: Layers of torch's that compute with nothing but what they have themselves, and their input.
 LAYERS = frozenset({torch.nn.Linear.forward.__code__, torch.nn.Embedding.forward.__code__})
 
