@@ -33,7 +33,7 @@ def test_parts_make_the_whole(name: str, dim: int) -> None:
         shard_parameter(parameter, sharding)
         assert parameter.size(dim) == sharding.counts[comm.rank]
         assert sharding.whole_shape(parameter.shape) == whole.shape
-        assert sharding_of(parameter) is sharding
+        assert sharding_of(parameter) == sharding
         assert torch.equal(sharding.whole(parameter), whole)
         assert torch.equal(sharding.whole(parameter.grad), 2 * whole)
 

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from tests.parallel.conftest import outcome_of
 
 import roundelay as rd
 from roundelay.errors import InvalidArgumentError
@@ -13,7 +14,6 @@ from roundelay.errors import InvalidArgumentError
 torch = pytest.importorskip("torch")
 
 from roundelay.parallel.cut_tensor import CutTensor  # noqa: E402 - only with torch
-from roundelay.parallel.sharding import sharding_of  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 ROWS, TOKENS, WIDTH, HEADS = 2, 3, 12, 6
@@ -182,12 +182,7 @@ CUT = PLAN | {"head": "column"}
 
 def outcome(model: Any) -> list[Any]:
     out = model(ANY)
-    (out * ANY).sum().backward()
-    found = [out.detach()]
-    for parameter in model.parameters():
-        cut = sharding_of(parameter)
-        found.append(parameter.grad if cut is None else cut.whole(parameter.grad))
-    return found
+    return outcome_of(model, out, (out * ANY).sum())
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -6,13 +6,13 @@ import copy
 from typing import Any
 
 import pytest
+from tests.parallel.conftest import outcome_of
 
 import roundelay as rd
 from roundelay.errors import InvalidArgumentError
 
 torch = pytest.importorskip("torch")
 
-from roundelay.parallel.sharding import sharding_of  # noqa: E402 - only with torch
 
 nn, F = torch.nn, torch.nn.functional
 ROWS, TOKENS, WIDTH, DIM = 2, 4, 12, 2
@@ -152,12 +152,7 @@ class Model(nn.Module):  # type: ignore[misc, name-defined]
 
 def outcome(model: Any) -> list[Any]:
     out = model(X)
-    (out * X).sum().backward()
-    found = [out.detach()]
-    for parameter in model.parameters():
-        cut = sharding_of(parameter)
-        found.append(parameter.grad if cut is None else cut.whole(parameter.grad))
-    return found
+    return outcome_of(model, out, (out * X).sum())
 
 
 def verdicts(start: Any, plan: dict[str, str], size: int, **options: Any) -> set[str]:

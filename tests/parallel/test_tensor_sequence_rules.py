@@ -6,13 +6,13 @@ import copy
 from typing import Any
 
 import pytest
+from tests.parallel.conftest import outcome_of
 
 import roundelay as rd
 from roundelay.errors import InvalidArgumentError
 
 torch = pytest.importorskip("torch")
 
-from roundelay.parallel.sharding import sharding_of  # noqa: E402 - only with torch
 
 nn, F = torch.nn, torch.nn.functional
 ROWS, TOKENS, WIDTH, WORDS = 2, 6, 6, 11
@@ -82,12 +82,7 @@ class Model(nn.Module):  # type: ignore[misc, name-defined]
 def outcome(model: Any) -> list[Any]:
     tokens = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) * 5 % WORDS
     loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flip(0).flatten())
-    loss.backward()
-    found = [loss.detach()]
-    for parameter in model.parameters():
-        cut = sharding_of(parameter)
-        found.append(parameter.grad if cut is None else cut.whole(parameter.grad))
-    return found
+    return outcome_of(model, loss, loss)
 
 
 def verdicts(function: Any, place: str, size: int) -> set[str]:

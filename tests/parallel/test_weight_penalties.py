@@ -10,7 +10,6 @@ import pytest
 
 import roundelay as rd
 from roundelay.parallel.expert import average_gradients
-from roundelay.parallel.functions import reduce
 from roundelay.parallel.sharding import sharding_of
 
 torch = pytest.importorskip("torch")
@@ -42,23 +41,11 @@ class Perceptron(nn.Module):  # type: ignore[misc]
         return self.down(torch.tanh(self.up(x)))
 
 
-def everywhere(part: Any, parameter: Any) -> Any:
-    """Return the sum of what ranks have of a parameter, as the pages say."""
-    sharding = sharding_of(parameter)
-    return part if sharding is None else reduce(part, sharding.comm)
-
-
-def whole_size(parameter: Any) -> int:
-    sharding = sharding_of(parameter)
-    shape = parameter.shape if sharding is None else sharding.whole_shape(parameter.shape)
-    return int(torch.Size(shape).numel())
-
-
 PENALTIES: dict[str, Callable[[Any], Any]] = {
     "l2": lambda p: p.square().sum(),
     "l1": lambda p: p.abs().sum(),
-    "norm": lambda p: everywhere(p.square().sum(), p).sqrt(),
-    "mean": lambda p: everywhere(p.square().sum(), p) / whole_size(p),
+    "norm": lambda p: p.norm(),
+    "mean": lambda p: p.square().mean(),
 }
 MESHES: list[tuple[Any, dict[str, int], str, Any]] = [
     (Mixture, {"ep": 2}, "ddp", None),

@@ -15,14 +15,24 @@ from roundelay.parallel._cut import Call, CutDim, Rule, name_of
 from roundelay.parallel._cut_product import ATTENTION, PRODUCTS, attended, multiplied
 from roundelay.parallel._cut_reshape import reshaped
 
-__all__ = ["ENDS", "RESHAPES", "cut_after", "gives_none", "tells_nothing"]
+__all__ = [
+    "ELEMENTWISE",
+    "ENDS",
+    "RESHAPES",
+    "VIEWS",
+    "cut_after",
+    "gives_none",
+    "tells_nothing",
+    "words",
+]
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
-ELEMENTWISE = _words("""
+ELEMENTWISE = words("""
     abs absolute acos acosh add addcdiv addcmul alpha_dropout and angle arccos arccosh arcsin
     arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bernoulli bessel_j0 bessel_j1
     bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
@@ -44,28 +54,28 @@ ELEMENTWISE = _words("""
     xlog1py xlogy xor radd rand ror rxor zero zeros_like zeta
 """)
 #: Losses that are elementwise where nothing is reduced.
-LOSSES = _words("""
+LOSSES = words("""
     mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div soft_margin_loss
     binary_cross_entropy_with_logits poisson_nll_loss
 """)
-VIEWS = _words("""
+VIEWS = words("""
     transpose permute movedim moveaxis swapaxes swapdims t T mT H mH adjoint unsqueeze squeeze
     expand expand_as broadcast_to narrow select unbind chunk split tensor_split split_with_sizes
     getitem unsafe_chunk unsafe_split
 """)
-RESHAPES = _words("view reshape flatten unflatten view_as reshape_as ravel")
+RESHAPES = words("view reshape flatten unflatten view_as reshape_as ravel")
 #: What moves elements, and keeps all of a dim or not.
-MOVES = _words("""
+MOVES = words("""
     flip fliplr flipud roll rot90 index_select tile repeat unfold cat concat concatenate stack
     hstack vstack dstack diagonal atleast_1d atleast_2d atleast_3d
 """)
 #: What goes along dims and keeps all of them.
-SAME_DIMS = _words("""
+SAME_DIMS = words("""
     softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin sort argsort gather
     scatter scatter_add take_along_dim topk normalize gumbel_softmax glu
 """)
 #: What has one dim less for each that it goes along, or one of length 1 with `keepdim`.
-REDUCES = _words("""
+REDUCES = words("""
     sum mean prod amax amin max min argmax argmin std var std_mean var_mean logsumexp all any
     count_nonzero nansum nanmean median nanmedian mode norm linalg_norm linalg_vector_norm quantile
     nanquantile kthvalue cosine_similarity aminmax
@@ -76,28 +86,28 @@ PLACES = {"norm": 2, "linalg_norm": 2, "linalg_vector_norm": 2, "quantile": 2, "
           "aminmax": 9}  # fmt: skip
 UNSAID = {"glu": -1, "sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "gumbel_softmax": -1,
           "normalize": 1, "cosine_similarity": 1, "median": None}  # fmt: skip
-LATER = _words("std var std_mean var_mean")  # between their dims and `keepdim` is another one
+LATER = words("std var std_mean var_mean")  # between their dims and `keepdim` is another one
 #: What hands out numbers, or gradients.
-ENDS = _words("""
+ENDS = words("""
     item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __array__ __format__ backward
     grad equal allclose __contains__
 """)
 #: What is about a tensor as it lies here, and gives none of its numbers.
-ABOUT = _words("""
+ABOUT = words("""
     size dim ndimension numel nelement stride storage_offset element_size get_device data_ptr
     register_hook register_post_accumulate_grad_hook retain_grad untyped_storage storage __repr__
     __len__ __hash__ __set__ _is_view dense_dim sparse_dim has_names result_type
     broadcast_tensors_shapes new_zeros new_ones new_empty new_full new_tensor new
 """)
 #: What takes of a second tensor its shape or dtype only.
-LIKE = _words("to type_as expand_as view_as reshape_as")
+LIKE = words("to type_as expand_as view_as reshape_as")
 
 
 def tells_nothing(func: Any) -> bool:
     """Say whether a function gives no numbers of a tensor."""
     name = name_of(func)
     if func.__name__ == "__get__":
-        return name not in ELEMENTWISE | VIEWS
+        return name not in ELEMENTWISE and name not in VIEWS
     return name in ABOUT or name.startswith("is_")
 
 
@@ -321,11 +331,11 @@ RULES: tuple[tuple[frozenset[str], Rule], ...] = (
     (MOVES, _moved),
     (LOSSES, _loss),
     (ATTENTION, attended),
-    (_words("layer_norm rms_norm"), _normed),
-    (_words("repeat_interleave"), _repeated),
-    (_words("prelu"), _prelu),
-    (_words("batch_norm"), _batch_normed),
-    (_words("tril triu"), _of_matrices),
-    (_words("pad"), _padded),
-    (_words("setitem"), _set),
+    (words("layer_norm rms_norm"), _normed),
+    (words("repeat_interleave"), _repeated),
+    (words("prelu"), _prelu),
+    (words("batch_norm"), _batch_normed),
+    (words("tril triu"), _of_matrices),
+    (words("pad"), _padded),
+    (words("setitem"), _set),
 )

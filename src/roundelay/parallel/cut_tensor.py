@@ -17,6 +17,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.parallel._cut import Call, CutDim, name_of
 from roundelay.parallel._cut_dim import ENDS, RESHAPES, cut_after, gives_none, tells_nothing
 from roundelay.parallel._cut_reshape import MiscountedError
+from roundelay.parallel.part import part_of
 
 if TYPE_CHECKING:
     from roundelay.parallel.tensor.axis import TensorAxis
@@ -152,10 +153,15 @@ def _checked(x: torch.Tensor, mark: _Mark, name: str) -> torch.Tensor:
 
 
 def local(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as it lies here: of features that stay cut, this rank's part.
+    """Return a tensor as it lies here: of what is cut between ranks, this rank's part.
 
-    For losses that know of the other ranks. What is whole stays the tensor that it is.
+    That is features that stay cut, and parameters that are divided. For code that knows of the
+    other ranks. What is whole stays the tensor that it is.
     """
+    if part_of(x) is not None:
+        from roundelay.parallel._part_rules import local_of  # noqa: PLC0415 - needs this file
+
+        return local_of(x)
     if isinstance(x, CutTensor):
         x.mark.axis.trusted = True
     return unmarked(x)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Literal
 
 import torch
 
 from roundelay.communicator import Communicator
+from roundelay.parallel.part import PartParameter
 
 __all__ = ["Sharding", "mark_divided", "shard_parameter", "sharding_of", "take_whole"]
 
+EXPERTS = "ep"  # the axis along which ranks have other rows, and parts of parameters
 Pieces = tuple[tuple[int, int], ...]  # where the pieces that a rank has start and stop
 
 
@@ -27,6 +30,15 @@ class Sharding:
     comm: Communicator
     dim: int
     pieces: tuple[Pieces, ...]  # of every rank
+    #: Who computes with the parts: methods of modules that somebody has written, or our layers.
+    by: Literal["hand", "plan", "experts"] = field(default="hand", compare=False)
+    #: Which parameter of those that these ranks have parts of; calls for another one are told.
+    number: int = field(default=0, compare=False)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether ranks have rows of their own, so that one device's loss is the mean of theirs."""
+        return self.by == "experts" or self.axis == EXPERTS
 
     @property
     def counts(self) -> list[int]:
@@ -77,6 +89,8 @@ def shard_parameter(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
 
 def mark_divided(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
     """Have a parameter, and every copy of it, know that it is a part."""
+    numbers: count[int] = vars(sharding.comm).setdefault("parts", count(1))
+    sharding = replace(sharding, number=next(numbers))
 
     def copied(memo: dict[int, Any]) -> torch.nn.Parameter:
         if id(parameter) not in memo:
@@ -87,6 +101,8 @@ def mark_divided(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
         return found
 
     vars(parameter).update({"sharding": sharding, "__deepcopy__": copied})
+    if sharding.comm.size > 1:
+        parameter.__class__ = PartParameter
 
 
 def sharding_of(parameter: torch.Tensor) -> Sharding | None:

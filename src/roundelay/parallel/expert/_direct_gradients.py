@@ -13,7 +13,7 @@ import torch
 
 from roundelay.parallel.sharding import sharding_of
 
-__all__ = ["count_whole", "through_dispatch"]
+__all__ = ["by_ranks", "count_whole", "through_dispatch"]
 
 COUNTED = "counts_whole"  # of a parameter: what has its direct gradients count so
 
@@ -35,21 +35,26 @@ def count_whole(parameter: torch.Tensor) -> None:
 def through_dispatch(parameter: torch.Tensor) -> torch.Tensor:
     """Return an expert's parameter for use on the tokens of all ranks."""
     count_whole(parameter)
-    if COUNTED not in vars(parameter):
+    sharding = sharding_of(parameter)
+    if COUNTED not in vars(parameter) or sharding is None:
         return parameter
-    used: torch.Tensor = _ThroughDispatch.apply(parameter)  # type: ignore[no-untyped-call]
+    return by_ranks(parameter, sharding.comm.size)
+
+
+def by_ranks(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Return a tensor as it is; its gradients are divided by the ranks."""
+    used: torch.Tensor = _ByRanks.apply(x, size)  # type: ignore[no-untyped-call]
     return used
 
 
-class _ThroughDispatch(torch.autograd.Function):
+class _ByRanks(torch.autograd.Function):
     """A parameter as it is; its gradients divided by what `count_whole` multiplies them with."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor) -> torch.Tensor:  # Any: torch's
-        sharding = sharding_of(parameter)
-        ctx.size = 1 if sharding is None else sharding.comm.size
-        return parameter.view_as(parameter)
+    def forward(ctx: Any, x: torch.Tensor, size: int) -> torch.Tensor:  # Any: torch's
+        ctx.size = size
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0] / ctx.size
+        return grads[0] / ctx.size, None

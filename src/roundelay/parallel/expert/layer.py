@@ -272,7 +272,8 @@ def _sharding(axis: str, comm: Communicator | None, experts: int) -> Sharding | 
     if comm is None:
         return None
     stops = list(accumulate(counts_of(experts, comm.size)))
-    return Sharding(axis, comm, 0, tuple(((start, stop),) for start, stop in pairwise([0, *stops])))
+    pieces = tuple(((start, stop),) for start, stop in pairwise([0, *stops]))
+    return Sharding(axis, comm, 0, pieces, by="experts")
 
 
 def _stacked(modules: list[nn.Module], sharding: Sharding | None) -> nn.Module:

@@ -75,7 +75,8 @@ class LayerPlan(ABC):
             for rank, length in enumerate(block):
                 pieces[rank].append((start, start + length))
                 start += length
-        return Sharding(self.axis.name, self.axis.comm, dim, tuple(map(tuple, pieces)))
+        axis = self.axis
+        return Sharding(axis.name, axis.comm, dim, tuple(map(tuple, pieces)), by="plan")
 
     def counts(self, features: int, unit: int) -> list[int]:
         """Return how many features every rank has, of which so many stay together."""

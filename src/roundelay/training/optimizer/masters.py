@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.part import marked, part_of
 from roundelay.training._refused_grad import RefusedGrad
 from roundelay.training._setup import Setup
 from roundelay.training.optimizer.joined import JoinedOptimizers
@@ -215,6 +216,9 @@ def make_masters(setup: Setup) -> Masters | None:
         parameter.tensor.detach().to(master_dtype(parameter.tensor.dtype), copy=True)
         for parameter in setup.parameters
     ]
+    for parameter, master in zip(setup.parameters, tensors, strict=True):
+        if (sharding := part_of(parameter.tensor)) is not None:
+            marked(master, sharding)
     cast_model(setup.model, setup.precision)
     repoint(setup.optimizer, [parameter.tensor for parameter in setup.parameters], tensors)
     setup.masters = list(tensors)

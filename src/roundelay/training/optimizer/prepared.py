@@ -27,6 +27,7 @@ from roundelay.training.optimizer.own_calls import (
     loaded_with_hooks,
     state_with_hooks,
 )
+from roundelay.training.optimizer.part_state import stepping_on_parts
 from roundelay.training.optimizer.whole_state import load_whole_state, whole_state
 from roundelay.training.shards.groups import ShardedGroups
 from roundelay.training.shards.operands import operation
@@ -128,7 +129,8 @@ class PreparedOptimizer:
         """Step; what a step has done that ends by an error of the user's, the model has, too."""
         state, self.inside = self.run.state, True
         try:
-            return state.step(own, closure, self.place)
+            with stepping_on_parts(self, closure):
+                return state.step(own, closure, self.place)
         except RoundelayError:
             raise
         except Exception:

@@ -11,6 +11,7 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
+from roundelay.parallel.part import part_of
 from roundelay.reductions import Array
 from roundelay.training._step import StepState
 
@@ -38,6 +39,8 @@ class Home:
         self.start = sum(self.counts[: self.rank])
         self.stop = self.start + self.counts[self.rank]
         self.device = model.device  # of the whole, wherever elements lie
+        #: Of what the parameter itself is a part, along another axis, and its shape.
+        self.sharding, self.shape = part_of(model), tuple(model.shape)
         self.key = id(model)  # by which sets and dicts find the parameter
         self._comm, self._model = weakref.ref(comm), weakref.ref(model)
         self._taken = 0  # labels that other calls of these ranks have

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from roundelay.parallel.part import on_parts
 from roundelay.training.shards.shard import Shard
 
 __all__ = ["OptimizerParameter", "WholeOf", "asks", "for_graph", "itself", "written"]
@@ -119,6 +120,8 @@ class OptimizerParameter(Shard):
         name, given = asks(func, args), (tuple(args), dict(kwargs or {}))
         if (found := itself(name, args)) is not None:
             return found
+        if (whole := on_parts(func, args, kwargs)) is not NotImplemented:
+            return whole
         if func in DIFFERENTIATE:
             args, kwargs = tree_map(_of_model, given)
             return func(*args, **kwargs)

@@ -8,6 +8,7 @@ lie, also through views. So all ranks must come by the same operations, in the s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.part import PartParameter, on_parts, ours, part_of
 from roundelay.training.shards.home import Home
 
 __all__ = ["WAY_OUT", "Shard", "View", "nothing"]
@@ -74,6 +76,8 @@ class Shard(torch.Tensor):
         made.home, made.kind, made.of = home, kind, of
         made.elements, made.wrote = elements, wrote or nothing
         made.past, made.path = [0] if past is None else past, path
+        if home.sharding is not None and of is None and tuple(shape) == home.shape:
+            vars(made)["sharding"] = home.sharding
         return made
 
     # ---- the elements
@@ -85,11 +89,21 @@ class Shard(torch.Tensor):
 
     def full(self) -> torch.Tensor:
         """Return the whole tensor, a plain one in new memory. Every rank calls it."""
+        if part_of(self) is not None and not ours(sys._getframe(1), ()):  # noqa: SLF001 - who asks
+            return self._everywhere()
         if self.of is not None:
             root, view = self.of
             return view(root.full())
         self.looked_at("the whole")
         return self.home.gather(self.piece.to(self.device)).view(self.shape)
+
+    def _everywhere(self) -> torch.Tensor:
+        """Return the whole tensor; of a part, that of all axes."""
+        if part_of(self) is None:
+            return self.full()
+        from roundelay.parallel._part_rules import whole_of  # noqa: PLC0415 - needs this class
+
+        return whole_of(self, "full")
 
     @property
     def lives(self) -> bool:
@@ -158,7 +172,9 @@ class Shard(torch.Tensor):
 
         There each rank computes with its own batch, and what flows back is summed up over ranks.
         """
-        if any(issubclass(one, torch.nn.Parameter) for one in types):
+        if (found := on_parts(func, args, kwargs)) is not NotImplemented:
+            return found
+        if any(issubclass(one, torch.nn.Parameter) and one is not PartParameter for one in types):
             return NotImplemented  # it is away, and knows what to do
         if torch.is_grad_enabled():
             from roundelay.training.shards.parameter import for_graph  # noqa: PLC0415 - as below
@@ -202,7 +218,7 @@ class Shard(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the whole as an array that can't be written. Every rank calls it."""
-        array = self.full().numpy(force=force)
+        array = self._everywhere().detach().numpy(force=force)
         array.flags.writeable = False
         return array
 
@@ -211,7 +227,7 @@ class Shard(torch.Tensor):
 
     def tolist(self) -> Any:
         """Return the whole as nested lists. Every rank calls it."""
-        return self.full().tolist()
+        return self._everywhere().tolist()
 
     def __copy__(self) -> torch.Tensor:
         return self.detach()

@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.part import on_parts
 from roundelay.training.shards.parameter import WholeOf, asks, itself, written
 from roundelay.training.shards.shard import Shard, nothing
 
@@ -78,13 +79,14 @@ class ShardedParameter(torch.nn.Parameter):
         name = asks(func, args)
         if getattr(func, "__name__", "") in LOOKS and vars(args[0])[MARK].shard is not None:
             return func(vars(args[0])[MARK].shard, *args[1:], **(kwargs or {}))
-        if (found := itself(name, args)) is not None:
+        if name == "detach" and sys._getframe(1).f_code is _MAKES:  # noqa: SLF001 - who asks
+            _refuse("nn.Parameter(…)", args[0])
+        same = itself(name, args)
+        if (found := on_parts(func, args, kwargs) if same is None else same) is not NotImplemented:
             return found
         if name and transformed():
             what = vars(next(one for one in tree_leaves((args, kwargs)) if type(one) is cls))[MARK]
             raise InvalidArgumentError(TRANSFORMED.format(name=what.name))
-        if name == "detach" and sys._getframe(1).f_code is _MAKES:  # noqa: SLF001 - who asks
-            _refuse("nn.Parameter(…)", args[0])
         if not name:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
                 return func(*args, **(kwargs or {}))
