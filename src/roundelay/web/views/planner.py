@@ -118,9 +118,10 @@ def _command(found: TrainingPlan) -> str:
     task = found.task
     model = task.model
     precisions = dict.fromkeys(one.candidate.precision for one in found.options)
+    memory = f"{Decimal(int(task.memory)) / 10**9:f}GB"
     words = ["roundelay", "plan", "--params", large(model.params), "--layers", str(model.layers),
              "--hidden", str(model.hidden), "--sequence", str(task.sequence), "--batch",
-             str(task.batch), "--gpus", str(task.gpus), "--memory", f"{Decimal(int(task.memory)) / 10**9:f}GB",
+             str(task.batch), "--gpus", str(task.gpus), "--memory", memory,
              "--network", task.cluster.name]  # fmt: skip
     if len(precisions) > 1 or next(iter(precisions)) != next(iter(task.cluster.flops)):
         words += [word for name in precisions for word in ("--precision", name)]
