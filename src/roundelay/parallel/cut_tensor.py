@@ -159,7 +159,7 @@ def local(x: torch.Tensor) -> torch.Tensor:
     other ranks. What is whole stays the tensor that it is.
     """
     if part_of(x) is not None:
-        from roundelay.parallel._part_rules import local_of  # noqa: PLC0415 - needs this file
+        from roundelay.parallel.whole_parts import local_of  # noqa: PLC0415 - needs this file
 
         return local_of(x)
     if isinstance(x, CutTensor):

@@ -166,7 +166,7 @@ def _asked(
         return _disabled(func, types, args, kwargs or {})
     if _strange(types):
         return NotImplemented
-    from roundelay.parallel._part_rules import computed  # noqa: PLC0415 - needs these classes
+    from roundelay.parallel.part_rules import computed  # noqa: PLC0415 - needs these classes
 
     return computed(func, tuple(args), dict(kwargs or {}))
 
@@ -185,7 +185,7 @@ def on_parts(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
         return NotImplemented
     if ours(sys._getframe(2), args):  # noqa: SLF001 - likewise
         return NotImplemented
-    from roundelay.parallel._part_rules import computed  # noqa: PLC0415 - likewise
+    from roundelay.parallel.part_rules import computed  # noqa: PLC0415 - likewise
 
     return computed(func, tuple(args), dict(kwargs or {}))
 

@@ -123,6 +123,7 @@ class StepState:
     waiting: int = 0  # passes whose gradients were not brought together yet
     shared: bool = False  # whether the gradients there are, are those of all ranks
     torn: bool = False  # whether a pass raised in the middle
+    once: bool = False  # whether gradients that are averaged would be averaged again
     untold: bool = False  # whether the other ranks have yet to hear of that
     #: Of a pipeline, whose steps have several passes: whether they have.
     known: bool = False
@@ -341,7 +342,7 @@ class StepState:
         if self.offered is not None:
             self.weighed += 1
             self.weight += self.offered
-        if self.shared and (self.weighed or self.parts > 1):
+        if self.shared and (self.weighed or self.parts > 1 or self.once):
             raise InvalidArgumentError(AGAIN)
         if self.weighed not in (0, self.passes):
             raise InvalidArgumentError(MIXED)

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.parallel.expert._direct_gradients import count_whole, through_dispatch
+from roundelay.parallel.expert.direct_gradients import count_whole, through_dispatch
 from roundelay.parallel.expert.dispatch import planned
 from roundelay.parallel.expert.router import Queues, Router, Routing
 from roundelay.parallel.functions import counts_of

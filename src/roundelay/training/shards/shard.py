@@ -101,7 +101,7 @@ class Shard(torch.Tensor):
         """Return the whole tensor; of a part, that of all axes."""
         if part_of(self) is None:
             return self.full()
-        from roundelay.parallel._part_rules import whole_of  # noqa: PLC0415 - needs this class
+        from roundelay.parallel.whole_parts import whole_of  # noqa: PLC0415 - needs this class
 
         return whole_of(self, "full")
 

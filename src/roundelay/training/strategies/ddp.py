@@ -67,8 +67,12 @@ class Ddp(Strategy):
             raise InvalidArgumentError(f"hook of Ddp is a function, not {shown(self.hook)}.")
         object.__setattr__(self, "check_finite", truth("check_finite", self.check_finite))
 
-    def take_experts(self, setup: Setup, name: str) -> None:  # noqa: ARG002 - as it is called
-        """Have their gradients in buckets of their own; a hook would have to know of them."""
+    def take_experts(self, setup: Setup, name: str) -> None:
+        """Have their gradients in buckets of their own; a hook would have to know of them.
+
+        Those are sums that are divided by the ranks: an earlier pass would be divided again.
+        """
+        setup.step.once = True
         if self.hook is not None:
             raise InvalidArgumentError(
                 f"Ddp(hook=…) gets buckets of all ranks, and {name} is divided along ep. Leave "

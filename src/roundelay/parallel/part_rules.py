@@ -7,20 +7,18 @@ gathered on every rank. Each takes its own part of what is written, and of gradi
 from __future__ import annotations
 
 import math
-import sys
 import zlib
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError
-from roundelay.parallel import functions, part
+from roundelay.parallel._callers import by_fan, makes_another
 from roundelay.parallel._cut import name_of
 from roundelay.parallel._cut_dim import ELEMENTWISE, ENDS, RESHAPES, VIEWS, words
-from roundelay.parallel.expert._direct_gradients import by_ranks, count_whole
+from roundelay.parallel.expert.direct_gradients import count_whole
 from roundelay.parallel.part import (
     WAY_OUT,
     PartParameter,
@@ -34,13 +32,12 @@ from roundelay.parallel.part import (
     whole_shape,
     writes,
 )
-from roundelay.parallel.passes import label_of, number_of
 from roundelay.parallel.sharding import Sharding
+from roundelay.parallel.whole_parts import entered, shared, whole_of
 
-__all__ = ["computed", "local_of", "whole_of"]
+__all__ = ["computed"]
 
 Given = dict[str, Any]
-MAKES = torch.nn.Parameter.__new__.__code__
 RANDOM = words("""
     normal uniform random bernoulli cauchy exponential geometric log_normal dropout alpha_dropout
     feature_alpha_dropout rrelu rand_like randn_like randint_like multinomial poisson
@@ -54,11 +51,22 @@ def computed(func: Any, args: tuple[Any, ...], options: Given) -> Any:  # Any: t
     if kind in ("__get__", "__set__"):
         name = func.__self__.__name__
         if kind == "__set__":
+            if name == "data" and vars(args[0]).get("lent"):
+                raise InvalidArgumentError(
+                    f"p.grad.data = … on {_where(args[0])} would change what p.grad has given, and "
+                    f"not the gradient. Take p.grad = …, or p.grad.copy_(…)."
+                )
             return func(args[0], _fitting(name, *args))
-    if name == "detach" and isinstance(args[0], PartParameter) and _makes_another():
+    if name == "detach" and isinstance(args[0], PartParameter) and makes_another():
         raise InvalidArgumentError(
             f"nn.Parameter(p) on {_where(args[0])} would not know that it is a part. Take "
             f"nn.Parameter(p.data), copy.deepcopy(p), or do so before the model is divided."
+        )
+    if name in ("normal_", "uniform_") and (fan := by_fan()):
+        raise InvalidArgumentError(
+            f"torch.nn.init.{fan} on {_where(args[0])} takes the fan from the part's shape. "
+            f"Initialize before the model is divided, or take normal_ or uniform_ with the numbers "
+            f"of the whole."
         )
     special = SPECIAL.get(func if func in DIFFERENTIATE else name)
     if special is not None:
@@ -66,14 +74,6 @@ def computed(func: Any, args: tuple[Any, ...], options: Given) -> Any:  # Any: t
     if name.startswith("_foreach_"):
         return _on_lists(func, name, args, options)
     return _one(func, name, args, options)
-
-
-def _makes_another() -> bool:
-    """Say whether nn.Parameter(…) asks for the elements of another one."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - torch does not say who asks
-    while frame is not None and frame.f_globals.get("__name__") == part.__name__:
-        frame = frame.f_back
-    return frame is not None and frame.f_code is MAKES
 
 
 def _one(func: Any, name: str, args: tuple[Any, ...], options: Given) -> Any:
@@ -131,7 +131,14 @@ def _goes_with(one: torch.Tensor, lead: torch.Tensor, sharding: Sharding) -> boo
 def _on_parts(func: Any, args: tuple[Any, ...], options: Given, sharding: Sharding) -> Any:
     given = [one for one in tree_leaves((args, options)) if isinstance(one, torch.Tensor)]
     shape = next(one.shape for one in given if part_of(one) is not None)
-    made = func(*_map(_entered, args), **_map(_entered, options))
+    lies = name_of(func) in ("data", "detach")  # where it is, to be written there
+
+    def enter(one: torch.Tensor) -> torch.Tensor:
+        if lies:
+            return one
+        return shared(one, sharding) if one.shape != shape else entered(one)
+
+    made = func(*_map(enter, args), **_map(enter, options))
 
     def mark(one: torch.Tensor) -> torch.Tensor:
         return marked(one, sharding) if one.shape == shape else one
@@ -144,8 +151,10 @@ def _beside(name: str, target: torch.Tensor, given: Any) -> Any:
     sharding: Sharding = vars(target)["sharding"]
 
     def fit(one: torch.Tensor) -> torch.Tensor:
-        if one is target or _goes_with(one, target, sharding):
-            return _entered(one) if one is not target else one
+        if one is target:
+            return one
+        if _goes_with(one, target, sharding):
+            return entered(one) if one.shape == target.shape else shared(one, sharding)
         whole = whole_of(one, name) if part_of(one) is not None else one
         try:
             return sharding.local(whole.expand(whole_shape(target)))
@@ -166,52 +175,6 @@ def _broadcast(name: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 # ---- on the whole
-
-
-def local_of(x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part as an ordinary tensor, in autograd's graph; of shards, all of it."""
-    found = x.view_as(x)
-    gathered: Callable[[], torch.Tensor] | None = getattr(found, "full", None)
-    return plain(found) if gathered is None else gathered()
-
-
-def whole_of(x: torch.Tensor, name: str) -> torch.Tensor:
-    """Return what ranks have parts of. Each gets its part of the gradient.
-
-    Where ranks have the same loss, it is there. Where they have rows of their own, all take part.
-    """
-    sharding = part_of(x)
-    if sharding is None:
-        return x
-    local = local_of(_entered(x))
-    number_of(sharding.comm)  # so that the labelled one counts on
-    comm = sharding.comm.labelled(label_of(f"{name} of parts", sharding.number))
-    collect = functions.all_gather if sharding.has_rows else functions.gather
-    try:
-        whole = collect(local, comm, sharding.dim, sharding.counts)
-    except CollectiveMismatch as error:
-        raise CollectiveMismatch(
-            f"{error}\nThis rank computed {name}() of a parameter, number {sharding.number} of "
-            f"those that it has parts of along {sharding.axis}, shape {whole_shape(x)}. That is "
-            f"computed from the parts of all ranks: all of them ask for it, in the same order."
-        ) from None
-    order = [at for pieces in sharding.pieces for piece in pieces for at in range(*piece)]
-    if order == [*range(len(order))]:
-        return whole
-    places = torch.tensor(order, device=whole.device).argsort()
-    return whole.index_select(sharding.dim, places)
-
-
-def _entered(x: torch.Tensor) -> torch.Tensor:
-    """Return what goes into the graph: of an expert, its gradients counted as those of tokens."""
-    sharding = part_of(x)
-    enters = sharding is not None and sharding.by == "experts" and torch.is_grad_enabled()
-    if not enters or not x.requires_grad or not isinstance(x, torch.nn.Parameter):
-        return x
-    if not hasattr(x, "home"):  # a shard's parameter has been seen before
-        count_whole(x)
-    divided = by_ranks(local_of(x), sharding.comm.size)  # type: ignore[union-attr]
-    return marked(divided, sharding)  # type: ignore[arg-type]
 
 
 def _on_whole(func: Any, name: str, args: tuple[Any, ...], options: Given, *, drawn: bool) -> Any:
@@ -284,7 +247,7 @@ def _gradient(func: Any, args: tuple[Any, ...], _: Given) -> Any:
     if type(grad) is not torch.Tensor or sharding is None or grad.shape != parameter.shape:
         return grad
     seen = grad.as_subclass(PartTensor)
-    vars(seen)["sharding"] = sharding
+    vars(seen).update(sharding=sharding, lent=True)
     return seen
 
 
@@ -307,11 +270,16 @@ def _hook(func: Any, args: tuple[Any, ...], options: Given) -> Any:
     hook = args[1] if len(args) > 1 else options["hook"]
     sharding: Sharding = vars(tensor)["sharding"]
 
+    times = _times(tensor)
+
     def hooked(grad: torch.Tensor) -> Any:
-        seen = grad.as_subclass(PartTensor)
+        seen = (grad / times if times > 1 else grad).as_subclass(PartTensor)
         vars(seen)["sharding"] = sharding
         found = hook(seen)
-        return _fitting("grad", tensor, found) if isinstance(found, torch.Tensor) else found
+        if not isinstance(found, torch.Tensor):
+            return found
+        fitting = _fitting("grad", tensor, found)
+        return fitting * times if times > 1 else fitting
 
     return func(tensor, hooked)
 
@@ -324,11 +292,22 @@ def _differentiated(func: Any, args: tuple[Any, ...], options: Given) -> Any:
         return made
     inputs = options.get("inputs", args[1] if len(args) > 1 else ())
     asked = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+    found = []
     for one, grad in zip(asked, made, strict=True):
         sharding = part_of(one)
-        if sharding is not None and isinstance(grad, torch.Tensor):
-            marked(grad, sharding)
-    return made
+        divided = sharding is not None and isinstance(grad, torch.Tensor)
+        found.append(marked(grad / _times(one), sharding) if divided else grad)  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def _times(x: torch.Tensor) -> int:
+    """Return by what gradients of an expert are multiplied, to be divided by it at last."""
+    sharding = part_of(x)
+    if sharding is None or sharding.by != "experts" or not isinstance(x, torch.nn.Parameter):
+        return 1
+    if not hasattr(x, "home"):
+        count_whole(x)
+    return sharding.comm.size
 
 
 SPECIAL: dict[Any, Callable[[Any, tuple[Any, ...], Given], Any]] = {
