@@ -102,8 +102,7 @@ class StepState:
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
     #: Where they are: epoch, batch and micro-batch of each.
     places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    #: This rank's share, of how many.
-    dealt: dict[int, tuple[int, int]] = field(default_factory=dict)
+    dealt: dict[int, tuple[int, int]] = field(default_factory=dict)  # this rank's share, of many
     raised: int = 0  # calls of the model since all ranks had the same mark
     foreign: Turn | None = None  # a loop over micro-batches of another model
     origins: Origins = field(default_factory=Origins)  # of what the model is given
@@ -116,6 +115,7 @@ class StepState:
     alike: SharedGradients | None = None  # gradients that those ranks all have
     given: int = 0  # a number for what the model was given first, which those ranks share
     offered: float | None = None  # the weight that `rd.backward` gives to passes that begin now
+    once: bool = False  # whether gradients that are averaged would be averaged again
     # ---- of this step
     weight: float = 0.0  # of all losses on this rank
     weighed: int = 0  # passes that had a weight
@@ -123,7 +123,6 @@ class StepState:
     waiting: int = 0  # passes whose gradients were not brought together yet
     shared: bool = False  # whether the gradients there are, are those of all ranks
     torn: bool = False  # whether a pass raised in the middle
-    once: bool = False  # whether gradients that are averaged would be averaged again
     untold: bool = False  # whether the other ranks have yet to hear of that
     #: Of a pipeline, whose steps have several passes: whether they have.
     known: bool = False
