@@ -59,7 +59,8 @@ SINGLE: dict[str, Layer] = {
     "best": lambda x: x * x.topk(2, -1).values.sum(-1, keepdim=True),
     "product": lambda x: x @ torch.ones(WIDTH, WIDTH),
     "einsum": lambda x: torch.einsum("btd,de->bte", x, torch.ones(WIDTH, WIDTH)),
-    "mixture": rd.MoE(lambda: nn.Linear(WIDTH, WIDTH), rd.Router(WIDTH, 4)),
+    # One of its own for each rank: a layer is not called by two threads at once.
+    "mixture": lambda x: rd.MoE(lambda: nn.Linear(WIDTH, WIDTH), rd.Router(WIDTH, 4))(x),
     "loss": lambda x: x + x.square().mean(),
 }
 

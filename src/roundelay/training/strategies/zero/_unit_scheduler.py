@@ -9,6 +9,7 @@ backward recomputes activations.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from roundelay.communicator import Communicator
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 from roundelay.training._autograd import BackwardPass, weakly
 from roundelay.training._module_hooks import ModuleHook
 from roundelay.training._step import StepState
@@ -122,7 +123,12 @@ class UnitScheduler(UnitGathering):
             if entered:
                 self._leave(needs, result)
             if whole:
-                self._end_forward()
+                failed = result is None and sys.exc_info()[1] is not None
+                try:
+                    self._end_forward()
+                except CollectiveMismatch:
+                    if not failed:  # else the error of forward is told, and torch warns of others
+                        raise
 
         self._hooks += [
             module.register_forward_pre_hook(_outside(before), with_kwargs=True),
