@@ -27,6 +27,11 @@ def by_hand(weigh: Layer) -> Layer:
     return lambda x: (weigh(heads(x) @ heads(x).mT) @ heads(x)).transpose(1, 2).flatten(2)
 
 
+def mixture(x: Any) -> Any:
+    """Call a layer of this rank's own: two threads do not call one at once."""
+    return rd.MoE(lambda: nn.Linear(WIDTH, WIDTH), rd.Router(WIDTH, 4))(x)
+
+
 MIXES: dict[str, Layer] = {
     "convolution": lambda x: nn.Conv1d(WIDTH, WIDTH, 3, padding=1)(x.mT).mT,
     "lstm": lambda x: nn.LSTM(WIDTH, WIDTH, batch_first=True)(x)[0],
@@ -59,8 +64,7 @@ SINGLE: dict[str, Layer] = {
     "best": lambda x: x * x.topk(2, -1).values.sum(-1, keepdim=True),
     "product": lambda x: x @ torch.ones(WIDTH, WIDTH),
     "einsum": lambda x: torch.einsum("btd,de->bte", x, torch.ones(WIDTH, WIDTH)),
-    # One of its own for each rank: a layer is not called by two threads at once.
-    "mixture": lambda x: rd.MoE(lambda: nn.Linear(WIDTH, WIDTH), rd.Router(WIDTH, 4))(x),
+    "mixture": mixture,
     "loss": lambda x: x + x.square().mean(),
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -124,11 +125,8 @@ class UnitScheduler(UnitGathering):
                 self._leave(needs, result)
             if whole:
                 failed = result is None and sys.exc_info()[1] is not None
-                try:
+                with suppress(*[CollectiveMismatch] * failed):  # the error of forward is told
                     self._end_forward()
-                except CollectiveMismatch:
-                    if not failed:  # else the error of forward is told, and torch warns of others
-                        raise
 
         self._hooks += [
             module.register_forward_pre_hook(_outside(before), with_kwargs=True),
