@@ -35,6 +35,7 @@ namespace roundelay {
 void register_reduce(nb::module_& module);
 void register_world(nb::module_& module);
 void register_group(nb::module_& module);
+void register_fast_method(nb::module_& module);
 void register_point_to_point(nb::module_& module);
 void register_shelf(nb::module_& module);
 void register_fork(nb::module_& module);
@@ -76,6 +77,7 @@ NB_MODULE(_core, module) {
     roundelay::register_reduce(module);
     roundelay::register_world(module);
     roundelay::register_group(module);
+    roundelay::register_fast_method(module);
     roundelay::register_point_to_point(module);
     roundelay::register_shelf(module);
     roundelay::register_fork(module);

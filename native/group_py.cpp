@@ -105,6 +105,8 @@ std::vector<int> all_of(const World& world) {
     return ranks;
 }
 
+}  // namespace
+
 // One communicator as Python holds it. Calls in the background outlive it.
 class PyGroup {
    public:
@@ -260,6 +262,7 @@ class PyGroup {
         if (found == registered_.end() || op < 0) return false;
         const PlainCalls& known = found->second;
         const bool one = given.is(result);
+        if (one && known.shapes == Shapes::both) return false;
         std::optional<View> in, out;
         if (known.in_blocks > 0 && !look(in, given)) return false;
         if (known.out_blocks > 0 && !(one && in) && !look(out, result)) return false;
@@ -411,6 +414,8 @@ class PyGroup {
     std::map<std::pair<int, int>, PlainCalls> registered_;  // by collective and root
 };
 
+namespace {
+
 Program* make_program(nb::bytes data) {
     std::vector<std::uint32_t> words(data.size() / sizeof(std::uint32_t));
     std::memcpy(words.data(), data.c_str(), words.size() * sizeof(std::uint32_t));
@@ -422,6 +427,13 @@ Program* make_program(nb::bytes data) {
 Group& group_of(nb::handle object) { return nb::cast<PyGroup&>(object).group(); }
 
 std::uint32_t site_of(nb::handle object) { return nb::cast<PyGroup&>(object).site_here(); }
+
+PyGroup& py_group(nb::handle object) { return nb::cast<PyGroup&>(object); }
+
+bool fast_path(PyGroup& group, int collective, nb::handle given, nb::handle result, int op, int root,
+               int label) {
+    return group.fast_path(collective, given, result, op, root, label);
+}
 
 void register_group(nb::module_& module) {
     module.def("cut", &cut, nb::arg("count"), nb::arg("parts"), nb::arg("part"));
@@ -486,8 +498,6 @@ void register_group(nb::module_& module) {
         .def_prop_ro("failed", &PyGroup::failed)
         .def("leave", &PyGroup::leave)
         .def("register", &PyGroup::register_plain)
-        .def("fast_path", &PyGroup::fast_path, nb::arg("collective"), nb::arg("given").none(),
-             nb::arg("result").none(), nb::arg("op"), nb::arg("root"), nb::arg("label") = 0)
         .def("end", &PyGroup::end, nb::arg("how"), nb::arg("together"), nb::arg("on_slow"));
 }
 

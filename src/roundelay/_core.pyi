@@ -212,10 +212,25 @@ class Group:
         most_blocks: int,
         size_classes: list[tuple[int, Program | None, Program | None, Program | None, int, bool]],
     ) -> None: ...
-    def fast_path(
-        self, collective: int, given: Any, result: Any, op: int, root: int, label: int = 0
-    ) -> bool: ...
     def end(self, how: int, together: bool, on_slow: Callable[[int, float], None]) -> None: ...
+
+class FastPath:
+    def __init__(self, group: Group, labels: list[int] = ...) -> None: ...  # by collective
+    # Any: what callers pass.
+    def __call__(self, collective: int, given: Any, result: Any, op: int, root: int) -> bool: ...
+
+def fast_method(
+    function: Callable[..., Any],  # a method, by whose parameters calls are understood
+    collective: int,
+    *,
+    ops: dict[str, int] | None = ...,
+    op: int = ...,
+    in_place: bool = ...,
+    given_at_root: bool = ...,
+    result_at_root: bool = ...,
+    axis_bit: int = ...,
+    nothing: object = ...,
+) -> Any: ...
 
 class Trace:
     path: str

@@ -208,7 +208,7 @@ def test_a_circle_of_receives_is_shown(size: int, ranks: Any) -> None:
             comm.recv(np.ones(1), (comm.rank + 1) % size, 5)
         return str(caught.value)
 
-    for message in ranks(size, work, timeout=0.5):
+    for message in ranks(size, work, timeout=2):
         assert "They wait in a circle: " in message
         for rank in range(size):
             assert f"rank {rank} waits for rank {(rank + 1) % size}" in message
@@ -224,7 +224,7 @@ def test_groups_used_in_different_order_are_shown(ranks: Any) -> None:
                 group.barrier()
         return str(caught.value)
 
-    for message in ranks(2, work, timeout=0.5):
+    for message in ranks(2, work, timeout=2):
         assert "rank 0 waits for rank 1, rank 1 waits for rank 0" in message
         for rank in range(2):
             where = rf"rank {rank}: barrier #1 .* in group {rank + 1} \(ranks 0, 1; made at .*_end"

@@ -178,7 +178,9 @@ def test_memory_that_went_another_way_is_never_taken_for_registered(processes: A
     """`share_memory_` gives a storage other memory; arrays that then get the old one are right."""
 
     def work(comm: Any) -> None:
-        x = torch.ones(10_000_000)  # with pages of its own, which go at once
+        in_heap = []
+        while "[heap]" in mapping_of((x := torch.ones(10_000_000)).data_ptr()):
+            in_heap.append(x)  # until one has pages of its own, which go at once
         comm.register(x)
         place = -(-x.data_ptr() // 4096) * 4096
         x.share_memory_()

@@ -1,8 +1,8 @@
 """Every collective as callers see it: at once, or in the background.
 
 The same functions are the methods of a communicator and of its `start`: these differ in how a call
-runs once it is built. Plain calls on arrays and CPU tensors take the fast path; what that refuses
-becomes a call.
+runs once it is built. Plain calls on arrays and CPU tensors take the fast path, all of it in the
+native core where their result is there already; what that refuses becomes a call.
 """
 
 # What a call gives is made at run time, of the kind that came in.
@@ -13,11 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, Literal, TypeAlias, overload
+from functools import cached_property, update_wrapper
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 
+from roundelay import _core
 from roundelay._typing import ArrayT, Buffer, BufferT, Shape
 from roundelay.arguments import index_of
 from roundelay.communicator.buffers import Bound, bind, fresh, plain_shape, unseen
@@ -38,10 +39,27 @@ BROADCAST, ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL, BARRIER = (
     for name in ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier")
 )
 MOVED, MET = OPS["sum"], OPS["max"]  # what calls say that reduce nothing
+#: Over a part of the ranks there is no mean, and a lone one's numbers stay as they are.
+PART_OPS = {name: code for name, code in OPS.items() if name not in ("avg", *LOGICAL)}
 NO_AXIS = AXIS >> 1  # of a call that is refused
 NOTHING = np.empty(0, np.uint8)
 #: Reductions that give values and where they were.
 Locating: TypeAlias = Literal["maxloc", "minloc"]
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+def _fast(collective: int, *, op: int = MOVED, **how: Any) -> Callable[[MethodT], MethodT]:
+    """Have the native core look at a call first: what it takes never gets to the Python below.
+
+    It knows parameters by their names; `how` says what goes in and what comes out.
+    """
+
+    def made(method: MethodT) -> MethodT:
+        fast: MethodT = _core.fast_method(method, collective, op=op, **how)
+        update_wrapper(fast, method)
+        return fast
+
+    return made
 
 
 class ArrayCalls(ABC):
@@ -75,6 +93,7 @@ class ArrayCalls(ABC):
         self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
         algorithm: str | None = None, wire: str | None = None,
     ) -> BufferT: ...  # fmt: skip
+    @_fast(ALL_REDUCE, ops=OPS, in_place=True)
     def all_reduce(
         self,
         x: Any,
@@ -88,10 +107,6 @@ class ArrayCalls(ABC):
 
         With wire="bf16" float32 travels as bfloat16, in half the bytes, and is rounded on its way.
         """
-        result = x if out is None else out
-        plain = algorithm is None and wire is None
-        if plain and self._fast_path(ALL_REDUCE, x, result, _code(op), 0):
-            return result
         if isinstance(op, Op):
             require_built_in("all_reduce", op, wire)
             return self._custom_ops(op).all_reduce(x, op, out)
@@ -107,6 +122,7 @@ class ArrayCalls(ABC):
         self, x: BufferT, op: str | Op = "sum", root: int = 0, *, out: BufferT | None = None,
         algorithm: str | None = None,
     ) -> BufferT | None: ...  # fmt: skip
+    @_fast(REDUCE, ops=OPS, in_place=True, result_at_root=True)
     def reduce(
         self,
         x: Any,
@@ -117,23 +133,18 @@ class ArrayCalls(ABC):
         algorithm: str | None = None,
     ) -> Any:
         """Reduce `x` to the root, in place there; None elsewhere, where `x` stays as it is."""
-        result = x if out is None else out
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self._build.check_root("reduce", root)
-        if algorithm is None and self._fast_path(REDUCE, x, result, _code(op), root):
-            return result if self.rank == root else None
+        root = self._build.check_root("reduce", root)
         if isinstance(op, Op):
             return self._custom_ops(op).reduce(x, op, root, out)
         return self._run(self._build.reduce(x, _named(op), root, out), algorithm)
 
+    @_fast(BROADCAST, in_place=True)
     def broadcast(self, x: BufferT, root: int = 0, *, algorithm: str | None = None) -> BufferT:
         """Fill `x` on every rank with the root's, and return it."""
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self._build.check_root("broadcast", root)
-        if algorithm is None and self._fast_path(BROADCAST, x, x, MOVED, root):
-            return x
+        root = self._build.check_root("broadcast", root)
         return self._run(self._build.broadcast(x, root), algorithm)
 
+    @_fast(ALL_GATHER, axis_bit=AXIS)
     def all_gather(
         self,
         x: ArrayT,
@@ -151,8 +162,8 @@ class ArrayCalls(ABC):
         comes rounded to bfloat16, also a rank's own.
         """
         plain = counts is None and algorithm is None and not label and wire is None
-        if plain and self._quick:
-            result = _fresh(x, _stacked, self.size, axis) if out is None else out
+        if plain and out is None and self._quick:
+            result = _fresh(x, _stacked, self.size, axis)
             if self._fast_path(ALL_GATHER, x, result, MOVED, _word(axis)):
                 return result
         call = self._build.all_gather(x, out, axis, counts)
@@ -160,6 +171,7 @@ class ArrayCalls(ABC):
         call.label = label
         return self._run(call, algorithm)
 
+    @_fast(GATHER, axis_bit=AXIS, result_at_root=True)
     def gather(
         self,
         x: ArrayT,
@@ -171,17 +183,16 @@ class ArrayCalls(ABC):
         algorithm: str | None = None,
     ) -> ArrayT | None:
         """Stack everybody's `x` at the root; None elsewhere."""
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self._build.check_root("gather", root)
-        if counts is None and algorithm is None and self._quick:
-            result = None
-            if self.rank == root:
-                result = _fresh(x, _stacked, self.size, axis) if out is None else out
+        root = self._build.check_root("gather", root)
+        plain = counts is None and algorithm is None
+        if plain and out is None and self.rank == root and self._quick:
+            result = _fresh(x, _stacked, self.size, axis)
             if self._fast_path(GATHER, x, result, MOVED, root | _word(axis)):
                 return result
         call = self._build.all_gather(x, out, axis, counts, name="gather", root=root)
         return self._run(call, algorithm)
 
+    @_fast(SCATTER, given_at_root=True)
     def scatter(
         self,
         x: ArrayT | None,
@@ -195,12 +206,7 @@ class ArrayCalls(ABC):
         `out=` is given on every rank or on none. Without it the root first tells the others its
         dtype and shape.
         """
-        if type(root) is not int or not 0 <= root < self.size:
-            root = self._build.check_root("scatter", root)
-        given: Any = x if self.rank == root else None
-        plain = out is not None and algorithm is None
-        if plain and self._fast_path(SCATTER, given, out, MOVED, root):
-            return out  # type: ignore[return-value]  # it is not None
+        root = self._build.check_root("scatter", root)
         mine = bind("scatter", x) if self.rank == root else None
         shape: Shape
         if out is None:
@@ -215,6 +221,7 @@ class ArrayCalls(ABC):
                 return sample.wrap(result)
         return self._run(self._build.scatter(x, root, shape, sample, out), algorithm)
 
+    @_fast(REDUCE_SCATTER, ops=OPS, axis_bit=AXIS)
     def reduce_scatter(
         self,
         x: ArrayT,
@@ -230,8 +237,9 @@ class ArrayCalls(ABC):
 
         With wire="bf16" float32 travels as bfloat16, and the sum is rounded to that, too.
         """
-        if counts is None and algorithm is None and wire is None and self._quick:
-            result = _fresh(x, _share, self.size, axis) if out is None else out
+        plain = counts is None and algorithm is None and wire is None
+        if plain and out is None and self._quick:
+            result = _fresh(x, _share, self.size, axis)
             if self._fast_path(REDUCE_SCATTER, x, result, _code(op), _word(axis)):
                 return result
         if isinstance(op, Op):
@@ -240,6 +248,7 @@ class ArrayCalls(ABC):
         call = self._build.reduce_scatter(x, _named(op), out, axis, counts)
         return self._run(on_wire(call, wire, self._own_memory), algorithm)
 
+    @_fast(ALL_TO_ALL, axis_bit=AXIS)
     def all_to_all(
         self,
         x: ArrayT,
@@ -253,8 +262,8 @@ class ArrayCalls(ABC):
 
         `counts` of all ranks, a list for each, where every rank knows them: then none is asked.
         """
-        if counts is None and algorithm is None and self._quick and out is not x:
-            result = _fresh(x, _shared, self.size, axis) if out is None else out
+        if counts is None and algorithm is None and out is None and self._quick:
+            result = _fresh(x, _shared, self.size, axis)
             if self._fast_path(ALL_TO_ALL, x, result, MOVED, _word(axis)):
                 return result
         matrix = None
@@ -279,13 +288,11 @@ class ArrayCalls(ABC):
         self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
         algorithm: str | None = None,
     ) -> BufferT: ...  # fmt: skip
+    @_fast(SCAN, ops=PART_OPS, in_place=True)
     def scan(
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over ranks 0 to this one, in place."""
-        result = x if out is None else out
-        if algorithm is None and self._fast_path(SCAN, x, result, _part_code(op), 0):
-            return result
         if isinstance(op, Op):
             return self._custom_ops(op).scan(x, op, out, inclusive=True)
         return self._run(self._build.all_reduce(x, _named(op), out, name="scan"), algorithm)
@@ -297,21 +304,18 @@ class ArrayCalls(ABC):
         self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
         algorithm: str | None = None,
     ) -> BufferT: ...  # fmt: skip
+    @_fast(EXSCAN, ops=PART_OPS, in_place=True)
     def exscan(
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
         """Reduce `x` over the ranks below this one, in place; rank 0's stays as it is."""
-        result = x if out is None else out
-        if algorithm is None and self._fast_path(EXSCAN, x, result, _part_code(op), 0):
-            return result
         if isinstance(op, Op):
             return self._custom_ops(op).scan(x, op, out, inclusive=False)
         return self._run(self._build.all_reduce(x, _named(op), out, name="exscan"), algorithm)
 
+    @_fast(BARRIER, op=MET, in_place=True, nothing=NOTHING)
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when every rank has called it."""
-        if algorithm is None and self._fast_path(BARRIER, NOTHING, NOTHING, MET, 0):
-            return None
         return self._run(self._build.barrier(), algorithm)
 
     def _scattered(self, mine: Bound | None, root: int) -> tuple[Shape, Bound]:
@@ -353,11 +357,6 @@ def _named(op: str | Op) -> str:
 def _code(op: object) -> int:
     """Return the number of a built-in reduction; -1 for others, which take the long way."""
     return OPS.get(op, -1) if type(op) is str else -1
-
-
-def _part_code(op: object) -> int:
-    """Return it for reductions over a part of the ranks: no mean, nor what a lone one changes."""
-    return OPS.get(op, -1) if type(op) is str and op not in ("avg", *LOGICAL) else -1
 
 
 def _word(axis: int | None) -> int:

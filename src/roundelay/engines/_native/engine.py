@@ -113,7 +113,7 @@ class NativeEngine(Engine):
         self.selector = selector
         self.timeout = timeout
         self.tracer = None if _parent is None else _parent.tracer
-        self.fast_path = self.native.fast_path  # no Python between the caller and the native core
+        self.fast_path = _core.FastPath(self.native)  # by which plain calls need no Python
 
     def start_trace(self, trace: _core.Trace) -> None:  # type: ignore[override] # the very class
         """Have the native core take down its calls; also those of groups made from now on."""

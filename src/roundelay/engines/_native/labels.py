@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.engines._call import FastPath
@@ -15,8 +13,4 @@ ROOTED = tuple(each.rooted for each in collectives)  # in the order of their nam
 def labelled(native: _core.Group, label: int) -> FastPath:
     """Return the fast path of a group with a label on each of its calls."""
     bits = label_bits(label, rooted=False), label_bits(label, rooted=True)
-
-    def run(collective: int, given: Any, result: Any, op: int, root: int) -> bool:
-        return native.fast_path(collective, given, result, op, root, bits[ROOTED[collective]])
-
-    return run
+    return _core.FastPath(native, [bits[rooted] for rooted in ROOTED])
