@@ -77,7 +77,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
 
     // Give the turn to the next.
     void leave() {
-        if ((state_.fetch_and(~busy) & queued) == 0) return;  // waking nobody costs no core
+        if ((state_.fetch_sub(busy) & queued) == 0) return;  // waking nobody costs no core
         { const std::lock_guard guard(mutex_); }
         changed_.notify_all();
     }

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -59,6 +60,7 @@ enum class Shapes { alike, gathered, scattered, both };
 
 // What plain calls of one collective look like on this rank.
 struct PlainCalls {
+    int collective;
     bool reduces;
     Shapes shapes;
     bool along_axis;  // blocks are some rows of one array each, else one
@@ -250,7 +252,7 @@ class PyGroup {
     // Programs of one collective by size, so that plain calls of it need no Python.
     void register_plain(int collective, int root, int shapes, bool along_axis, bool reduces, std::size_t in_blocks,
                std::size_t out_blocks, std::size_t most_blocks, std::vector<SizeClass> size_classes) {
-        registered_[{collective, root}] = {reduces, Shapes(shapes), along_axis, in_blocks, out_blocks, most_blocks, std::move(size_classes)};
+        registered_[{collective, root}] = {collective, reduces, Shapes(shapes), along_axis, in_blocks, out_blocks, most_blocks, std::move(size_classes)};
     }
 
     // True when done; false when the caller must go the long way, which knows more kinds of
@@ -258,9 +260,9 @@ class PyGroup {
     bool fast_path(int collective, nb::handle given, nb::handle result, int op, int root,
                    int label) {
         if (*closed_) return false;  // the long way says so
-        const auto found = registered_.find({collective, root});
-        if (found == registered_.end() || op < 0) return false;
-        const PlainCalls& known = found->second;
+        const PlainCalls* found = plain_calls(collective, root);
+        if (found == nullptr || op < 0) return false;
+        const PlainCalls& known = *found;
         const bool one = given.is(result);
         if (one && known.shapes == Shapes::both) return false;
         std::optional<View> in, out;
@@ -320,6 +322,18 @@ class PyGroup {
     World& world() const { return group_->world(); }
     int me() const { return group_->world_rank(group_->rank()); }
     std::string here() { return site(group_->rank(), shared_->sites.here()); }
+
+    // What is registered for a collective and a root, most often those of its last call.
+    const PlainCalls* plain_calls(int collective, int root) {
+        auto& [recent_root, recent] = recent_[std::size_t(collective) % recent_.size()];
+        if (recent == nullptr || recent_root != root || recent->collective != collective) {
+            const auto found = registered_.find({collective, root});
+            if (found == registered_.end()) return nullptr;
+            recent_root = root;
+            recent = &found->second;
+        }
+        return recent;
+    }
 
     static bool look(std::optional<View>& view, nb::handle object) {
         view.emplace(object.ptr(), View::Quietly{});
@@ -412,6 +426,7 @@ class PyGroup {
     std::uint64_t made_ = 0;  // calls, in the background or not
     std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
     std::map<std::pair<int, int>, PlainCalls> registered_;  // by collective and root
+    std::array<std::pair<int, const PlainCalls*>, 16> recent_{};
 };
 
 namespace {

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
@@ -49,6 +50,12 @@ class Sites {
     // Both keep their code objects alive, so that an address never means another one.
     std::unordered_map<PyCodeObject*, std::pair<nb::object, bool>> ours_;
     std::unordered_map<Key, std::uint32_t, Hash> numbers_;
+    // Places of late, each where its hash says: a loop makes its calls from the same few.
+    struct Recent {
+        Key key{nullptr, 0};
+        std::uint32_t number = 0;
+    };
+    std::array<Recent, 16> recent_;
 };
 
 }  // namespace roundelay

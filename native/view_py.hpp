@@ -44,7 +44,7 @@ class View {
     bool take(PyObject* object);
     bool take_array(PyObject* object);
     void take_tensor(PyObject* object);
-    Py_buffer buffer_{};
+    Py_buffer buffer_;  // of what is exported; else it costs nothing
     bool exported_ = false;
     nb::handle tensor_;   // which the caller keeps
     nb::object storage_;  // of it
