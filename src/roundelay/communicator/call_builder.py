@@ -271,9 +271,14 @@ class CallBuilder:
 
     def check_matrix(self, name: str, counts: object) -> list[list[int]]:
         """Return the counts of all ranks, a list for each; or this rank's, in a list alone."""
-        lines = [indices_of(line) for line in counts] if isinstance(counts, list | tuple) else []
-        if len(lines) == self.size and None not in lines:
-            return [self.check_counts(name, line) for line in lines]
+        if not isinstance(counts, list | tuple):
+            return [self.check_counts(name, counts)]
+        lines = [line for each in counts if (line := indices_of(each)) is not None]
+        if len(lines) == len(counts) == self.size:
+            for line in lines:
+                if len(line) != self.size or min(line) < 0:
+                    self.check_counts(name, line)  # which says so
+            return lines
         return [self.check_counts(name, counts)]
 
 

@@ -272,7 +272,8 @@ class ArrayCalls(ABC):
                 raise InvalidArgumentError("all_to_all with counts= needs axis=0.")
             matrix = self._build.check_matrix("all_to_all", counts)
             mine = matrix[self.rank] if len(matrix) > 1 else matrix[0]
-            rows = bind("all_to_all", x).array.shape[:1]
+            shape = plain_shape(x)
+            rows = (bind("all_to_all", x).array.shape if shape is None else shape)[:1]
             if rows != (sum(mine),):
                 raise InvalidArgumentError(
                     f"all_to_all: counts {mine} do not add up to the {rows} rows of x."
