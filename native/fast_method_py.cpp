@@ -1,9 +1,9 @@
 // Methods of communicators that run in here: a plain call enters no Python on its way.
 //
 // A method has the Python function that it stands for, which takes what is not plain. Its parameters say by
-// their names what they are.
+// their names what they are. It is a method descriptor, as those of Python's own classes are, which all
+// who look at classes know: torch.compile, inspect, the interpreter's own fast path for calls.
 #include <nanobind/nanobind.h>
-#include <structmember.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -52,25 +53,23 @@ constexpr std::array<std::string_view, 5> role_names = {"x", "op", "root", "out"
 
 struct Method {
     int collective = 0;
-    int op = 0;                      // of calls that name none
-    bool in_place = false;           // without out=, x is what comes out
-    bool given_at_root = false;      // others give nothing
-    bool result_at_root = false;     // others get nothing
-    int axis_bit = 0;                // in the word of a call along axis 0
+    int op = 0;                   // of calls that name none
+    bool in_place = false;        // without out=, x is what comes out
+    bool given_at_root = false;   // others give nothing
+    bool result_at_root = false;  // others get nothing
+    int axis_bit = 0;             // in the word of a call along axis 0
     std::size_t positional = 0;
-    std::vector<PyObject*> names;    // of parameters after self, interned; they live as long as the function
+    std::vector<PyObject*> names;  // of parameters after self, interned; they live as long as the function
     std::vector<Role> roles;
+    nb::object function, ops, nothing;  // ops: numbers of reductions by name; nothing: in the place of x
+    std::string name, doc;
+    PyMethodDef definition{};
 };
 
-struct FastMethod {
-    PyObject_HEAD
-    vectorcallfunc call;
-    PyObject* function;
-    PyObject* ops;      // numbers of the reductions that it takes, by name; or null
-    PyObject* nothing;  // what goes in and comes out of one that has no x; or null
-    PyObject* dict;
-    Method* method;
-};
+// One for each C function below, as long as the process lives: a method of C has nothing else to know
+// itself by.
+constexpr std::size_t most_methods = 16;
+std::array<Method*, most_methods> methods{};
 
 using Values = std::array<PyObject*, role_names.size()>;  // borrowed; null where nothing was given
 
@@ -119,15 +118,14 @@ struct Path {
 };
 
 // What the caller gets, borrowed; null if this is no plain call, or with an error set.
-PyObject* run_plain(const FastMethod& self, const Path& path, const Values& values) {
-    const Method& method = *self.method;
+PyObject* run_plain(const Method& method, const Path& path, const Values& values) {
     int root = 0, op = method.op, word = 0;
     if (PyObject* given = value(values, Role::root); given != nullptr) {
         root = small_number(given, path.size() - 1);
         if (root < 0) return nullptr;
     }
     if (PyObject* given = value(values, Role::op); given != nullptr) {
-        PyObject* found = PyUnicode_CheckExact(given) ? PyDict_GetItemWithError(self.ops, given) : nullptr;
+        PyObject* found = PyUnicode_CheckExact(given) ? PyDict_GetItemWithError(method.ops.ptr(), given) : nullptr;
         if (found == nullptr) return nullptr;
         op = int(PyLong_AsLong(found));
     }
@@ -137,100 +135,54 @@ PyObject* run_plain(const FastMethod& self, const Path& path, const Values& valu
     }
     const bool everywhere = !method.given_at_root && !method.result_at_root;
     const bool at_root = everywhere || path.rank() == root;
-    PyObject* x = self.nothing != nullptr ? self.nothing : value(values, Role::x);
+    PyObject* x = method.nothing.is_valid() ? method.nothing.ptr() : value(values, Role::x);
     if (method.given_at_root && !at_root) x = Py_None;
     PyObject* result = value(values, Role::out);
     if (result == nullptr && method.in_place) result = x;
     if (method.result_at_root && !at_root) result = Py_None;
     if (x == nullptr || result == nullptr) return nullptr;
     if (!path.run(method.collective, x, result, op, root | word)) return nullptr;
-    return self.nothing != nullptr ? Py_None : result;
+    return method.nothing.is_valid() ? Py_None : result;
 }
 
-PyObject* call_method(PyObject* callable, PyObject* const* args, std::size_t flags, PyObject* names) {
+PyObject* call_method(const Method& method, PyObject* comm, PyObject* const* args, std::size_t count,
+                      PyObject* names) {
     static PyObject* const attribute = PyUnicode_InternFromString("_fast_path");
     static PyTypeObject* const native = reinterpret_cast<PyTypeObject*>(nb::type<FastPath>().ptr());
-    const auto& self = *reinterpret_cast<FastMethod*>(callable);
-    const auto count = std::size_t(PyVectorcall_NARGS(flags));
     Values values{};
-    if (count > 0 && sort_out(*self.method, args + 1, count - 1, names, values)) try {
-        // Held, since a signal's handler may close the communicator meanwhile.
-        const nb::object found = nb::steal(PyObject_GetAttr(args[0], attribute));
-        if (!found.is_valid()) throw nb::python_error();
-        const bool here = Py_TYPE(found.ptr()) == native;
-        const Path path{args[0], found, here ? nb::inst_ptr<FastPath>(found) : nullptr};
-        if (PyObject* result = run_plain(self, path, values); result != nullptr) return Py_NewRef(result);
-        if (PyErr_Occurred() != nullptr) return nullptr;
-    } catch (nb::python_error& error) {
-        error.restore();
-        return nullptr;
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-        return nullptr;
-    }
-    return PyObject_Vectorcall(self.function, args, flags, names);
+    if (sort_out(method, args, count, names, values)) try {
+            // Held, since a signal's handler may close the communicator meanwhile.
+            const nb::object found = nb::steal(PyObject_GetAttr(comm, attribute));
+            if (!found.is_valid()) throw nb::python_error();
+            const bool here = Py_TYPE(found.ptr()) == native;
+            const Path path{comm, found, here ? nb::inst_ptr<FastPath>(found) : nullptr};
+            if (PyObject* result = run_plain(method, path, values); result != nullptr) return Py_NewRef(result);
+            if (PyErr_Occurred() != nullptr) return nullptr;
+        } catch (nb::python_error& error) {
+            error.restore();
+            return nullptr;
+        } catch (const std::exception& error) {
+            PyErr_SetString(PyExc_RuntimeError, error.what());
+            return nullptr;
+        }
+    const std::size_t named = names == nullptr ? 0 : std::size_t(PyTuple_GET_SIZE(names));
+    std::vector<PyObject*> all{comm};
+    all.insert(all.end(), args, args + count + named);
+    return PyObject_Vectorcall(method.function.ptr(), all.data(), count + 1, names);
 }
 
-PyObject* bind_method(PyObject* self, PyObject* object, PyObject*) {
-    return object == nullptr || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
+template <std::size_t number>
+PyObject* entry(PyObject* comm, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return call_method(*methods[number], comm, args, std::size_t(count), names);
 }
 
-PyObject* repr_method(PyObject* object) {
-    return PyObject_Repr(reinterpret_cast<FastMethod*>(object)->function);
-}
+using Entry = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
 
-int visit_method(PyObject* object, visitproc visit, void* arg) {
-    auto& self = *reinterpret_cast<FastMethod*>(object);
-    Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self.function);
-    Py_VISIT(self.ops);
-    Py_VISIT(self.nothing);
-    Py_VISIT(self.dict);
-    return 0;
+template <std::size_t... numbers>
+constexpr auto all_entries(std::index_sequence<numbers...>) {
+    return std::array<Entry, sizeof...(numbers)>{entry<numbers>...};
 }
-
-int clear_method(PyObject* object) {
-    auto& self = *reinterpret_cast<FastMethod*>(object);
-    Py_CLEAR(self.function);
-    Py_CLEAR(self.ops);
-    Py_CLEAR(self.nothing);
-    Py_CLEAR(self.dict);
-    return 0;
-}
-
-void drop_method(PyObject* object) {
-    PyTypeObject* type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
-    clear_method(object);
-    delete reinterpret_cast<FastMethod*>(object)->method;
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-
-PyMemberDef members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(FastMethod, call), READONLY, nullptr},
-    {"__dictoffset__", T_PYSSIZET, offsetof(FastMethod, dict), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr},
-};
-PyGetSetDef attributes[] = {
-    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-PyType_Slot slots[] = {
-    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-    {Py_tp_repr, reinterpret_cast<void*>(repr_method)},
-    {Py_tp_descr_get, reinterpret_cast<void*>(bind_method)},
-    {Py_tp_traverse, reinterpret_cast<void*>(visit_method)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear_method)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(drop_method)},
-    {Py_tp_members, members},
-    {Py_tp_getset, attributes},
-    {0, nullptr},
-};
-PyType_Spec spec = {"roundelay._core.FastMethod", sizeof(FastMethod), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-                        Py_TPFLAGS_METHOD_DESCRIPTOR,
-                    slots};
+constexpr auto entries = all_entries(std::make_index_sequence<most_methods>());
 
 // Parameters after self, from what Python knows of its function.
 Method described(nb::handle function, int collective) {
@@ -249,24 +201,29 @@ Method described(nb::handle function, int collective) {
     return method;
 }
 
-nb::object fast_method(nb::handle function, int collective, nb::handle ops, int op, bool in_place,
-                       bool given_at_root, bool result_at_root, int axis_bit, nb::handle nothing) {
-    static PyObject* const type = PyType_FromSpec(&spec);
-    if (type == nullptr) throw nb::python_error();
-    Method method = described(function, collective);
-    method.op = op;
-    method.in_place = in_place;
-    method.given_at_root = given_at_root;
-    method.result_at_root = result_at_root;
-    method.axis_bit = axis_bit;
-    PyObject* made = PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 0);
+// A method of that class in the place of its function; the doc string begins with the signature.
+nb::object fast_method(nb::handle owner, nb::handle function, const std::string& doc, int collective,
+                       nb::handle ops, int op, bool in_place, bool given_at_root, bool result_at_root,
+                       int axis_bit, nb::handle nothing) {
+    const auto place = std::ranges::find(methods, nullptr);
+    if (place == methods.end()) throw nb::index_error("no more methods");
+    auto method = std::make_unique<Method>(described(function, collective));
+    method->op = op;
+    method->in_place = in_place;
+    method->given_at_root = given_at_root;
+    method->result_at_root = result_at_root;
+    method->axis_bit = axis_bit;
+    method->function = nb::borrow(function);
+    if (!ops.is_none()) method->ops = nb::borrow(ops);
+    if (!nothing.is_none()) method->nothing = nb::borrow(nothing);
+    method->name = nb::cast<std::string>(function.attr("__name__"));
+    method->doc = doc;
+    const auto called = entries[std::size_t(place - methods.begin())];
+    method->definition = {method->name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(called)),
+                          METH_FASTCALL | METH_KEYWORDS, method->doc.c_str()};
+    PyObject* made = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(owner.ptr()), &method->definition);
     if (made == nullptr) throw nb::python_error();
-    auto& self = *reinterpret_cast<FastMethod*>(made);
-    self.call = call_method;
-    self.function = Py_NewRef(function.ptr());
-    self.ops = ops.is_none() ? nullptr : Py_NewRef(ops.ptr());
-    self.nothing = nothing.is_none() ? nullptr : Py_NewRef(nothing.ptr());
-    self.method = new Method(std::move(method));
+    *place = method.release();
     return nb::steal(made);
 }
 
@@ -278,7 +235,8 @@ void register_fast_method(nb::module_& module) {
              nb::arg("labels") = std::vector<int>())
         .def("__call__", &FastPath::run, nb::arg("collective"), nb::arg("given").none(),
              nb::arg("result").none(), nb::arg("op"), nb::arg("root"));
-    module.def("fast_method", &fast_method, nb::arg("function"), nb::arg("collective"), nb::kw_only(),
+    module.def("fast_method", &fast_method, nb::arg("owner"), nb::arg("function"), nb::arg("doc"),
+               nb::arg("collective"), nb::kw_only(),
                nb::arg("ops").none() = nb::none(), nb::arg("op") = 0, nb::arg("in_place") = false,
                nb::arg("given_at_root") = false, nb::arg("result_at_root") = false,
                nb::arg("axis_bit") = 0, nb::arg("nothing").none() = nb::none());

@@ -220,7 +220,9 @@ class FastPath:
     def __call__(self, collective: int, given: Any, result: Any, op: int, root: int) -> bool: ...
 
 def fast_method(
+    owner: type,
     function: Callable[..., Any],  # a method, by whose parameters calls are understood
+    doc: str,  # begins with the signature, as those of methods in C do
     collective: int,
     *,
     ops: dict[str, int] | None = ...,

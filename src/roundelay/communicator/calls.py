@@ -13,7 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, update_wrapper
+from functools import cached_property
+from inspect import signature
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -46,6 +47,23 @@ NOTHING = np.empty(0, np.uint8)
 #: Reductions that give values and where they were.
 Locating: TypeAlias = Literal["maxloc", "minloc"]
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+#: What takes calls that are not plain, by name.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+
+class _FastMethod:
+    """A method until its class is made, which then has one of the native core in its place."""
+
+    def __init__(self, function: Callable[..., Any], how: dict[str, Any]) -> None:
+        self._function, self._how = function, how
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        FUNCTIONS[name] = self._function
+        terms = signature(self._function)
+        shown = [one.replace(annotation=one.empty) for one in terms.parameters.values()]
+        form = str(terms.replace(parameters=shown, return_annotation=terms.empty))
+        doc = f"{name}{form.replace('(self', '($self', 1)}\n--\n\n{self._function.__doc__}"
+        setattr(owner, name, _core.fast_method(owner, self._function, doc, **self._how))
 
 
 def _fast(collective: int, *, op: int = MOVED, **how: Any) -> Callable[[MethodT], MethodT]:
@@ -54,10 +72,9 @@ def _fast(collective: int, *, op: int = MOVED, **how: Any) -> Callable[[MethodT]
     It knows parameters by their names; `how` says what goes in and what comes out.
     """
 
-    def made(method: MethodT) -> MethodT:
-        fast: MethodT = _core.fast_method(method, collective, op=op, **how)
-        update_wrapper(fast, method)
-        return fast
+    def made(function: MethodT) -> MethodT:
+        method: Any = _FastMethod(function, {"collective": collective, "op": op, **how})
+        return method
 
     return made
 

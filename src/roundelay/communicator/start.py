@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec
 from roundelay._typing import Buffer, BufferT, ResultT
 from roundelay.communicator.buffers import Bound
 from roundelay.communicator.call_builder import CallBuilder
-from roundelay.communicator.calls import ArrayCalls
+from roundelay.communicator.calls import FUNCTIONS, ArrayCalls
 from roundelay.communicator.point_to_point import Exchange, Message, Wanted
-from roundelay.engines import CollectiveCall, Request, no_fast_path
+from roundelay.engines import CollectiveCall, Request
 from roundelay.errors import InvalidArgumentError
 from roundelay.reductions import Array, Op
 
@@ -61,15 +61,14 @@ class Handle(Generic[ResultT]):
 def in_background(
     call: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[Start, P], Handle[R]]:
-    """Return a collective as it is; on a `Start`, what it runs gives a handle of its result."""
-    return cast("Callable[Concatenate[Start, P], Handle[R]]", call)
+    """Return the function of a collective; what a `Start` runs gives a handle of its result."""
+    return cast("Callable[Concatenate[Start, P], Handle[R]]", FUNCTIONS[call.__name__])
 
 
 class Start:
     """The collectives of a communicator, each in the background and in the order of the calls."""
 
-    _fast_path = staticmethod(no_fast_path)
-    _quick = False
+    _quick = False  # the fast path is for calls at once
 
     def __init__(self, comm: Communicator, build: CallBuilder) -> None:
         self._comm, self._build = comm, build
