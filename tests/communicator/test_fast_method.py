@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from roundelay.communicator import Communicator
 from roundelay.communicator.calls import FUNCTIONS
@@ -132,23 +131,3 @@ def test_what_is_no_communicator_is_told_so() -> None:
         method(3, np.ones(2))
     with pytest.raises(TypeError, match="argument"):
         method()
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_compiled_functions_make_their_calls(size: int, ranks: Any) -> None:
-    """torch.compile must bind methods as Python does, though it can't look into them."""
-
-    def work(comm: Any) -> list[float]:
-        out = torch.empty(size, 3)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            y = x * 2
-            comm.all_reduce(y)
-            comm.all_gather(y, out=out)
-            comm.barrier()
-            return out.sum() + y.sum()
-
-        compiled = torch.compile(step, backend="eager")
-        return [float(compiled(torch.ones(3))) for _ in range(2)]
-
-    assert ranks(size, work) == [[6.0 * size * (size + 1)] * 2] * size

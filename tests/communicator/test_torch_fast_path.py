@@ -177,3 +177,23 @@ def test_a_tensor_may_let_go_of_its_memory_during_a_call(threads: Any) -> None:
         assert kept.unique().tolist() == [2.0]
 
     threads(2, work)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_compiled_functions_make_their_calls(size: int, ranks: Any) -> None:
+    """torch.compile must bind methods as Python does, though it can't look into them."""
+
+    def work(comm: Any) -> list[float]:
+        out = torch.empty(size, 3)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            comm.all_reduce(y)
+            comm.all_gather(y, out=out)
+            comm.barrier()
+            return out.sum() + y.sum()
+
+        compiled = torch.compile(step, backend="eager")
+        return [float(compiled(torch.ones(3))) for _ in range(2)]
+
+    assert ranks(size, work) == [[6.0 * size * (size + 1)] * 2] * size
