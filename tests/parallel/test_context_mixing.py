@@ -65,8 +65,57 @@ SINGLE: dict[str, Layer] = {
     "product": lambda x: x @ torch.ones(WIDTH, WIDTH),
     "einsum": lambda x: torch.einsum("btd,de->bte", x, torch.ones(WIDTH, WIDTH)),
     "mixture": mixture,
-    "loss": lambda x: x + x.square().mean(),
+    "flat": lambda x: (
+        x.view(-1, WIDTH).tanh().view(x.shape)
+        * x.reshape(*x.shape[:2], 2, -1).sum(2).repeat(1, 1, 2)
+    ),
+    "turned": lambda x: torch.cat((-x[..., 6:], x[..., :6]), -1) * x.cos(),
+    "losses": lambda x: x * (F.mse_loss(x, x).item() + by_class(x, "mean").item() > -1),
+    "losses of tokens": lambda x: x * by_class(x, "none").view(x.shape[:2])[..., None],
+    "local": lambda x: x + rd.local(x)[:, torch.arange(LENGTH)],
+    "hook": lambda x: hooked(x, lambda g: g - g.mean(-1, keepdim=True)),
 }
+#: What is seen once attention has said which tensors have tokens.
+MIXES_BEHIND: dict[str, Layer] = {
+    "mean of all": lambda x: x - x.mean(),
+    "mean of all by hand": lambda x: x * x.square().sum().sqrt(),
+    "norm of all": lambda x: x / x.norm(),
+    "largest": lambda x: x / x.max(),
+    "number": lambda x: x * x.sum().item(),
+    "branch": lambda x: x if (x > 0).any() else -x,
+    "numpy": lambda x: x * float(x.detach().numpy().mean()),
+    "loss that scales": lambda x: x * F.mse_loss(x, 0 * x),
+    "two dims": lambda x: x - x.sum((0, 1)),
+    "rows and tokens in one dim": lambda x: x - x.view(-1, WIDTH).mean(0),
+    "permuted": lambda x: x - x.permute(2, 0, 1).mean(2).T[:, None],
+    "shift by padding": lambda x: x + F.pad(x, (0, 0, 1, 0))[..., :-1, :],
+    "pool": lambda x: F.avg_pool1d(x.mT, 3, 1, 1).mT,
+    "normalize": lambda x: F.normalize(x, dim=1),
+    "norm over tokens": lambda x: F.layer_norm(x, x.shape[1:]),
+    "group norm": lambda x: F.group_norm(x.mT, 2).mT,
+    "unbind": lambda x: torch.stack(x.unbind(1)[::-1], 1),
+    "chunk": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    "gather": lambda x: x + x.gather(1, torch.zeros(x.shape, dtype=torch.long)),
+    "fourier": lambda x: torch.fft.fft(x, dim=1).real,
+    "triangle": lambda x: x.tril(),
+    "quantile": lambda x: x - x.quantile(0.5, 1, keepdim=True),
+    "matrix": lambda x: (x.mT @ torch.ones(LENGTH, LENGTH)).mT,
+    "similarity": lambda x: x * F.cosine_similarity(x, x, dim=1)[:, None],
+    "some": lambda x: x + x[:, torch.arange(LENGTH)].mean(1, keepdim=True),
+    "written": lambda x: x.clone().index_fill_(1, torch.tensor([0]), 0.0),
+    "residual": lambda x: (x + torch.ones(1, LENGTH, WIDTH)).std() * x,
+}
+
+
+def by_class(x: Any, reduction: str) -> Any:
+    classes = torch.zeros(LENGTH, dtype=torch.long)
+    return F.cross_entropy(x.view(-1, WIDTH), classes, reduction=reduction)
+
+
+def hooked(x: Any, hook: Layer) -> Any:
+    x = x * torch.ones(WIDTH, requires_grad=True)
+    x.register_hook(hook)
+    return x
 
 
 def attended(x: Any) -> Any:
@@ -94,6 +143,42 @@ def called(layer: Layer, *, first: bool) -> list[str]:
 @pytest.mark.parametrize("name", MIXES)
 def test_what_mixes_tokens_is_refused(name: str, first: bool) -> None:  # noqa: FBT001
     assert all("this rank" in told for told in called(MIXES[name], first=first))
+
+
+@pytest.mark.parametrize("name", MIXES_BEHIND)
+def test_what_attention_gives_is_followed(name: str) -> None:
+    assert all("this rank" in told for told in called(MIXES_BEHIND[name], first=False))
+
+
+def test_a_sum_over_tokens_may_be_a_term_of_the_loss() -> None:
+    def body(comm: rd.Communicator) -> tuple[float, bool]:
+        x = torch.ones(1, LENGTH, WIDTH, requires_grad=True)
+        with rd.context_parallel(comm):
+            out = attended(x)
+            loss = F.mse_loss(out, torch.zeros_like(out)) + 0.1 * out.square().mean()
+            loss.backward()
+        return loss.item(), bool((x.grad != 0).all())
+
+    (one, learnt), (other, _) = rd.run(body, 2, "threads")
+    assert one == other > 0
+    assert learnt
+
+
+@pytest.mark.parametrize("name", ["norm", "mean"])
+def test_a_hook_sees_gradients_of_tokens(name: str) -> None:
+    """Of all tokens a norm is another one, also behind the block, where hooks are called."""
+
+    def body(comm: rd.Communicator) -> str:
+        x = torch.ones(1, LENGTH, WIDTH, requires_grad=True)
+        with rd.context_parallel(comm):
+            out = hooked(attended(x), lambda g: g - getattr(g, name)())
+        try:
+            out.sum().backward()
+        except InvalidArgumentError as error:
+            return str(error)
+        return ""
+
+    assert all("this rank" in told for told in rd.run(body, 2, "threads"))
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["behind", "before"])

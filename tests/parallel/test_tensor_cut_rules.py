@@ -309,3 +309,86 @@ def test_a_shape_is_refused_with_the_length_of_the_dim_that_is_cut() -> None:
             model(X)
 
     rd.run(body, 2, "threads")
+
+
+class Between(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook: Any = None
+
+    def forward(self, x: Any) -> Any:
+        if self.hook is not None:
+            x = x * 1
+            x.register_hook(self.hook)
+        return x.tanh()
+
+
+#: Hooks that see gradients of what is cut, and whether they are right for a part.
+HOOKS: dict[str, tuple[Any, bool]] = {
+    "scaled": (lambda g: 2 * g, True),
+    "cut off": (lambda g: g.clamp(-0.1, 0.1), True),
+    "in place": (lambda g: g.clone().mul_(3), True),
+    "over tokens": (lambda g: g - g.mean(1, keepdim=True), True),
+    "norm": (lambda g: g / (1 + g.norm()), False),
+    "over features": (lambda g: g - g.mean(-1, keepdim=True), False),
+    "number": (lambda g: g * min(1.0, g.abs().max().item()), False),
+}
+
+
+def hang(model: Any, hook: Any, how: str) -> Any:
+    """Have a model call a hook for a gradient of features."""
+    layer: Any = model.function if how == "between" else getattr(model, how.rsplit(maxsplit=1)[-1])
+    if how == "function":
+        model.function.hook = hook
+    elif how == "before up":
+        layer.register_full_backward_pre_hook(lambda _, given: (hook(given[0]),))
+    else:
+        layer.register_full_backward_hook(lambda _, given, __: (hook(given[0]),))
+    return model
+
+
+@pytest.mark.parametrize("how", ["function", "up", "before up", "down", "between"])
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_see_gradients_as_parts(name: str, how: str) -> None:
+    """By element they are one device's; along features they are refused, on all ranks."""
+    hook, right = HOOKS[name]
+    start, x = Model(Between()), X.clone().requires_grad_()
+
+    def body(comm: rd.Communicator) -> list[Any]:
+        model = hang(copy.deepcopy(start), hook, how)
+        rd.apply_plan(model, {"up": "column", "down": "row"}, rd.Mesh(tp=2, comm=comm))
+        out = model(x.detach().requires_grad_())
+        if right or how == "up":  # whose input all ranks have whole
+            return outcome_of(model, out, out.square().sum())
+        with pytest.raises(InvalidArgumentError, match="up leaves features cut"):
+            out.square().sum().backward()
+        return []
+
+    alone = hang(copy.deepcopy(start), hook, how)
+    out = alone(x)
+    wanted = outcome_of(alone, out, out.square().sum())
+    for found in rd.run(body, 2, "threads"):
+        for one, other in zip(found, wanted, strict=bool(found)):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_what_is_cut_are_parts() -> None:
+    def body(comm: rd.Communicator) -> None:
+        kept: list[Any] = []
+
+        def keep(x: Any) -> Any:
+            kept.append(x)
+            return x.tanh()
+
+        model = Model(keep)
+        rd.apply_plan(model, {"up": "column", "down": "row"}, rd.Mesh(tp=2, comm=comm))
+        loss = model(X).square().sum()
+        asked = torch.autograd.grad(loss, [kept[0], model.up.weight], retain_graph=True)[0]
+        kept[0].retain_grad()
+        loss.backward()
+        for gradient in (asked, kept[0].grad):
+            torch.testing.assert_close(rd.local(gradient), rd.local(asked))
+            with pytest.raises(InvalidArgumentError, match="up leaves features cut"):
+                gradient.norm()
+
+    rd.run(body, 2, "threads")

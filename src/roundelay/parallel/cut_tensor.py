@@ -8,14 +8,22 @@ refused by name, and what comes out of the model stays marked until `local` is c
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel._cut import Call, CutDim, name_of
 from roundelay.parallel._cut_dim import ENDS, RESHAPES, cut_after, gives_none, tells_nothing
+from roundelay.parallel._cut_gradients import (
+    HOOKED,
+    gradients_marked,
+    hook_marked,
+    module_hooks_marked,
+)
 from roundelay.parallel._cut_reshape import MiscountedError
 from roundelay.parallel.part import part_of
 
@@ -23,6 +31,9 @@ if TYPE_CHECKING:
     from roundelay.parallel.tensor.axis import TensorAxis
 
 __all__ = ["CutSource", "CutTensor", "come_out", "local", "unmarked"]
+
+
+GRADIENTS = frozenset({"register_hook", "grad", "grad_fn"})
 
 
 class CutSource:
@@ -107,6 +118,10 @@ class CutTensor(torch.Tensor):
             call = Call(func, args, options, {id(one): one.mark.cut for one in given})
             name = name_of(func)
             mapped = name in ("dim", "size") and _mapped()
+            if given and name in GRADIENTS:
+                seen = _of_gradients(func, name, args, options)
+                if seen is not None:
+                    return seen()
             if not mapped and (tells_nothing(func) or not given or gives_none(call)):
                 return func(*args, **options)
             mark = _together([one.mark for one in given])
@@ -115,7 +130,7 @@ class CutTensor(torch.Tensor):
             if name in ENDS:
                 if mark.under_way or (mark.out and name not in ("backward", "grad")):
                     raise InvalidArgumentError(_refused(name, mark))
-                return func(*args, **options)  # of what was seen inside, or a part's own gradient
+                return func(*args, **options)  # of what was seen inside
             found = _tried(call, mark)
             try:
                 result = func(*args, **options)
@@ -128,6 +143,41 @@ class CutTensor(torch.Tensor):
         cut = self.mark.cut
         if (cut.dim, cut.parts, cut.outer, cut.piece) != (-1, parts, 1, None) or cut.tokens:
             raise InvalidArgumentError(_not_taken(self.mark, parts, layer))
+
+
+def _of_gradients(
+    func: Any, name: str, args: Any, options: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """Return how to let code see gradients of what is cut; None if it asks for others."""
+    marking = _gradient_marked, CutTensor, unmarked
+    if name == "register_hook":
+        return lambda: func(args[0], hook_marked(args[1], args[0], marking), *args[2:])
+    if func.__name__ == "__get__":
+        if name == "grad":
+            return lambda: _gradient_marked(func(*args, **options), args[0])
+        if _asker(3).startswith(HOOKED):
+            module_hooks_marked(marking)
+        return None
+    inputs = options.get("inputs", args[1] if len(args) > 1 else ())
+    leaves = tree_leaves(inputs)
+    if name == "grad" and any(
+        isinstance(one, CutTensor) and not one.mark.under_way for one in leaves
+    ):
+        return lambda: gradients_marked(func(*args, **options), inputs, marking)
+    return None
+
+
+def _gradient_marked(gradient: Any, like: Any) -> Any:
+    """Return the gradient of what is cut as a part that came out of the model."""
+    if not isinstance(like, CutTensor) or not isinstance(gradient, torch.Tensor):
+        return gradient
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - likewise
+        return _marked(gradient.view_as(gradient), like.mark._replace(out=True))
+
+
+def _asker(depth: int) -> str:
+    """Return the module that asks."""
+    return str(sys._getframe(depth).f_globals.get("__name__", ""))  # noqa: SLF001 - as above
 
 
 def _mapped() -> bool:
@@ -164,7 +214,11 @@ def local(x: torch.Tensor) -> torch.Tensor:
         return local_of(x)
     if isinstance(x, CutTensor):
         x.mark.axis.trusted = True
-    return unmarked(x)
+        return unmarked(x)
+    if has_torch_function_unary(x):  # a block, which is told
+        found: torch.Tensor = handle_torch_function(local, (x,), x)
+        return found
+    return x
 
 
 def unmarked(x: torch.Tensor, *, inside: bool = False) -> torch.Tensor:

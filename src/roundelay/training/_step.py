@@ -21,6 +21,7 @@ from roundelay.training._shared_gradients import SharedGradients
 Rates = tuple[tuple[int, str, Any], ...]  # group, option, value
 MARKS = 1 << 22  # different marks of a step
 ALIKE = 0.02  # by which quotients of rounded gradients differ that were multiplied by one number
+TOGETHER = ("zero_grad()", "step()", "clip_grad_")  # what stages of a pipeline do alike
 DEEDS = 100  # things done to gradients that are kept in mind, where no backward pass tells them
 #: How values of tensors are told, which ranks with other parts of a model do not share.
 VALUES = re.compile(r"(tensor|shard|…) [0-9a-f]{8}")
@@ -95,10 +96,9 @@ class StepState:
     optimizers: list[Callable[[], Any]] = field(default_factory=list)  # weak: they have the model
     #: Told that a backward pass begins, where somebody takes it down; weak, too.
     on_backward: Callable[[], None] | None = None
-    #: Options of all optimizers: as they were last seen, and as all ranks had them last.
-    rates: Rates = ()
+    rates: Rates = ()  # options of all optimizers, as they were last seen
     rated: int = 0  # a number for those
-    agreed: Rates = ()
+    agreed: Rates = ()  # as all ranks had them last
     turns: list[Turn] = field(default_factory=list)  # loops over loaders that we are in
     #: Where they are: epoch, batch and micro-batch of each.
     places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -106,10 +106,8 @@ class StepState:
     raised: int = 0  # calls of the model since all ranks had the same mark
     foreign: Turn | None = None  # a loop over micro-batches of another model
     origins: Origins = field(default_factory=Origins)  # of what the model is given
-    #: Ranks of a mesh that have the same data and other parts of the model; and what the mesh
-    #: calls the ranks with other data.
-    beside: Communicator | None = None
-    numbers: Sequence[int] = ()
+    beside: Communicator | None = None  # ranks of a mesh with the same data and other parts
+    numbers: Sequence[int] = ()  # what the mesh calls the ranks with other data
     divided: frozenset[str] = frozenset()  # parameters of which those ranks have other parts
     experts: frozenset[str] = frozenset()  # parameters of which ranks with other data do
     alike: SharedGradients | None = None  # gradients that those ranks all have
@@ -124,13 +122,13 @@ class StepState:
     shared: bool = False  # whether the gradients there are, are those of all ranks
     torn: bool = False  # whether a pass raised in the middle
     untold: bool = False  # whether the other ranks have yet to hear of that
-    #: Of a pipeline, whose steps have several passes: whether they have.
-    known: bool = False
+    known: bool = False  # of a pipeline, whose steps have several passes: whether they have
     staged: bool = False  # whether it is one
     #: Of a pipeline, too: by what the user has multiplied gradients, by the parameters' numbers,
     #: and by what all were multiplied that were stepped on since stages compared it; 0 is nothing.
     scaling: dict[int, float] = field(default_factory=dict)
     scaled: float = 0.0
+    together: list[str] = field(default_factory=list)  # what stages do alike, since they compared
     owner: Turn | None = None  # the loop whose batch the passes belong to
     #: Of each optimizer, its options at the first micro-batch.
     options: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -176,6 +174,8 @@ class StepState:
         """Note something that all ranks must do alike; `shared` is how those beside this one do."""
         self.deeds.append(what)
         self.done = zlib.crc32(what.encode(), self.done)
+        if self.staged and what.startswith(TOGETHER):
+            self.together.append(what.partition(" with ")[0])
         if self.beside is not None:
             told = VALUES.sub(r"\1", what) if shared is None else shared
             self.shared_deeds.append(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from zlib import crc32
 
 import torch
 
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 
+UNKNOWN = "a step that failed"  # whose gradients some ranks let go of, and some have not
 ELSEWHERE = (
     "backward got a loss that does not depend on any trained parameter of the prepared model. "
     "Compute it by calling the model that rd.prepare has returned, also where this rank has no "
@@ -90,6 +92,7 @@ class StepPasses:
 
     def drop(self) -> None:
         """Let go of the gradients of a step that has failed on some rank."""
+        self._run.step.together.append(UNKNOWN)
         self._run.grad_hooks.drop(all_of=self._brings)
         if self._brings:
             self._run.step.untold = False  # all ranks have heard of it
@@ -113,16 +116,20 @@ def take_scaled(model: torch.nn.Module) -> float:
     return found
 
 
-def stepped(model: torch.nn.Module) -> tuple[int, int]:
+def stepped(model: torch.nn.Module) -> tuple[int, int, int]:
     """Return how many steps a model's optimizers were called for, and a number for their rates.
 
-    Each is 0 where the model is not prepared.
+    The third is one for what was done since this was asked, if there was a backward pass, from
+    which on it is the same on all stages. Each is 0 where the model is not prepared.
     """
     run = found_run(model)
     if run is None or not run.strategy.synchronous:
-        return 0, 0
+        return 0, 0, 0
     run.step.look_at_rates()
-    return 1 + run.step.calls, 1 + run.step.rated
+    before, *done = run.step.together or [UNKNOWN]
+    run.step.together = [str(run.step.count)]
+    known = UNKNOWN not in (before, *done) and run.step.together != [before]
+    return 1 + run.step.calls, 1 + run.step.rated, 1 + crc32(repr(done).encode()) if known else 0
 
 
 def loss_scaler(model: torch.nn.Module) -> Scaler | None:

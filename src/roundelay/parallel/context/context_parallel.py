@@ -16,8 +16,10 @@ from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.context._mixing import Mixing, mixing
+from roundelay.parallel.context._tokens import Tokens, mixed
 from roundelay.parallel.context.attention import attention
 from roundelay.parallel.context.plan import METHODS, check_layout
+from roundelay.parallel.cut_tensor import local
 
 __all__ = ["context_parallel"]
 
@@ -72,6 +74,7 @@ class _OverRanks(TorchFunctionMode):
         #: How many tokens this rank has, once attention was called; and what was, by then.
         self._length: int | None = None
         self._before: dict[int, Mixing] = {}
+        self._tokens = Tokens(comm.size)
 
     def __torch_function__(
         self,
@@ -84,7 +87,7 @@ class _OverRanks(TorchFunctionMode):
         del types
         if func is _OURS:
             self.calls += 1
-            return self._attend(*args, **(kwargs or {}))
+            return self._tokens.given(self._attend(*args, **(kwargs or {})))
         if func is _MODULES_OWN or (func in _SOFTMAX and _is_square(*args, **(kwargs or {}))):
             name = "nn.MultiheadAttention" if func is _MODULES_OWN else "a softmax of a square"
             raise InvalidArgumentError(
@@ -92,22 +95,21 @@ class _OverRanks(TorchFunctionMode):
                 f"attention by {name}: it would go over this rank's tokens only. Call "
                 f"torch.nn.functional.scaled_dot_product_attention there, or rd.attention."
             )
-        found = mixing(func, args, kwargs or {}) if self.comm.size > 1 else None
-        if found is not None and not _ours(sys._getframe(1)):  # noqa: SLF001 - who calls
+        if func is local:
+            return args[0].view_as(args[0])  # of which nobody knows that it has tokens
+        if self.comm.size == 1 or _ours(sys._getframe(1)):  # noqa: SLF001 - who calls
+            return func(*args, **(kwargs or {}))
+        found = mixing(func, args, kwargs or {})
+        if found is not None:
             self._note(found)
-        return func(*args, **(kwargs or {}))
+        return self._tokens.run(func, args, kwargs or {})
 
     def _note(self, found: Mixing) -> None:
         """Refuse what mixes tokens; as long as nobody knows how many there are, note it."""
         if found.length and self._length is None:
             self._before.setdefault(found.length, found)
         elif found.length in (0, self._length):
-            raise InvalidArgumentError(
-                f"A model inside context_parallel mixes tokens by {found.what}, and would see "
-                f"this rank's piece of the sequence alone: in the block, all but attention works "
-                f"on single tokens. Do it outside of the block, on the whole sequence by "
-                f"rd.unshard_sequence, or leave it out."
-            )
+            raise mixed(found.what)
 
     def _learn(self, length: int) -> None:
         """Hear how many tokens this rank has, and refuse what has mixed them before."""

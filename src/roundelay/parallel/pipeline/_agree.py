@@ -40,6 +40,7 @@ class Told(NamedTuple):
     scaled: int  # by what gradients were multiplied that were stepped on last, in parts of ONE
     steps: int  # how often optimizers were called for one, from 1
     rates: int  # a number for their options
+    done: int  # one for what was done by them since the last call; 0 if that is not known
     problem: int  # whether this rank can't
 
     @property
@@ -158,6 +159,19 @@ def compare_steps(ranks: Sequence[int], steps: Sequence[int]) -> None:
         )
 
 
+def compare_done(ranks: Sequence[int], done: Sequence[int]) -> None:
+    """Refuse stages of which one has forgotten, clipped or used gradients otherwise."""
+    known = [(number, rank) for rank, number in zip(ranks, done, strict=True) if number]
+    other = next((each for each in known if each[0] != known[0][0]), None)
+    if other is not None:
+        raise CollectiveMismatch(
+            f"Since the last call of this pipeline optimizer.zero_grad(), step(), clip_grad_norm_ "
+            f"or clip_grad_value_ were not called on rank {other[1]} as on rank {known[0][1]}, "
+            f"which has other stages: as often, in the same order, with the same limits. Some "
+            f"stages would add to gradients, or scale them, where others do not."
+        )
+
+
 class StageRates:
     """Whether stages change their rates together.
 
@@ -192,6 +206,7 @@ def _compare(ranks: Sequence[int], every: Sequence[Told]) -> None:
     """Refuse what differs between the ranks of one pipeline, where they have it."""
     compare_scaled(ranks, [each.scaled / ONE for each in every])
     compare_steps(ranks, [each.steps for each in every])
+    compare_done(ranks, [each.done for each in every])
 
     def first_other(given: Sequence[int]) -> int | None:
         first = next((number for number in given if number), 0)

@@ -20,6 +20,7 @@ from roundelay.parallel.pipeline._agree import (
     CallRanks,
     StageRates,
     Told,
+    compare_done,
     compare_scaled,
     compare_steps,
     rows_number,
@@ -301,9 +302,10 @@ class Pipeline(nn.Module):
         """Refuse copies of a parameter that are no longer equal; every rank calls it."""
         if marks is None:
             every, stages = np.array([take_scaled(self), *stepped(self)]), range(self._comm.size)
-            scaled, steps, rates = self._comm.all_gather(every).reshape(-1, 3).T.tolist()
+            scaled, steps, rates, done = self._comm.all_gather(every).reshape(-1, 4).T.tolist()
             compare_scaled(stages, scaled)
             compare_steps(stages, steps)
+            compare_done(stages, done)
             self._rates.compare(stages, [int(rate) for rate in rates])
             if not self._tied.names:
                 return
