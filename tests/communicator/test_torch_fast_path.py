@@ -186,7 +186,7 @@ def test_compiled_functions_make_their_calls(size: int, ranks: Any) -> None:
     def work(comm: Any) -> list[float]:
         out = torch.empty(size, 3)
 
-        def step(x: torch.Tensor) -> torch.Tensor:
+        def step(x: Any) -> Any:
             y = x * 2
             comm.all_reduce(y)
             comm.all_gather(y, out=out)
