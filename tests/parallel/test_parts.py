@@ -285,6 +285,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "in place": lambda p: p.data.t_(),
     "out": lambda p: torch.mul(p.data, 2, out=p.data),
     "another parameter": nn.Parameter,
+    "row by row": torch.vmap(lambda row: row / row.norm()),
     "a pickle": lambda p: torch.save(p.data, "/dev/null"),
 }
 

@@ -29,6 +29,7 @@ __all__ = [
     "PartTensor",
     "WholeView",
     "as_they_lie",
+    "mapped",
     "marked",
     "on_parts",
     "ours",
@@ -55,6 +56,20 @@ WAY_OUT = (
 )
 
 
+MAPPED = (
+    "torch.vmap goes over tensors of its own, which know nothing of other ranks, and this one of "
+    "{shape} is divided between them. "
+)
+
+
+def mapped(func: Any) -> bool:
+    """Say whether vmap is about to go over a tensor: the first thing it asks is for its dims."""
+    if func is not torch.Tensor.dim:
+        return False
+    caller = sys._getframe(2).f_globals.get("__name__")  # noqa: SLF001 - torch shows no more
+    return caller == "torch._functorch.vmap"
+
+
 class PartParameter(torch.nn.Parameter):
     """A parameter that is divided: its layer sees this rank's part, others compute as the whole."""
 
@@ -67,6 +82,8 @@ class PartParameter(torch.nn.Parameter):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run a function of torch: on the part for its layer, and for others as on the whole."""
+        if mapped(func):
+            raise InvalidArgumentError(f"{MAPPED.format(shape=whole_shape(args[0]))}{WAY_OUT}")
         if kwargs is None and len(args) == 1 and not _tells(func):  # most are, and are to be quick
             return _disabled(func, types, args, {})
         return _answer(func, types, args, kwargs)
@@ -89,6 +106,8 @@ class PartTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Do likewise."""
+        if mapped(func):
+            raise InvalidArgumentError(f"{MAPPED.format(shape=whole_shape(args[0]))}{WAY_OUT}")
         return _answer(func, types, args, kwargs)
 
     def __hash__(self) -> int:  # likewise

@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from roundelay.errors import InvalidArgumentError
-from roundelay.parallel.part import on_parts
+from roundelay.parallel.part import mapped, on_parts
 from roundelay.training.shards.parameter import WholeOf, asks, itself, written
 from roundelay.training.shards.shard import Shard, nothing
 
@@ -84,7 +84,7 @@ class ShardedParameter(torch.nn.Parameter):
         same = itself(name, args)
         if (found := on_parts(func, args, kwargs) if same is None else same) is not NotImplemented:
             return found
-        if name and transformed():
+        if mapped(func) or (name and transformed()):
             what = vars(next(one for one in tree_leaves((args, kwargs)) if type(one) is cls))[MARK]
             raise InvalidArgumentError(TRANSFORMED.format(name=what.name))
         if not name:
