@@ -123,6 +123,23 @@ def check_variables() -> None:
             np.testing.assert_array_equal(one, want)
 
 
+def check_graphs_of_tensorflow_1() -> None:
+    """They keep no order, so ranks would add what does not belong together."""
+    calls: tuple[Callable[[Any], Any], ...] = (
+        hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter,
+        lambda x: hvd.broadcast(x, 0), lambda x: hvd.allreduce(tf.IndexedSlices(x, [0, 1])),
+        lambda x: hvd.broadcast_variables([x], 0),
+    )  # fmt: skip
+    for call in calls:
+        with tf.Graph().as_default():
+            try:
+                call(tf.ones(2))
+            except NotImplementedError as error:
+                assert "tf.function" in str(error), error
+            else:
+                raise AssertionError("not refused")
+
+
 def check_mismatch() -> None:
     for call in both_ways(hvd.allreduce):
         try:
@@ -141,5 +158,6 @@ if __name__ == "__main__":
     check_gradients()
     check_training()
     check_variables()
+    check_graphs_of_tensorflow_1()
     check_mismatch()
     print(f"all is well on TensorFlow {tf.__version__}")  # noqa: T201 - heard by the test

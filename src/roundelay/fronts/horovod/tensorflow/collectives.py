@@ -23,6 +23,7 @@ from roundelay.fronts.horovod.basics import (
     global_process_set,
     reduction_of,
 )
+from roundelay.fronts.horovod.errors import UnsupportedOperationError
 from roundelay.fronts.horovod.session import current
 
 __all__ = [
@@ -77,6 +78,12 @@ def called(
     if tf.executing_eagerly():
         results = run(*(np.asarray(tensor) for tensor in tensors))
         return [tf.convert_to_tensor(one) for one in results]
+    if not tf.inside_function():
+        raise UnsupportedOperationError(
+            "hvd: this operation is in a tf.Graph of TensorFlow 1, which keeps no order between "
+            "calls: what one rank runs first would meet another call of another rank. Put it into "
+            "tf.function, which keeps it, or call it eagerly."
+        )
     results = tf.numpy_function(run, list(tensors), list(dtypes), stateful=True)
     if not dtypes:
         return []  # it is an operation then, without results
