@@ -135,6 +135,7 @@ def row(framework: Framework, wheel: Path | None) -> dict[str, object]:
         "framework": framework.name, "package": framework.package, "line": framework.line,
         "program": framework.program,
     }  # fmt: skip
+    found: dict[str, list[str]] = {}
     try:
         if framework.package == HERE or wheel is None:
             python = Path(sys.executable)
@@ -143,9 +144,11 @@ def row(framework: Framework, wheel: Path | None) -> dict[str, object]:
         asked = f"import importlib.metadata as m; print(m.version({framework.package!r}))"
         commit = framework.source.rpartition("@")[2][:7]
         made["version"] = commit or run([python, "-c", asked]).strip()
-        found = {backend: losses(framework, python, backend) for backend in BACKENDS}
+        for backend in BACKENDS:
+            found[backend] = losses(framework, python, backend)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
-        return {**made, "outcome": "failed", "why": str(error)}
+        on = f"on {BACKENDS[len(found)]}: " if "version" in made else ""
+        return {**made, "outcome": "failed", "why": f"{on}{error}"}
     same = found["gloo"] == found["roundelay"]
     made["losses"] = len(found["gloo"])
     return {**made, "outcome": "passed" if same else "failed", "why": "" if same else str(found)}

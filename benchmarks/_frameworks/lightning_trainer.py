@@ -6,7 +6,7 @@ import sys
 import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from shared import STEPS, batch, model, tell
+from shared import STEPS, batch, leave, model, tell
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -56,3 +56,4 @@ module = Module()
 trainer.fit(module, DataLoader(data, batch_size=8), DataLoader(data, batch_size=8))
 if trainer.global_rank == 0:
     tell([*module.losses, float(trainer.callback_metrics["validated"])])
+leave(sys.argv[1])

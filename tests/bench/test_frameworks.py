@@ -53,6 +53,23 @@ def test_what_fails_is_told_with_its_reason(frameworks: Any, monkeypatch: Any) -
     assert (row["outcome"], row["why"]) == ("failed", "exit 1: no such backend")
 
 
+@pytest.mark.parametrize("broken", ["gloo", "roundelay"])
+def test_what_fails_is_told_with_its_backend(
+    frameworks: Any, monkeypatch: Any, broken: str
+) -> None:
+    """Gloo aborts now and then: its failures must not be taken for ours, or ours for gloo's."""
+
+    def losses(_: Any, __: Any, backend: str) -> list[str]:
+        if backend == broken:
+            raise RuntimeError("exit 1: Signal 6")
+        return ["0x1p0"]
+
+    monkeypatch.setattr(frameworks, "run", lambda *_, **__: "2.13.0")
+    monkeypatch.setattr(frameworks, "losses", losses)
+    row = frameworks.row(frameworks.FRAMEWORKS[0], None)
+    assert (row["outcome"], row["why"]) == ("failed", f"on {broken}: exit 1: Signal 6")
+
+
 @pytest.mark.parametrize("said", [["0x1p0", "0x1p1"], ["0x1p0", "0x1.8p0"]])
 def test_losses_that_differ_fail(frameworks: Any, monkeypatch: Any, said: list[str]) -> None:
     monkeypatch.setattr(frameworks, "run", lambda *_, **__: "2.13.0")

@@ -5,6 +5,7 @@ roundelay run -n 2 on_tensorflow.py
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,48 @@ def check_training() -> None:
             np.testing.assert_array_equal(both[0], both[1])
 
 
+def check_variables() -> None:
+    """The root's values, also from inside a step, as Horovod's examples do after the first."""
+    every = [
+        tf.constant(value, dtype)
+        for value, dtype in (
+            ([[1, 2]], tf.float32), (3, tf.float64), ([4], tf.int64), ([7, 8], tf.uint32),
+            ([True], tf.bool), (np.zeros((0, 2)), tf.float16), ([1.5], tf.bfloat16),
+        )
+    ]  # fmt: skip
+    for traced, inplace in itertools.product((False, True), repeat=2):
+        mine = [tf.Variable(one if hvd.rank() else tf.zeros_like(one)) for one in every]
+
+        def step(first: int, mine: Any = mine, inplace: Any = inplace) -> Any:
+            mine[0].assign_add([[10.0, 10.0]])
+            if first:
+                hvd.broadcast_variables(mine, root_rank=1, inplace=inplace)
+                hvd.broadcast_variables([], root_rank=1)
+            return mine[0] + 1
+
+        run = tf.function(step) if traced else step
+        assert [run(first).numpy().tolist() for first in (1, 0)] == [[[12, 13]], [[22, 23]]]
+        for one, want in zip(mine[1:], every[1:], strict=True):
+            np.testing.assert_array_equal(one, want)
+
+
+def check_graphs_of_tensorflow_1() -> None:
+    """They keep no order, so ranks would add what does not belong together."""
+    calls: tuple[Callable[[Any], Any], ...] = (
+        hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter,
+        lambda x: hvd.broadcast(x, 0), lambda x: hvd.allreduce(tf.IndexedSlices(x, [0, 1])),
+        lambda x: hvd.broadcast_variables([x], 0),
+    )  # fmt: skip
+    for call in calls:
+        with tf.Graph().as_default():
+            try:
+                call(tf.ones(2))
+            except NotImplementedError as error:
+                assert "tf.function" in str(error), error
+            else:
+                raise AssertionError("not refused")
+
+
 def check_mismatch() -> None:
     for call in both_ways(hvd.allreduce):
         try:
@@ -114,5 +157,7 @@ if __name__ == "__main__":
     check_collectives()
     check_gradients()
     check_training()
+    check_variables()
+    check_graphs_of_tensorflow_1()
     check_mismatch()
     print(f"all is well on TensorFlow {tf.__version__}")  # noqa: T201 - heard by the test

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import roundelay.horovod.torch as hvd
@@ -117,3 +119,37 @@ def all_of_them() -> dict[str, str]:
 def test_odd_arguments_are_refused_by_name() -> None:
     for found in run(all_of_them, np=2):
         assert not found, "\n".join(f"{what} {came}" for what, came in found.items())
+
+
+def size() -> int:
+    hvd.init()
+    return int(hvd.size())
+
+
+def test_run_is_called_as_horovods() -> None:
+    """By `num_proc` or its older name `np`, and with options that say how other hosts are found."""
+    assert run(size, (), {}, 2) == run(size, num_proc=2) == run(size, np=2) == [2, 2]
+    assert run(size) == run(size, num_proc=2, np=1) == [1]
+    how = {"use_gloo": True, "use_mpi": False, "start_timeout": 60, "verbose": 1, "slots": None}
+    assert run(size, np=2, hosts=None, **how) == [2, 2]
+    assert run(size, num_proc=2, hosts="localhost:1,127.0.0.1:3", ssh_port=12) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"hosts": "elsewhere:2"}, "`roundelay run`"),
+        ({"hosts": "localhost:1"}, "localhost:2"),
+        ({"hosts": 2}, "localhost:2"),
+        ({"hosts": "local host"}, "local host"),
+        ({"min_num_proc": 1}, "min_num_proc=1"),
+        ({"hostfile": "hosts"}, "hostfile='hosts'"),
+        ({"output_filename": "out"}, "output_filename='out'"),
+        ({"use_gluon": None}, "use_gluon"),
+        ({"num_proc": 0}, "0"),
+        ({"num_proc": "2"}, "'2'"),
+    ],
+)
+def test_run_refuses_what_it_would_not_do(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(RoundelayError, match=re.escape(says)):
+        run(size, **{"num_proc": 2, **options})

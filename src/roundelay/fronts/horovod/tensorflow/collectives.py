@@ -23,11 +23,12 @@ from roundelay.fronts.horovod.basics import (
     global_process_set,
     reduction_of,
 )
+from roundelay.fronts.horovod.errors import UnsupportedOperationError
 from roundelay.fronts.horovod.session import current
 
 __all__ = [
-    "Compression", "allgather", "allreduce", "alltoall", "broadcast", "grouped_allgather",
-    "grouped_allreduce", "grouped_reducescatter", "reducescatter",
+    "Compression", "allgather", "allreduce", "alltoall", "broadcast", "called",
+    "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "reducescatter",
 ]  # fmt: skip
 
 Tensor = Any  # of TensorFlow
@@ -70,14 +71,22 @@ Compression = CompressionOfTensors
 Compress = type[PlainTensors]
 
 
-def _called(
+def called(
     run: Callable[..., Sequence[Any]], tensors: Tensors, dtypes: Sequence[Any], shapes: Tensors
 ) -> list[Tensor]:
     """Run a function of arrays on tensors: now if they have values, else when they get them."""
     if tf.executing_eagerly():
         results = run(*(np.asarray(tensor) for tensor in tensors))
         return [tf.convert_to_tensor(one) for one in results]
+    if not tf.inside_function():
+        raise UnsupportedOperationError(
+            "hvd: this operation is in a tf.Graph of TensorFlow 1, which keeps no order between "
+            "calls: what one rank runs first would meet another call of another rank. Put it into "
+            "tf.function, which keeps it, or call it eagerly."
+        )
     results = tf.numpy_function(run, list(tensors), list(dtypes), stateful=True)
+    if not dtypes:
+        return []  # it is an operation then, without results
     for one, shape in zip(results, shapes, strict=True):
         one.set_shape(shape)
     return list(results)
@@ -109,7 +118,7 @@ def grouped_allreduce(  # noqa: PLR0917 - Horovod's order
 
     @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
     def reduced(*given: Tensor) -> Any:
-        results = _called(
+        results = called(
             lambda *got: arrays.allreduce(got, op, name, scales, process_set),
             given, [one.dtype for one in given], [one.shape for one in given],
         )  # fmt: skip
@@ -164,7 +173,7 @@ def grouped_allgather(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
     def gathered(*given: Tensor) -> Any:
-        results = _called(
+        results = called(
             lambda *got: arrays.allgather(got, name, process_set),
             given, [one.dtype for one in given], [[None, *one.shape[1:]] for one in given],
         )  # fmt: skip
@@ -200,7 +209,7 @@ def broadcast(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
     def brought(given: Tensor) -> Any:
-        (result,) = _called(
+        (result,) = called(
             lambda *got: arrays.broadcast(got, root_rank, name, process_set),
             [given], [given.dtype], [given.shape],
         )  # fmt: skip
@@ -225,7 +234,7 @@ def alltoall(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
     def exchanged(given: Tensor) -> Any:
-        rows, counts = _called(
+        rows, counts = called(
             lambda array, counts=None: arrays.alltoall(array, counts, name, process_set),
             [given, *told], [given.dtype, tf.int32], [[None, *given.shape[1:]], [None]],
         )  # fmt: skip
@@ -256,7 +265,7 @@ def grouped_reducescatter(
 
     @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
     def shared(*given: Tensor) -> Any:
-        results = _called(
+        results = called(
             lambda *got: arrays.reducescatter(got, op, name, scales, process_set),
             given, [one.dtype for one in given], [[None, *one.shape[1:]] for one in given],
         )  # fmt: skip

@@ -12,8 +12,11 @@ import tensorflow as tf
 
 from roundelay.fronts.horovod import arrays
 from roundelay.fronts.horovod.basics import Average, ProcessSet, global_process_set
-from roundelay.fronts.horovod.errors import UnsupportedOperationError
-from roundelay.fronts.horovod.tensorflow.collectives import Compression, grouped_allreduce
+from roundelay.fronts.horovod.tensorflow.collectives import (
+    Compression,
+    called,
+    grouped_allreduce,
+)
 
 __all__ = [
     "DistributedGradientTape", "DistributedOptimizer", "allgather_object", "broadcast_object",
@@ -22,15 +25,24 @@ __all__ = [
 
 
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,  # noqa: FBT001, FBT002 - Horovod's order
 ) -> None:
-    """Assign the root's values to variables, of TensorFlow or of Keras; outside `tf.function`."""
+    """Assign the root's values to variables, of TensorFlow or of Keras, all in one call."""
+    del inplace  # how Horovod saves memory; values are the same
+
+    def brought(*given: Any) -> Any:
+        return arrays.broadcast(given, root_rank, process_set=process_set)
+
     every = list(variables)
-    if not tf.executing_eagerly():
-        raise UnsupportedOperationError(
-            "hvd.broadcast_variables is called outside tf.function: after the first step, say."
-        )
-    values = arrays.broadcast([one.numpy() for one in every], root_rank, process_set=process_set)
+    if tf.executing_eagerly():
+        values = brought(*(one.numpy() for one in every))
+    else:
+        tensors = [tf.convert_to_tensor(one) for one in every]
+        dtypes, shapes = [one.dtype for one in tensors], [one.shape for one in tensors]
+        values = called(brought, tensors, dtypes, shapes)
     for variable, value in zip(every, values, strict=True):
         variable.assign(value)
 
