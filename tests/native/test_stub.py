@@ -141,8 +141,11 @@ def test_the_stub_says_what_the_core_has() -> None:
     generator.put(_core)
     real = members(ast.parse(generator.get()).body)
     stub = Path(roundelay.__file__).with_name("_core.pyi").read_text(encoding="utf-8")
+    said = members(ast.parse(stub).body)
+    if not hasattr(_core, "jax_handler"):
+        del said["jax_handler"]  # of builds beside which there was JAX
     assert len(real) > 30
-    assert sorted(offences(members(ast.parse(stub).body), real)) == []
+    assert sorted(offences(said, real)) == []
 
 
 REAL = """

@@ -147,13 +147,13 @@ class Tokens:
 
         def watched(gradient: torch.Tensor) -> Any:
             tokens = Tokens(self.size)
-            with _Watch(tokens):
+            with _TokenWatch(tokens):
                 return hook(tokens.given(gradient.view_as(gradient), cut.dim))
 
         return watched
 
 
-class _Watch(TorchFunctionMode):
+class _TokenWatch(TorchFunctionMode):
     """Looks at functions outside of the block."""
 
     def __init__(self, tokens: Tokens) -> None:
