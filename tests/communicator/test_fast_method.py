@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roundelay.communicator import Communicator
-from roundelay.communicator.calls import FUNCTIONS
+from roundelay.communicator.fast_method import FUNCTIONS
 
 METHODS = list(FUNCTIONS)
 Call = tuple[tuple[Any, ...], dict[str, Any]]

@@ -15,7 +15,7 @@ import pytest
 
 import roundelay as rd
 from roundelay.collectives import collectives
-from roundelay.communicator.calls import FUNCTIONS
+from roundelay.communicator.fast_method import FUNCTIONS
 from roundelay.communicator.point_to_point import Message
 from roundelay.communicator.start import Handle, Start
 from roundelay.reductions import Located

@@ -14,17 +14,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from inspect import signature
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 
-from roundelay import _core
 from roundelay._typing import ArrayT, Buffer, BufferT, Shape
 from roundelay.arguments import index_of
 from roundelay.communicator.buffers import Bound, bind, fresh, plain_shape, unseen
 from roundelay.communicator.call_builder import CallBuilder
 from roundelay.communicator.custom_ops import CustomOps
+from roundelay.communicator.fast_method import fast
 from roundelay.communicator.wire import on_wire, require_built_in
 from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, FastPath
 from roundelay.errors import InvalidArgumentError, rank_count
@@ -46,37 +45,6 @@ NO_AXIS = AXIS >> 1  # of a call that is refused
 NOTHING = np.empty(0, np.uint8)
 #: Reductions that give values and where they were.
 Locating: TypeAlias = Literal["maxloc", "minloc"]
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-#: What takes calls that are not plain, by name.
-FUNCTIONS: dict[str, Callable[..., Any]] = {}
-
-
-class _FastMethod:
-    """A method until its class is made, which then has one of the native core in its place."""
-
-    def __init__(self, function: Callable[..., Any], how: dict[str, Any]) -> None:
-        self._function, self._how = function, how
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        FUNCTIONS[name] = self._function
-        terms = signature(self._function)
-        shown = [one.replace(annotation=one.empty) for one in terms.parameters.values()]
-        form = str(terms.replace(parameters=shown, return_annotation=terms.empty))
-        doc = f"{name}{form.replace('(self', '($self', 1)}\n--\n\n{self._function.__doc__}"
-        setattr(owner, name, _core.fast_method(owner, self._function, doc, **self._how))
-
-
-def _fast(collective: int, *, op: int = MOVED, **how: Any) -> Callable[[MethodT], MethodT]:
-    """Have the native core look at a call first: what it takes never gets to the Python below.
-
-    It knows parameters by their names; `how` says what goes in and what comes out.
-    """
-
-    def made(function: MethodT) -> MethodT:
-        method: Any = _FastMethod(function, {"collective": collective, "op": op, **how})
-        return method
-
-    return made
 
 
 class ArrayCalls(ABC):
@@ -110,7 +78,7 @@ class ArrayCalls(ABC):
         self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
         algorithm: str | None = None, wire: str | None = None,
     ) -> BufferT: ...  # fmt: skip
-    @_fast(ALL_REDUCE, ops=OPS, in_place=True)
+    @fast(ALL_REDUCE, ops=OPS, in_place=True)
     def all_reduce(
         self,
         x: Any,
@@ -139,7 +107,7 @@ class ArrayCalls(ABC):
         self, x: BufferT, op: str | Op = "sum", root: int = 0, *, out: BufferT | None = None,
         algorithm: str | None = None,
     ) -> BufferT | None: ...  # fmt: skip
-    @_fast(REDUCE, ops=OPS, in_place=True, result_at_root=True)
+    @fast(REDUCE, ops=OPS, in_place=True, result_at_root=True)
     def reduce(
         self,
         x: Any,
@@ -155,13 +123,13 @@ class ArrayCalls(ABC):
             return self._custom_ops(op).reduce(x, op, root, out)
         return self._run(self._build.reduce(x, _named(op), root, out), algorithm)
 
-    @_fast(BROADCAST, in_place=True)
+    @fast(BROADCAST, in_place=True)
     def broadcast(self, x: BufferT, root: int = 0, *, algorithm: str | None = None) -> BufferT:
         """Fill `x` on every rank with the root's, and return it."""
         root = self._build.check_root("broadcast", root)
         return self._run(self._build.broadcast(x, root), algorithm)
 
-    @_fast(ALL_GATHER, axis_bit=AXIS)
+    @fast(ALL_GATHER, axis_bit=AXIS)
     def all_gather(
         self,
         x: ArrayT,
@@ -188,7 +156,7 @@ class ArrayCalls(ABC):
         call.label = label
         return self._run(call, algorithm)
 
-    @_fast(GATHER, axis_bit=AXIS, result_at_root=True)
+    @fast(GATHER, axis_bit=AXIS, result_at_root=True)
     def gather(
         self,
         x: ArrayT,
@@ -209,7 +177,7 @@ class ArrayCalls(ABC):
         call = self._build.all_gather(x, out, axis, counts, name="gather", root=root)
         return self._run(call, algorithm)
 
-    @_fast(SCATTER, given_at_root=True)
+    @fast(SCATTER, given_at_root=True)
     def scatter(
         self,
         x: ArrayT | None,
@@ -238,7 +206,7 @@ class ArrayCalls(ABC):
                 return sample.wrap(result)
         return self._run(self._build.scatter(x, root, shape, sample, out), algorithm)
 
-    @_fast(REDUCE_SCATTER, ops=OPS, axis_bit=AXIS)
+    @fast(REDUCE_SCATTER, ops=OPS, axis_bit=AXIS)
     def reduce_scatter(
         self,
         x: ArrayT,
@@ -265,7 +233,7 @@ class ArrayCalls(ABC):
         call = self._build.reduce_scatter(x, _named(op), out, axis, counts)
         return self._run(on_wire(call, wire, self._own_memory), algorithm)
 
-    @_fast(ALL_TO_ALL, axis_bit=AXIS)
+    @fast(ALL_TO_ALL, axis_bit=AXIS)
     def all_to_all(
         self,
         x: ArrayT,
@@ -306,7 +274,7 @@ class ArrayCalls(ABC):
         self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
         algorithm: str | None = None,
     ) -> BufferT: ...  # fmt: skip
-    @_fast(SCAN, ops=PART_OPS, in_place=True)
+    @fast(SCAN, ops=PART_OPS, in_place=True)
     def scan(
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
@@ -322,7 +290,7 @@ class ArrayCalls(ABC):
         self, x: BufferT, op: str | Op = "sum", *, out: BufferT | None = None,
         algorithm: str | None = None,
     ) -> BufferT: ...  # fmt: skip
-    @_fast(EXSCAN, ops=PART_OPS, in_place=True)
+    @fast(EXSCAN, ops=PART_OPS, in_place=True)
     def exscan(
         self, x: Any, op: str | Op = "sum", *, out: Any = None, algorithm: str | None = None
     ) -> Any:
@@ -331,7 +299,7 @@ class ArrayCalls(ABC):
             return self._custom_ops(op).scan(x, op, out, inclusive=False)
         return self._run(self._build.all_reduce(x, _named(op), out, name="exscan"), algorithm)
 
-    @_fast(BARRIER, op=MET, in_place=True, nothing=NOTHING)
+    @fast(BARRIER, op=MET, in_place=True, nothing=NOTHING)
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when every rank has called it."""
         return self._run(self._build.barrier(), algorithm)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec
 from roundelay._typing import Buffer, BufferT, ResultT
 from roundelay.communicator.buffers import Bound
 from roundelay.communicator.call_builder import CallBuilder
-from roundelay.communicator.calls import FUNCTIONS, ArrayCalls
+from roundelay.communicator.calls import ArrayCalls
+from roundelay.communicator.fast_method import FUNCTIONS
 from roundelay.communicator.point_to_point import Exchange, Message, Wanted
 from roundelay.engines import CollectiveCall, Request
 from roundelay.errors import InvalidArgumentError
