@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "group_py.hpp"
-#include "world.hpp"
 
 namespace roundelay {
 
