@@ -7,6 +7,8 @@ which it computes; the bubble is the rest, from the first rank's first action to
 actions: hand on, and get ready to receive. `formula` is for stages that cost exactly alike, `price`
 is the timeline with the costs that were measured. `quickest` is of the round that took least: what
 else the machine does, a rank that is not let run, looks like a bubble too, and `load` tells of it.
+Ranks keep the memory that they free: else the last stage, which frees its only micro-batch after
+every backward pass, would get its pages anew in every forward pass, and stages would not cost alike.
 Writes results/pipeline.json.
 
     python benchmarks/pipeline.py
@@ -14,6 +16,7 @@ Writes results/pipeline.json.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -36,6 +39,7 @@ LAYERS, WIDTH, ROWS = 64, 384, 128  # rows of a micro-batch
 MICRO_BATCHES = (4, 8)
 WORDS = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")
 ROUNDS = 15
+TRIM_THRESHOLD, MMAP_THRESHOLD, EVER = -1, -3, 1 << 30  # of glibc's mallopt
 Case = tuple[str, int]
 Span = tuple[str, int, float, float]  # kind, stage, start, end
 Step = tuple[list[Span], float]  # what a rank computed when, and how long it waited
@@ -50,6 +54,9 @@ def be_rank(comm: rd.Communicator) -> dict[Case, list[Step]]:
     """Return what this rank computed when, in every round of every case."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[comm.rank :: comm.size])
+    libc = ctypes.CDLL(None)
+    for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
+        libc.mallopt(option, EVER)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     pipes: dict[Case, rd.Pipeline] = {}

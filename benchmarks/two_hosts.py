@@ -1,13 +1,18 @@
-"""What does shared memory inside hosts gain? Two hosts of two ranks, against Gloo over all four.
+"""What does shared memory inside hosts gain? Two hosts, against Gloo over all their ranks.
 
 The hosts are network namespaces of this machine with a cable between them, each with its share of
 the cores. All contenders reduce float32 buffers in the same processes, in turns; a turn takes as
 long as its slowest rank, and the median of all turns counts. Ours run once as they are, and once
-with `wire="bf16"`. Needs root, `ip` and torch. Writes results/two_hosts.json.
+with `wire="bf16"`. The cable is as quick as memory, unless `--gbit` gives it the speed of a
+network. Needs root, `ip`, `tc` and torch. Writes results/two_hosts.json, or two_hosts_R_gbit.json.
+
+    python benchmarks/two_hosts.py
+    python benchmarks/two_hosts.py --gbit 1 --ranks 4
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -31,7 +36,7 @@ from roundelay import _core
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20)
-RANKS = (2, 2)
+HOSTS = 2
 BUDGET_S = 6.0  # for the turns of one size
 LEAST_TURNS, MOST_TURNS = 5, 200
 
@@ -65,8 +70,8 @@ def turns(comm: rd.Communicator, nbytes: int) -> dict[str, float]:
 def measured() -> list[dict[str, Any]]:
     """Return a row for every size; runs on every rank."""
     torch.set_num_threads(1)
-    here = int(os.environ["RANK"]) // RANKS[0]
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[here :: len(RANKS)])
+    here = int(os.environ["RANK"]) // int(os.environ["LOCAL_WORLD_SIZE"])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[here::HOSTS])
     comm = rd.init(timeout=120)
     host = os.environ["MASTER_ADDR"].rpartition(".")[0]
     os.environ["GLOO_SOCKET_IFNAME"] = _cable(host)
@@ -102,31 +107,40 @@ def _cable(network: str) -> str:
 
 def main() -> None:
     """Measure, write the result and say it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of each host (2)")
+    parser.add_argument("--gbit", type=int, help="gigabits per second of the cable, each way")
+    options = parser.parse_args()
+    ranks = [options.ranks] * HOSTS
     path = HERE.parent / "tests" / "engines" / "two_hosts.py"
     spec = importlib.util.spec_from_file_location("two_hosts", path)
     if spec is None or spec.loader is None:
         sys.exit(f"{path} can't be read")
     namespaces = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(namespaces)
-    with namespaces.Hosts() as hosts:
+    with namespaces.Hosts(HOSTS) as hosts:
         if hosts.why_not:
             sys.exit(hosts.why_not)
-        found = [rank.result(seconds=300) for rank in hosts.start(RANKS, measured)]
+        if options.gbit:
+            hosts.limit(options.gbit)
+        found = [rank.result(seconds=300) for rank in hosts.start(ranks, measured)]
     if not all(good for good, _ in found):
         sys.exit("\n".join(str(said) for good, said in found if not good))
     rows = found[0][1]
     for row in rows:
         print(row)
+    named = "" if not options.gbit else f"_{options.gbit}_gbit"
     result = {
-        "command": "python benchmarks/two_hosts.py",
+        "command": " ".join(["python benchmarks/two_hosts.py", *sys.argv[1:]]),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cores": _core.available_cores(),
-        "ranks_per_host": RANKS,
+        "ranks_per_host": ranks,
+        "gbit": options.gbit,
         "all_reduce_float32_sum": rows,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "two_hosts.json").write_text(json.dumps(result, indent=2) + "\n")
+    (RESULTS / f"two_hosts{named}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -86,6 +86,12 @@ class Hosts:
         how = "down" if off else "up"
         _do(self.inside(len(self.addresses), "ip", "link", "set", f"port{host}", how))
 
+    def limit(self, gbit: int) -> None:
+        """Give the cable of every host so many gigabits per second, each way."""
+        for host in range(len(self.addresses)):
+            slow = f"tc qdisc add dev cable root tbf rate {gbit}gbit burst 256kb latency 50ms"
+            _do(self.inside(host, *slow.split()))
+
     def inside(self, host: int, *command: str) -> list[str]:
         """Return the command that runs another one on a host."""
         return ["nsenter", "-t", str(self._holders[host].pid), *OPTIONS, *command]
