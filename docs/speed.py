@@ -171,13 +171,16 @@ class Hosts(msgspec.Struct, frozen=True):
     cores: int
     ranks_per_host: list[int]
     all_reduce_float32_sum: list[Row]
+    gbit: int | None = None
 
 
 def two_hosts(results: Path = RESULTS) -> str:
-    """Return the table of all-reduces over two hosts."""
-    path = results / "two_hosts.json"
-    if not path.exists():
-        return missing("two_hosts")
+    """Return the tables of all-reduces over two hosts, with every cable that was measured."""
+    found = sorted(results.glob("two_hosts*.json"))
+    return "\n".join(map(_two_hosts, found)) if found else missing("two_hosts")
+
+
+def _two_hosts(path: Path) -> str:
     measured = msgspec.json.decode(path.read_bytes(), type=Hosts)
     rows = measured.all_reduce_float32_sum
     ours = [name for name in HOST_WAYS if name in rows[0].microseconds]
@@ -190,9 +193,10 @@ def two_hosts(results: Path = RESULTS) -> str:
         cells += [f"{took[-1] / each:.2f}x" for each in took[:-1]]
         lines.append(f"| {' | '.join(cells)} |")
     where = " and ".join(map(str, measured.ranks_per_host))
+    cable = f"a cable of {measured.gbit} Gbit/s" if measured.gbit else "no limit to the cable"
     told = (
-        f"Measured on {measured.cores} cores for hosts of {where} ranks, Python {measured.python}, "
-        f"torch {measured.torch}, with `{measured.command}`."
+        f"Measured on {measured.cores} cores for hosts of {where} ranks, {cable}, Python "
+        f"{measured.python}, torch {measured.torch}, with `{measured.command}`."
     )
     lines += ["", told, ""]
     return "\n".join(lines)

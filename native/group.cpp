@@ -131,6 +131,8 @@ void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> count
     const std::uint64_t bytes = show(mark, call, *ways.by_slots, counts, count);
     Program& program = choose(call, ways, waiter);
     if (counts.empty()) {
+        const bool read_by_others = far_ && &program == ways.by_reading && call.record.in_at == World::nowhere;
+        if (read_by_others) huge_pages_.note_read(call.in, program.in_here * count * call.item);
         slices(call, program, program.even(count), waiter);
     } else {
         slices(call, program, program.uneven(counts), waiter);
@@ -210,6 +212,7 @@ bool Group::all_read(const Call& call, Waiter& waiter) {
     bool able = true;
     for (const int other : world_ranks_) {
         if (world_->here(other)) continue;
+        far_ = true;
         Proof seen;
         RankInfo& info = world_->rank(other);
         able = able && why_no_peer_memory() == nullptr &&

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "huge_pages.hpp"
 #include "kill_point.hpp"
 #include "program.hpp"
 #include "reduce.hpp"
@@ -280,6 +281,8 @@ class Group {
     bool leads_ = false;    // the head of its program is a slice ahead of the rest
     bool streams_ = false;  // the result of this call is written past the caches
     Reads reads_ = Reads::unknown;  // agreed by all
+    bool far_ = false;              // some of them by the kernel
+    HugePages huge_pages_;
     std::vector<Buffers> buffers_;  // of this call, by rank
     std::vector<std::byte> scratch_;
     std::vector<std::uint32_t> known_;   // flags as last seen

@@ -160,3 +160,58 @@ def test_a_fork_of_a_rank_is_not_taken_for_it(processes: Any) -> None:
         return os.read(reader, 1) == b"1" and _core.peer_proof() != (0, 0)
 
     assert processes(3, work) == [True] * 3
+
+
+PIECE, OFTEN = 2 << 20, 16  # bytes of a huge page, and reads after which an array gets them
+
+
+def in_small_pages(count: int) -> Any:
+    """Return float32 numbers in pages of the usual size, from the middle of a huge one on."""
+    nbytes = 4 * count
+    memory = np.frombuffer(mmap.mmap(-1, nbytes + 2 * PIECE, mmap.MAP_PRIVATE), np.uint8)
+    start = -memory.ctypes.data % PIECE + PIECE // 2
+    x = memory[start : start + nbytes].view(np.float32)
+    x[:] = np.arange(count, dtype=np.float32)
+    return x
+
+
+def huge_bytes() -> int:
+    """Return how much of this process lies in huge pages."""
+    with open("/proc/self/smaps_rollup") as rollup:
+        found = next(line for line in rollup if line.startswith("AnonHugePages:"))
+    return 1024 * int(found.split()[1])
+
+
+def collapses() -> bool:
+    """Tell whether the kernel makes huge pages of an array when it is asked to, and not before."""
+    x = in_small_pages(PIECE)  # 8 MiB
+    if huge_bytes() >= PIECE:
+        return False
+    address = ctypes.c_void_p(x.ctypes.data + PIECE // 2)
+    return ctypes.CDLL(None).madvise(address, ctypes.c_size_t(PIECE), 25) == 0
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.usefixtures("always")
+def test_an_array_that_is_read_often_gets_huge_pages(size: int, processes: Any) -> None:
+    """It stays where it is and as it is; pieces that it has not whole are left alone."""
+
+    def work(comm: Any) -> tuple[bool, tuple[int, int], bool]:
+        able = collapses()
+        count = 3 * PIECE // 4
+        x = in_small_pages(count)
+        before, found = x.copy(), []
+        for calls in range(2 * OFTEN):
+            comm.barrier()  # so that nobody's result is made between two looks
+            if calls in {0, OFTEN - 1, OFTEN}:
+                found.append(huge_bytes())
+            y = comm.gather(x)
+            right = y is None or bool((y == before).all())
+            del y
+        return able, (found[1] - found[0], found[2] - found[1]), right and bool((x == before).all())
+
+    for rank, (able, (early, then), same) in enumerate(processes(size, work)):
+        assert same
+        if able and rank != 0:  # whose results lie in huge pages, too
+            # Of the first piece and the last one there is a half.
+            assert (early, then) == (0, 2 * PIECE)
