@@ -8,7 +8,8 @@ actions: hand on, and get ready to receive. `formula` is for stages that cost ex
 is the timeline with the costs that were measured. `quickest` is of the round that took least: what
 else the machine does, a rank that is not let run, looks like a bubble too, and `load` tells of it.
 Ranks keep the memory that they free: else the last stage, which frees its only micro-batch after
-every backward pass, would get its pages anew in every forward pass, and stages would not cost alike.
+every backward pass, would get its pages anew in every forward pass, and stages would not cost
+alike.
 Writes results/pipeline.json.
 
     python benchmarks/pipeline.py

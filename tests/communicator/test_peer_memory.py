@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,9 +178,8 @@ def in_small_pages(count: int) -> Any:
 
 def huge_bytes() -> int:
     """Return how much of this process lies in huge pages."""
-    with open("/proc/self/smaps_rollup") as rollup:
-        found = next(line for line in rollup if line.startswith("AnonHugePages:"))
-    return 1024 * int(found.split()[1])
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("AnonHuge")))
 
 
 def collapses() -> bool:
@@ -188,7 +188,7 @@ def collapses() -> bool:
     if huge_bytes() >= PIECE:
         return False
     address = ctypes.c_void_p(x.ctypes.data + PIECE // 2)
-    return ctypes.CDLL(None).madvise(address, ctypes.c_size_t(PIECE), 25) == 0
+    return bool(ctypes.CDLL(None).madvise(address, ctypes.c_size_t(PIECE), 25) == 0)
 
 
 @pytest.mark.parametrize("size", [2, 3])
