@@ -70,14 +70,63 @@ std::optional<DType> dtype_of(DataType type) {
 
 }  // namespace dlpack
 
+nb::object steal(PyObject* result) {
+    if (result == nullptr) PyErr_Clear();
+    return nb::steal(result);
+}
+
+// What an object of a class tells of itself, by the C function behind its attribute, or behind its method
+// without arguments: to be looked up by name takes longer than to answer.
+class Question {
+   public:
+    Question() = default;
+    Question(nb::handle type, const char* name) : name_(PyUnicode_InternFromString(name)) {
+        const nb::object found = nb::getattr(type, name, nb::none());
+        if (Py_TYPE(found.ptr()) == &PyGetSetDescr_Type) {
+            attribute_ = reinterpret_cast<PyGetSetDescrObject*>(found.ptr())->d_getset;
+        } else if (Py_TYPE(found.ptr()) == &PyMethodDescr_Type) {
+            const PyMethodDef* method = reinterpret_cast<PyMethodDescrObject*>(found.ptr())->d_method;
+            if (method->ml_flags == METH_NOARGS) method_ = method->ml_meth;
+        }
+    }
+    // Nothing, and no Python error, where there is no answer.
+    nb::object operator()(nb::handle object) const {
+        if (method_ != nullptr) return steal(method_(object.ptr(), nullptr));
+        if (attribute_ != nullptr) return steal(attribute_->get(object.ptr(), attribute_->closure));
+        return steal(PyObject_CallMethodNoArgs(object.ptr(), name_));
+    }
+
+   private:
+    PyObject* name_ = nullptr;
+    PyCFunction method_ = nullptr;
+    const PyGetSetDef* attribute_ = nullptr;
+};
+
+// A function of a module, without arguments or with one.
+class Function {
+   public:
+    Function() = default;
+    Function(nb::handle module, const char* name) : function_(nb::object(module.attr(name)).release().ptr()) {
+        if (PyCFunction_CheckExact(function_) == 0) return;
+        const int kind = PyCFunction_GET_FLAGS(function_);
+        if (kind == METH_NOARGS || kind == METH_O) direct_ = PyCFunction_GET_FUNCTION(function_);
+    }
+    PyObject* operator()(PyObject* given = nullptr) const {
+        if (direct_ != nullptr) return direct_(PyCFunction_GET_SELF(function_), given);
+        return given == nullptr ? PyObject_CallNoArgs(function_) : PyObject_CallOneArg(function_, given);
+    }
+
+   private:
+    PyObject* function_ = nullptr;
+    PyCFunction direct_ = nullptr;
+};
+
 // What we call of torch, found when the first tensor comes in, and never let go of.
 struct Torch {
     PyTypeObject* tensor = nullptr;
     const dlpack::ExchangeApi* api = nullptr;  // null if this torch lacks any of what follows
-    PyObject *increment_version = nullptr, *function_modes = nullptr, *dispatch_modes = nullptr,
-             *transform_level = nullptr;
-    PyObject *requires_grad = nullptr, *is_neg = nullptr, *is_conj = nullptr,
-             *untyped_storage = nullptr, *nbytes = nullptr, *storage_offset = nullptr;  // words
+    Function increment_version, function_modes, dispatch_modes, transform_level;
+    Question requires_grad, is_neg, is_conj, untyped_storage, nbytes, storage_offset;
 };
 
 const dlpack::ExchangeApi* exchange_api(nb::handle type) {
@@ -92,22 +141,18 @@ const dlpack::ExchangeApi* exchange_api(nb::handle type) {
 Torch found_in(nb::handle module, nb::handle type) {
     Torch torch;
     torch.tensor = reinterpret_cast<PyTypeObject*>(type.ptr());
-    const auto word = [](const char* name) { return PyUnicode_InternFromString(name); };
-    torch.requires_grad = word("requires_grad");
-    torch.is_neg = word("is_neg");
-    torch.is_conj = word("is_conj");
-    torch.untyped_storage = word("untyped_storage");
-    torch.nbytes = word("nbytes");
-    torch.storage_offset = word("storage_offset");
     try {
+        torch.requires_grad = Question(type, "requires_grad");
+        torch.is_neg = Question(type, "is_neg");
+        torch.is_conj = Question(type, "is_conj");
+        torch.untyped_storage = Question(type, "untyped_storage");
+        torch.storage_offset = Question(type, "storage_offset");
+        torch.nbytes = Question(module.attr("UntypedStorage"), "nbytes");
         const nb::object inner = module.attr("_C");
-        const auto function = [](nb::handle from, const char* name) {
-            return nb::object(from.attr(name)).release().ptr();
-        };
-        torch.increment_version = function(inner, "_increment_version");
-        torch.function_modes = function(inner, "_len_torch_function_stack");
-        torch.dispatch_modes = function(inner, "_len_torch_dispatch_stack");
-        torch.transform_level = function(inner.attr("_functorch"), "maybe_current_level");
+        torch.increment_version = Function(inner, "_increment_version");
+        torch.function_modes = Function(inner, "_len_torch_function_stack");
+        torch.dispatch_modes = Function(inner, "_len_torch_dispatch_stack");
+        torch.transform_level = Function(inner.attr("_functorch"), "maybe_current_level");
         torch.api = exchange_api(type);
     } catch (const nb::python_error&) {
         torch.api = nullptr;  // of another torch: its tensors take the long way
@@ -130,15 +175,6 @@ const Torch* torch_of(PyTypeObject* type) {
     return type == torch.tensor && torch.api != nullptr ? &torch : nullptr;
 }
 
-nb::object steal(PyObject* result) {
-    if (result == nullptr) PyErr_Clear();
-    return nb::steal(result);
-}
-
-nb::object asked(nb::handle object, PyObject* method) {
-    return steal(PyObject_CallMethodNoArgs(object.ptr(), method));
-}
-
 bool is_zero(const nb::object& number) {
     return number.is_valid() && PyLong_Check(number.ptr()) && PyLong_AsLong(number.ptr()) == 0;
 }
@@ -153,9 +189,8 @@ std::int64_t number_of(const nb::object& object) {
 
 // Whether somebody is told of all that torch does, and may make something else of it.
 bool somebody_looks_on(const Torch& torch) {
-    return !is_zero(steal(PyObject_CallNoArgs(torch.function_modes))) ||
-           !is_zero(steal(PyObject_CallNoArgs(torch.dispatch_modes))) ||
-           steal(PyObject_CallNoArgs(torch.transform_level)).ptr() != Py_None;
+    return !is_zero(steal(torch.function_modes())) || !is_zero(steal(torch.dispatch_modes())) ||
+           steal(torch.transform_level()).ptr() != Py_None;
 }
 
 // False for what is no memory of ours to read; also where torch itself says so.
@@ -183,13 +218,12 @@ std::optional<std::size_t> contiguous_count(const dlpack::Tensor& tensor) {
 std::optional<TensorMemory> read_tensor(nb::handle object) {
     const Torch* torch = torch_of(Py_TYPE(object.ptr()));
     if (torch == nullptr || somebody_looks_on(*torch)) return std::nullopt;
-    if (steal(PyObject_GetAttr(object.ptr(), torch->requires_grad)).ptr() != Py_False ||
-        asked(object, torch->is_neg).ptr() != Py_False)
+    if (torch->requires_grad(object).ptr() != Py_False || torch->is_neg(object).ptr() != Py_False)
         return std::nullopt;
-    nb::object storage = asked(object, torch->untyped_storage);
+    nb::object storage = torch->untyped_storage(object);
     if (!storage.is_valid()) return std::nullopt;
-    const std::int64_t held = number_of(asked(storage, torch->nbytes));
-    const std::int64_t offset = number_of(asked(object, torch->storage_offset));
+    const std::int64_t held = number_of(torch->nbytes(storage));
+    const std::int64_t offset = number_of(torch->storage_offset(object));
     dlpack::Tensor tensor;
     if (held < 0 || offset < 0 || !told(*torch, object, tensor)) return std::nullopt;
     const auto dtype = dlpack::dtype_of(tensor.dtype);
@@ -199,7 +233,7 @@ std::optional<TensorMemory> read_tensor(nb::handle object) {
     const std::size_t reach = (std::size_t(offset) + *count) * itemsize(*dtype);
     if (reach > std::size_t(held)) return std::nullopt;
     const bool complex = *dtype == DType::complex64 || *dtype == DType::complex128;
-    if (complex && asked(object, torch->is_conj).ptr() != Py_False) return std::nullopt;
+    if (complex && torch->is_conj(object).ptr() != Py_False) return std::nullopt;
     return TensorMemory{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, *count, *dtype,
                         {reinterpret_cast<const Py_ssize_t*>(tensor.shape), std::size_t(tensor.ndim)},
                         std::move(storage)};
@@ -220,7 +254,7 @@ void bump_version(nb::handle tensor) {
     const Torch* torch = torch_of(Py_TYPE(tensor.ptr()));
     if (torch == nullptr) return;
     const nb::tuple one = nb::make_tuple(tensor);
-    if (!nb::steal(PyObject_CallOneArg(torch->increment_version, one.ptr())).is_valid())
+    if (!nb::steal(torch->increment_version(one.ptr())).is_valid())
         throw nb::python_error();
 }
 
