@@ -300,9 +300,14 @@ void Group::slices(const Call& call, const Program& program, const Geometry& geo
                    Waiter& waiter) {
     std::size_t width = std::max<std::size_t>(geometry.longest, 1);
     const std::size_t out_blocks = program.out_here * program.parts;
-    streams_ = out_blocks * geometry.longest * call.item >= (program.folds ? 4 : 1) * stream_bytes;
+    // What this rank has just brought from there lies in its cache.
+    const bool brought = program.in_here > 0 && call.in == call.out && !program.folds;
+    streams_ = !brought &&
+               out_blocks * geometry.longest * call.item >= (program.folds ? 4 : 1) * stream_bytes;
     const std::size_t slots = program.slots * geometry.longest * call.item;
-    large_ = slots > small_bytes;
+    // A line that others look at is written once: several slots lie behind it.
+    small_from_ = program.slots > 1 ? line_bytes : 0;
+    large_ = slots > small_bytes - small_from_;
     apart_ = slots == 0;
     if (large_) {
         const std::size_t grain = std::max<std::size_t>(1, 64 / call.item);
@@ -321,6 +326,8 @@ void Group::slices(const Call& call, const Program& program, const Geometry& geo
         if (large_ && turn < slices) take_large(call, program, 1 + ahead, waiter);
         show_core();
         slice_ = larges_;
+        if (program.collects && !large_)
+            for (int other = 0; other < size_; ++other) __builtin_prefetch(&cell(other));
         const std::size_t all = program.instructions.size(), head = leads_ ? program.head : all;
         walk(call, program, geometry, 0, head, turn * width, width, waiter);
         if (leads_ && turn > 0) {

@@ -26,7 +26,8 @@ constexpr std::size_t default_slot_bytes = 256 * 1024;
 constexpr std::size_t window = 32;
 // Slices of large messages use so many sets of slots in turn.
 constexpr std::size_t large_sets = 3;
-constexpr std::size_t small_bytes = 56 + 1024;  // the rest of a cache line, and then some
+constexpr std::size_t line_bytes = 56;  // the rest of the cache line of a mark
+constexpr std::size_t small_bytes = line_bytes + 1024;
 
 // Every bit of the value counts in every bit of the result.
 inline std::uint32_t mix(std::uint32_t hash, std::uint64_t value) {
@@ -243,13 +244,14 @@ class Group {
         mine_->flag.set(base_ + number);
         if (apart_) prefetch_to_write(&cell(rank_).of(number + 1, true));
     }
-    // Where a rank's large slot lies moves on to the next rank with every use of its set, so that two ranks
-    // write in turn where they have just read, into cache lines that are theirs already; else each write
-    // would have to take every line back first. Any place will do, as long as all ranks agree:
+    // Where a rank's large slot lies moves back by one rank with every use of its set, so that two ranks in
+    // turn, and all along a chain, write where they have just read, into cache lines that are theirs already;
+    // else each write would have to take every line back first. Any place will do, as long as all ranks agree:
     // nobody begins such a slice before all have ended the last to use these slots.
     std::byte* slot(int rank, std::uint32_t index, std::size_t stride) {
-        if (!large_) return cell(rank).slots.data() + index * stride;
-        const std::size_t place = (std::size_t(rank) + slice_ / large_sets) % std::size_t(size_);
+        if (!large_) return cell(rank).slots.data() + small_from_ + index * stride;
+        const std::size_t ranks = std::size_t(size_);
+        const std::size_t place = (std::size_t(rank) + ranks - slice_ / large_sets % ranks) % ranks;
         return slots_ + (place * large_sets + slice_ % large_sets) * slot_bytes_ + index * stride;
     }
 
@@ -276,10 +278,11 @@ class Group {
     std::array<Turn, window> taken_{};
     std::array<LargeSet, large_sets> large_sets_;
     bool ended_ = false;
-    bool large_ = false;    // this call uses large slots
-    bool apart_ = false;    // or none: its posts have lines of their own
-    bool leads_ = false;    // the head of its program is a slice ahead of the rest
-    bool streams_ = false;  // the result of this call is written past the caches
+    bool large_ = false;          // this call uses large slots
+    bool apart_ = false;          // or none: its posts have lines of their own
+    std::size_t small_from_ = 0;  // where small slots begin in a cell
+    bool leads_ = false;          // the head of its program is a slice ahead of the rest
+    bool streams_ = false;        // the result of this call is written past the caches
     Reads reads_ = Reads::unknown;  // agreed by all
     bool far_ = false;              // some of them by the kernel
     HugePages huge_pages_;

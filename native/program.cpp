@@ -7,6 +7,9 @@ namespace roundelay {
 
 namespace {
 
+// From so many on, asking for what all of them show at once was measured to pay.
+constexpr std::ptrdiff_t many_waits = 3;
+
 std::size_t length(std::size_t count, std::size_t parts, std::size_t part) {
     return cut(count, parts, part + 1) - cut(count, parts, part);
 }
@@ -88,6 +91,11 @@ std::unique_ptr<Program> Program::decode(std::span<const std::uint32_t> words) {
     }
     program->head = std::size_t(std::ranges::find(program->instructions, Kind::wait, &Instruction::kind) -
                                 program->instructions.begin());
+    const auto end_of_head =
+        std::ranges::find(program->instructions, Kind::post, &Instruction::kind);
+    program->collects =
+        std::count_if(program->instructions.begin(), end_of_head,
+                      [](const Instruction& one) { return one.kind == Kind::wait; }) >= many_waits;
     program->operands.resize(reader.many(6));
     for (Operand& operand : program->operands) {
         operand.space = Space(reader.next());

@@ -78,6 +78,7 @@ class Program {
     bool reaches_out = false;  // reads and writes other ranks' outputs
     bool in_place = false;     // every rank's input and output are one buffer
     bool hears_all = false;    // this rank ends it after all have begun it; each was compared on the way
+    bool collects = false;     // this rank waits for many before it posts anything
     bool folds = false;        // this rank does: several sources into one
     std::vector<bool> posts_last;  // by rank: its program ends with a post, after all its reads
     std::vector<std::uint32_t> leads;  // by rank: its posts before its first wait

@@ -12,6 +12,7 @@ import pytest
 
 from roundelay.communicator import Communicator
 from roundelay.communicator.fast_method import FUNCTIONS
+from roundelay.errors import CollectiveMismatch
 
 METHODS = list(FUNCTIONS)
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -90,7 +91,8 @@ def outcome(call: Callable[..., Any], given: Call) -> Any:
     try:
         found = call(*plain, **named)
     except Exception as error:  # noqa: BLE001 - which one is what the test asks
-        return type(error), str(error)
+        broken = isinstance(error, CollectiveMismatch)  # where others are by now may change
+        return type(error), str(error).splitlines()[0] if broken else str(error)
     same = [found is one for one in arrays]
     return None if found is None else found.tolist(), [one.tolist() for one in arrays], same
 
@@ -101,6 +103,8 @@ def test_a_method_gives_what_its_function_gives(size: int, name: str, ranks: Any
     def work(comm: Any) -> list[Any]:
         wrong = []
         for fast, slow in zip(forms(name, size), forms(name, size), strict=True):
+            # A root may be a window ahead, and what it does next breaks what others are still at.
+            outcome(comm.barrier, ((), {}))
             for _ in range(2):  # what is called the first time has no program yet
                 got = outcome(getattr(comm, name), fast)
                 wanted = outcome(partial(FUNCTIONS[name], comm), slow)

@@ -9,7 +9,7 @@ from roundelay.arguments import shown
 from roundelay.engines import CollectiveCall, Selector, SizeClass
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.schedule import Schedule
-from roundelay.tuning import DEFAULT, Tuning, host_tuning, rounds_once
+from roundelay.tuning import Tuning, default_for, host_tuning, rounds_once
 
 __all__ = ["Selection", "anywhere"]
 
@@ -31,6 +31,7 @@ class Selection(Selector):
         self.size, self.cores = size, cores
         self._given = tuning
         self.tuning = tuning or host_tuning(size, cores=cores)
+        self._rounding_once = default_for(size, cores=0)  # no chains
 
     def for_size(self, size: int) -> Selection:
         """Return the choice for a group of so many ranks."""
@@ -42,7 +43,7 @@ class Selection(Selector):
             return _forced(call.collective, algorithm)
         name = self.tuning.choose(call.collective, call.nbytes)
         if (call.dtype in HALVES or call.op == "avg") and not rounds_once(name, self.size):
-            return DEFAULT.choose(call.collective, call.nbytes)
+            return self._rounding_once.choose(call.collective, call.nbytes)
         return name
 
     def choose_reading(self, call: CollectiveCall, algorithm: str | None) -> str:
