@@ -12,7 +12,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.parallel.functions import counts_of
 from roundelay.parallel.passes import going_back, number_of
-from roundelay.parallel.scratch import Scratch, large, scratch_of
+from roundelay.parallel.scratch import Scratch, large, plain, scratch_of
 
 __all__ = ["Dispatch", "planned"]
 
@@ -58,7 +58,9 @@ class Dispatch:
         """Return the tokens of all ranks that this rank's experts get, a tensor for each expert."""
         if self.comm is None or self.comm.size == 1:
             return list(torch.split(x.index_select(0, self.tokens), self.each))
-        return list(_There.apply(x, self, self.tokens, self.comm))  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            return list(_There.apply(x, self, self.tokens, self.comm))  # type: ignore[no-untyped-call]
+        return list(self.send_tokens(self.comm, x, self.tokens))
 
     def gather(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
         """Return for every token what its experts said, weighted; nothing for what was dropped."""
@@ -77,18 +79,24 @@ class Dispatch:
         """The rows that any rank sends or gets."""
         return max(map(sum, (*self.there, *self.back)))
 
-    def bring(
-        self, comm: Communicator, sent: torch.Tensor, scratch: Scratch
+    def send_tokens(
+        self, comm: Communicator, x: torch.Tensor, tokens: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        """Send rows that are sorted by expert; return those that come, for each expert here."""
-        came = scratch.rows("came", self.most, sum(self.each), sent)
-        came = comm.all_to_all(sent, out=came, axis=0, counts=self.there)
-        # They come rank by rank, and of each rank expert by expert.
-        pieces = torch.split(came, [count for theirs in self.counts for count in theirs])
-        found = [large(came, (count, *came.shape[1:])) for count in self.each]
-        for expert, each in enumerate(found):
-            torch.cat(pieces[expert :: len(found)], out=each)
-        return tuple(found)
+        """Send the rows that `tokens` names, or all, sorted; return those of each expert here."""
+        with scratch_of(comm) as scratch:
+            sent = scratch.rows("sent", self.most, len(self.choices), x)
+            if tokens is None:
+                sent.copy_(x)
+            else:
+                torch.index_select(x.detach(), 0, tokens, out=sent)
+            came = scratch.rows("came", self.most, sum(self.each), sent)
+            comm.all_to_all(plain(sent), out=plain(came), axis=0, counts=self.there)
+            # They come rank by rank, and of each rank expert by expert.
+            pieces = came.split_with_sizes([count for theirs in self.counts for count in theirs])
+            found = [large(came, (count, *came.shape[1:])) for count in self.each]
+            for expert, each in enumerate(found):
+                torch.cat(pieces[expert :: len(found)], out=each)
+            return tuple(found)
 
     def take_back(
         self,
@@ -99,13 +107,13 @@ class Dispatch:
     ) -> torch.Tensor:
         """Send what each expert said to where its rows came from; return `came`, filled."""
         by_expert = [
-            torch.split(said, [theirs[expert] for theirs in self.counts])
+            said.split_with_sizes([theirs[expert] for theirs in self.counts])
             for expert, said in enumerate(outputs)
         ]
         sent = scratch.rows("sent", self.most, sum(self.each), outputs[0])
         torch.cat([piece for theirs in zip(*by_expert, strict=True) for piece in theirs], out=sent)
-        returned: torch.Tensor = comm.all_to_all(sent, out=came, axis=0, counts=self.back)
-        return returned
+        comm.all_to_all(plain(sent), out=plain(came), axis=0, counts=self.back)
+        return came
 
 
 class _There(torch.autograd.Function):
@@ -116,13 +124,7 @@ class _There(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, plan: Dispatch, tokens: torch.Tensor | None, comm: Communicator
     ) -> tuple[torch.Tensor, ...]:  # Any: torch's
         ctx.plan, ctx.tokens = plan, tokens
-        with scratch_of(comm) as scratch:
-            sent = scratch.rows("sent", plan.most, len(plan.choices), x)
-            if tokens is None:
-                sent.copy_(x)
-            else:
-                torch.index_select(x.detach(), 0, tokens, out=sent)
-            return plan.bring(comm, sent, scratch)
+        return plan.send_tokens(comm, x, tokens)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -159,6 +161,8 @@ class _Back(torch.autograd.Function):
 
 
 def _weighed(rows: torch.Tensor, weights: torch.Tensor | None, plan: Dispatch) -> torch.Tensor:
+    if not torch.is_grad_enabled():
+        return _summed(rows, weights, plan)
     total: torch.Tensor = _Weighed.apply(rows, weights, plan)  # type: ignore[no-untyped-call]
     return total
 
@@ -172,10 +176,7 @@ class _Weighed(torch.autograd.Function):
     ) -> torch.Tensor:  # Any: torch's
         ctx.plan = plan
         ctx.save_for_backward(*([] if weights is None else [rows, weights]))
-        columns = [None] * plan.rows.shape[1] if weights is None else _columns(weights, rows)
-        if plan.kept is None:
-            return _all_summed(rows, columns, plan)
-        return _kept_summed(rows, columns, plan, plan.kept)
+        return _summed(rows, weights, plan)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -202,6 +203,13 @@ Columns = Sequence[torch.Tensor | None]  # a weight for each token, for its firs
 def _columns(weights: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
     """Return each column of weights in a shape that goes with rows."""
     return [column.view(-1, *(1,) * (rows.dim() - 1)) for column in weights.detach().unbind(1)]
+
+
+def _summed(rows: torch.Tensor, weights: torch.Tensor | None, plan: Dispatch) -> torch.Tensor:
+    columns = [None] * plan.rows.shape[1] if weights is None else _columns(weights, rows)
+    if plan.kept is None:
+        return _all_summed(rows, columns, plan)
+    return _kept_summed(rows, columns, plan, plan.kept)
 
 
 def _all_summed(rows: torch.Tensor, columns: Columns, plan: Dispatch) -> torch.Tensor:
@@ -258,8 +266,8 @@ def planned(
     else:
         chosen = kept.reshape(-1).nonzero().squeeze(1)
         chosen = chosen[flat[chosen].argsort(stable=True)]
-    rows = torch.zeros_like(flat)
-    rows[chosen] = torch.arange(len(chosen), device=experts.device)
+    rows = torch.zeros_like(flat) if kept is not None else torch.empty_like(flat)
+    rows.scatter_(0, chosen, torch.arange(len(chosen), device=experts.device))
     return Dispatch(
         comm,
         chosen,

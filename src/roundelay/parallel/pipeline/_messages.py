@@ -10,6 +10,7 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel.scratch import plain
 
 FIRST_TAG = 1 << 40  # out of the way of tags that people choose
 MOST_TENSORS = 1 << 10  # from one stage to the next
@@ -25,7 +26,6 @@ class TensorForm(NamedTuple):
 
 
 Form = tuple[TensorForm, ...]
-ARRAYS = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
 
 
 def form_of(stage: int, values: Any) -> Form:
@@ -52,14 +52,6 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _plain(data: torch.Tensor) -> Any:
-    """Return a tensor as an array where it can be one, of which messages ask less.
-
-    Its form was compared before, and others wait while a message is made ready.
-    """
-    return data.numpy() if data.is_cpu and data.dtype in ARRAYS else data
-
-
 class Mail:
     """What one rank sends and receives in one step."""
 
@@ -83,7 +75,7 @@ class Mail:
         tag = self._tag(edge, micro_batch, back=back)
         for number, value in enumerate(values):
             data = value.detach().contiguous()
-            self._sent.append(self._comm.start.send(_plain(data), rank, tag + number))
+            self._sent.append(self._comm.start.send(plain(data), rank, tag + number))
             self.messages += 1
             self.nbytes += data.numel() * data.element_size()
 
@@ -93,7 +85,7 @@ class Mail:
         if tag in self._wanted:
             return
         self._wanted[tag] = [
-            (self._comm.start.recv(_plain(buffer), rank, tag + number), buffer)
+            (self._comm.start.recv(plain(buffer), rank, tag + number), buffer)
             for number, buffer in enumerate(self._buffers(form))
         ]
 
