@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import roundelay as rd
-from roundelay.errors import InvalidArgumentError
+from roundelay.errors import CollectiveMismatch, InvalidArgumentError
 
 torch = pytest.importorskip("torch")
 
@@ -107,6 +107,28 @@ MIXES_BEHIND: dict[str, Layer] = {
 }
 
 
+TABLE, TURNS = torch.ones(4 * LENGTH, WIDTH), torch.ones(WIDTH)
+#: Places that begin at 0 on every rank; on one device they would go on.
+PLACES: dict[str, Layer] = {
+    "learnt": lambda x: x + TABLE[torch.arange(x.shape[1])],
+    "embedded": lambda x: x + F.embedding(torch.arange(0, x.shape[1]), TABLE),
+    "rotary": lambda x: x * (torch.arange(x.shape[1], dtype=x.dtype)[:, None] * TURNS).cos(),
+    "named": lambda x: x * torch.arange(start=0, end=x.shape[1])[:, None],
+    "first rows": lambda x: x + TABLE[: x.shape[1]],
+    "first rows of rows": lambda x: x + TABLE[None, : x.size(1), :],
+    "first rows by dots": lambda x: x + TABLE[None][..., 0 : x.size(1), :],
+    "narrow": lambda x: x + TABLE.narrow(0, 0, x.size(1)),
+    "written": lambda x: x.clone().add_(TABLE[: x.size(1)]),
+}
+PLACES_OF_ALL: dict[str, Layer] = {
+    "not used": lambda x: x + 0 * len(torch.arange(x.shape[1])) + TABLE[: x.shape[1]].new_ones(()),
+    "local": lambda x: x + TABLE[rd.local(torch.arange(x.shape[1])) + LENGTH],
+    "later": lambda x: x + TABLE[torch.arange(LENGTH, 2 * LENGTH)] + TABLE[LENGTH : 2 * LENGTH],
+    "others": lambda x: x + TABLE[torch.arange(LENGTH + 1)].sum(0),
+    "features": lambda x: x[..., : WIDTH // 2].repeat(1, 1, 2) * torch.arange(WIDTH),
+}
+
+
 def by_class(x: Any, reduction: str) -> Any:
     classes = torch.zeros(LENGTH, dtype=torch.long)
     return F.cross_entropy(x.view(-1, WIDTH), classes, reduction=reduction)
@@ -185,3 +207,29 @@ def test_a_hook_sees_gradients_of_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", SINGLE)
 def test_single_tokens_are_not(name: str, first: bool) -> None:  # noqa: FBT001
     assert called(SINGLE[name], first=first) == ["", ""]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("first", [False, True], ids=["behind", "before"])
+@pytest.mark.parametrize("name", PLACES)
+def test_places_from_0_on_are_refused(name: str, first: bool, layout: str) -> None:  # noqa: FBT001
+    """Before attention on all ranks; behind it on those that have them wrong."""
+
+    def body(comm: rd.Communicator) -> str:
+        x, layer = torch.ones(1, LENGTH + 1, WIDTH), PLACES[name]
+        try:
+            with rd.context_parallel(comm, layout=layout):
+                attended(layer(x)) if first else layer(attended(x))
+        except (InvalidArgumentError, CollectiveMismatch) as error:
+            return str(error)
+        return ""
+
+    told = rd.run(body, 2, "threads")
+    assert "rd.sequence_positions" in told[1]
+    assert ("rd.sequence_positions" in told[0]) == (first or layout == "zigzag")
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["behind", "before"])
+@pytest.mark.parametrize("name", PLACES_OF_ALL)
+def test_other_places_are_not(name: str, first: bool) -> None:  # noqa: FBT001
+    assert called(PLACES_OF_ALL[name], first=first) == ["", ""]

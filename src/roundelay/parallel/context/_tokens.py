@@ -76,6 +76,10 @@ class Tokens:
             self._held[x] = CutDim(dim, (x.size(dim),) * self.size, 0, tokens=True)
         return x
 
+    def among(self, leaves: Sequence[Any]) -> bool:
+        """Tell whether any of these has tokens."""
+        return any(isinstance(one, torch.Tensor) and one in self._held for one in leaves)
+
     def run(self, func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Call a function, and know which of its results have tokens; or refuse it."""
         leaves = [one for one in tree_leaves((args, options)) if isinstance(one, torch.Tensor)]

@@ -59,7 +59,7 @@ def attention(
     problem = problem or _wrong_kinds(q, k, v) or _wrong_shapes(q, k, v)
     problem = problem or _wrong_heads(q, k, method, comm.size)
     if problem:
-        agree("attention", comm, dict.fromkeys(ALIKE, 0), 0, problem)
+        refuse(comm, problem)
     q, k, v = (_cast(unmarked(x, inside=True)) for x in (q, k, v))
     factor = 1 / math.sqrt(q.size(-1)) if scale is None else float(scale)
     if comm.size == 1 and q.dim() == FOLDED and q.size(-2):  # nothing to compare, nor to fold
@@ -85,6 +85,11 @@ def attention(
         spans = spans_so_long(lengths, layout)
         out = ulysses_attention(q, k, v, comm=comm, spans=spans, causal=causal, scale=factor)
     return out.reshape(*batch, *out.shape[1:])
+
+
+def refuse(comm: Communicator, problem: str) -> None:
+    """Refuse a call of attention on all ranks, by what is wrong on this one."""
+    agree("attention", comm, dict.fromkeys(ALIKE, 0), 0, problem)
 
 
 def _cast(x: torch.Tensor) -> torch.Tensor:

@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 
 from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.context._mixing import Mixing, mixing
+from roundelay.parallel.context._places import Places, problem
 from roundelay.parallel.context._tokens import Tokens, mixed
-from roundelay.parallel.context.attention import attention
+from roundelay.parallel.context.attention import attention, refuse
 from roundelay.parallel.context.plan import METHODS, check_layout
 from roundelay.parallel.cut_tensor import local
 
@@ -75,6 +77,8 @@ class _OverRanks(TorchFunctionMode):
         self._length: int | None = None
         self._before: dict[int, Mixing] = {}
         self._tokens = Tokens(comm.size)
+        #: Of the first rank, places from 0 on are the right ones, where its tokens lie together.
+        self._places = Places() if comm.rank or layout != "contiguous" else None
 
     def __torch_function__(
         self,
@@ -96,13 +100,28 @@ class _OverRanks(TorchFunctionMode):
                 f"torch.nn.functional.scaled_dot_product_attention there, or rd.attention."
             )
         if func is local:
-            return args[0].view_as(args[0])  # of which nobody knows that it has tokens
+            own = args[0].view_as(args[0])  # of which nobody knows that it has tokens
+            return own if self._places is None else self._places.let(own)
         if self.comm.size == 1 or _ours(sys._getframe(1)):  # noqa: SLF001 - who calls
             return func(*args, **(kwargs or {}))
         found = mixing(func, args, kwargs or {})
         if found is not None:
             self._note(found)
-        return self._tokens.run(func, args, kwargs or {})
+        if self._places is None:
+            return self._tokens.run(func, args, kwargs or {})
+        leaves = tree_leaves((args, kwargs))
+        wrong = self._wrong_places(leaves) if self._tokens.among(leaves) else ""
+        if wrong:
+            raise InvalidArgumentError(wrong)
+        result = self._tokens.run(func, args, kwargs or {})
+        self._places.follow(func, args, kwargs or {}, result)
+        return result
+
+    def _wrong_places(self, given: Sequence[Any]) -> str:
+        """Say which places from 0 on went into tensors that meet attention or its tokens."""
+        found = {} if self._places is None else self._places.of(given)
+        length = self._length
+        return problem(found[length], length) if length is not None and length in found else ""
 
     def _note(self, found: Mixing) -> None:
         """Refuse what mixes tokens; as long as nobody knows how many there are, note it."""
@@ -136,6 +155,9 @@ class _OverRanks(TorchFunctionMode):
             )
         if query.dim() > 1:
             self._learn(query.size(-2))
+            wrong = self._wrong_places((query, key, value))
+            if wrong:
+                refuse(self.comm, wrong)
         if not torch.is_grad_enabled():
             _refuse_checkpoint(sys._getframe())  # noqa: SLF001 - who calls
         return attention(
