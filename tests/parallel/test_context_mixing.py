@@ -118,6 +118,7 @@ PLACES: dict[str, Layer] = {
     "first rows of rows": lambda x: x + TABLE[None, : x.size(1), :],
     "first rows by dots": lambda x: x + TABLE[None][..., 0 : x.size(1), :],
     "narrow": lambda x: x + TABLE.narrow(0, 0, x.size(1)),
+    "by a mask": lambda x: x + TABLE[torch.ones(x.shape[:2], dtype=torch.long).cumsum(-1) - 1],
     "written": lambda x: x.clone().add_(TABLE[: x.size(1)]),
 }
 PLACES_OF_ALL: dict[str, Layer] = {

@@ -83,8 +83,7 @@ def _along(
     for dim in dims:
         if square or dim % x.dim() != x.dim() - 1:
             return Mixing(f"{name} along dim {dim} of shape {list(x.shape)}", x.size(int(dim)))
-    flat = name.startswith("cum") and not x.is_floating_point()  # places, by a mask of tokens
-    return Mixing(f"{name} of shape {list(x.shape)}", x.size(-1)) if flat else None
+    return None
 
 
 def _product(a: torch.Tensor, b: object) -> Mixing | None:

@@ -18,7 +18,7 @@ from roundelay.parallel._cut_dim import words
 
 __all__ = ["Places"]
 
-STARTS = words("arange narrow __getitem__")
+STARTS = words("arange narrow __getitem__ cumsum")
 #: What takes nothing of a tensor but its shape.
 SHAPES = words("zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones "
                "new_empty new_full new_tensor")  # fmt: skip
@@ -93,6 +93,9 @@ def _counted(
         dim, start, length = (*args[1:], *(one for one in named if one is not None))
         if isinstance(dim, int) and start == 0 and isinstance(length, int):
             yield from _first(x, dim % max(1, x.dim()), length)
+    elif name == "cumsum" and isinstance(x, torch.Tensor) and not x.is_floating_point():
+        if x.dim():  # of a mask of tokens
+            yield x.size(-1), f"cumsum of shape {[*x.shape]}"
     elif name == "__getitem__" and isinstance(x, torch.Tensor):
         yield from _first_rows(x, args[1])
 
