@@ -69,7 +69,8 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def be_rank(comm: rd.Communicator) -> dict[Case, list[Step]]:
     """Return what this rank computed when, in every round of every case."""
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[comm.rank :: comm.size])
+    share = len(cores) // comm.size  # neighbours, which may be threads of one core
+    os.sched_setaffinity(0, cores[comm.rank * share : (comm.rank + 1) * share])
     libc = ctypes.CDLL(None)
     for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
         libc.mallopt(option, EVER)
