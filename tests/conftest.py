@@ -79,6 +79,7 @@ SAMPLED = {
     "training/test_ps_order.py": 3,
     "training/test_same_values.py": 3,
     "training/test_steps.py": 4,
+    "training/test_steps_written.py": 4,
     "training/test_zero_late.py": 3,
     "training/test_zero_offload.py": 3,
     "training/test_zero_saved.py": 3,
