@@ -55,7 +55,7 @@ LAYERS: dict[str, Callable[[rd.Communicator], Layer]] = {
     "reduce_scatter": lambda comm: lambda x: functions.reduce_scatter(x, comm, 1),
     "all_to_all": lambda comm: lambda x: functions.all_to_all(x, comm, 1, 3),
     "summed": lambda comm: lambda x: summed(comm, x)[0],
-    "shard_sequence": lambda comm: lambda x: rd.shard_sequence(x, comm, 1),
+    "unshard_sequence": lambda comm: lambda x: rd.unshard_sequence(x, comm, 1),
     "ring": of_attention("ring"),
     "ulysses": of_attention("ulysses"),
     "experts": of_experts,

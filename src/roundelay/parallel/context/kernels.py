@@ -102,15 +102,16 @@ def _chosen(tile: Tile) -> tuple[Kernel, int]:
 
 
 def _widened(tile: Tile, width: int) -> Tile:
-    if tile.q.size(-1) == tile.v.size(-1) == width:
-        return tile
     q, k, v = (_wide(x, width) for x in (tile.q, tile.k, tile.v))
-    return replace(tile, q=q, k=k, v=v)
+    return tile if q is tile.q and k is tile.k and v is tile.v else replace(tile, q=q, k=k, v=v)
 
 
 def _wide(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return a tensor with so many dims of a head, beside one another: kernels look no further."""
     more = width - x.size(-1)
-    return torch.nn.functional.pad(x, (0, more)) if more else x
+    if more:
+        return torch.nn.functional.pad(x, (0, more))
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _cpu_forward(tile: Tile) -> Pair:

@@ -23,7 +23,8 @@ def shard_sequence(
     """Return this rank's tokens of a whole sequence that all ranks have, along a dim.
 
     Lengths that do not divide are right: some ranks have one token more. The gradient of the whole
-    comes together on every rank. Tokens and targets are divided alike, before anything else.
+    is that of this rank's tokens, and zero elsewhere: those of all ranks add up, as those of
+    parameters do. Tokens and targets are divided alike, before anything else.
     """
     dim, problem = _checked("shard_sequence", x, dim, layout)
     length = x.size(dim) if not problem else 0
@@ -38,7 +39,9 @@ def unshard_sequence(
 ) -> torch.Tensor:
     """Return the whole sequence of all ranks' shards, in the order of its tokens.
 
-    All ranks go on with it alike: the gradient of a shard is the part of the whole's that is its.
+    The gradient of a shard is the sum of what the losses of all ranks say of its tokens. That is
+    right where gradients of parameters are averaged over the ranks, as `rd.prepare` does, whether
+    all go on with the whole alike or not.
     """
     dim, problem = _checked("unshard_sequence", x, dim, layout)
     rest = "" if problem else str([*x.shape[:dim], *x.shape[dim + 1 :], x.dtype])
@@ -116,14 +119,19 @@ class _Shard(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, comm: Communicator, dim: int, spans: list[tuple[Span, ...]]
     ) -> torch.Tensor:
-        ctx.how, ctx.number = (comm, dim, spans), number_of(comm)
+        ctx.rank, ctx.how = comm.rank, (dim, spans)
         return shares(x, dim, spans[comm.rank : comm.rank + 1])[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        comm, *how = ctx.how
-        with going_back("rd.shard_sequence", comm, ctx.number) as ranks:
-            return _apply(_Unshard, grads[0], ranks, *how), None, None, None
+        dim, spans = ctx.how
+        lengths = [sum(stop - start for start, stop in each) for each in spans]
+        parts = [
+            grads[0] if rank == ctx.rank else grads[0].new_zeros(()).expand(
+                *grads[0].shape[:dim], length, *grads[0].shape[dim + 1 :])
+            for rank, length in enumerate(lengths)
+        ]  # fmt: skip
+        return in_order(parts, dim, spans), None, None, None
 
 
 class _Unshard(torch.autograd.Function):
@@ -131,7 +139,7 @@ class _Unshard(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, comm: Communicator, dim: int, spans: list[tuple[Span, ...]]
     ) -> torch.Tensor:
-        ctx.how = comm, dim, spans
+        ctx.how, ctx.number = (comm, dim, spans), number_of(comm)
         rows = x.detach().movedim(dim, 0).contiguous()
         counts = [sum(stop - start for start, stop in each) for each in spans]
         every = torch.split(comm.all_gather(rows, axis=0, counts=counts), counts)
@@ -139,4 +147,26 @@ class _Unshard(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _apply(_Shard, grads[0], *ctx.how), None, None, None
+        comm, *how = ctx.how
+        with going_back("rd.unshard_sequence", comm, ctx.number) as ranks:
+            return _apply(_Summed, grads[0], ranks, *how), None, None, None
+
+
+class _Summed(torch.autograd.Function):
+    """The sum of what all ranks have of the whole, of which each keeps its tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, comm: Communicator, dim: int, spans: list[tuple[Span, ...]]
+    ) -> torch.Tensor:
+        ctx.how, ctx.number = (comm, dim, spans), number_of(comm)
+        parts = [part.movedim(dim, 0) for part in shares(x.detach(), dim, spans)]
+        counts = [len(part) for part in parts]
+        total = comm.reduce_scatter(torch.cat(parts).contiguous(), axis=0, counts=counts)
+        return total.movedim(0, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        comm, *how = ctx.how
+        with going_back("rd.unshard_sequence", comm, ctx.number) as ranks:
+            return _apply(_Unshard, grads[0], ranks, *how), None, None, None
