@@ -17,7 +17,7 @@ from roundelay.errors import (  # noqa: E402
     NotFiniteError,
     RoundelayError,
 )
-from steps import (  # noqa: E402
+from small_steps import (  # noqa: E402
     SIZES,
     WAYS,
     Place,

@@ -16,7 +16,7 @@ from roundelay.errors import (  # noqa: E402
     CollectiveMismatch,
     InvalidArgumentError,
 )
-from steps import (  # noqa: E402
+from small_steps import (  # noqa: E402
     SIZES,
     START,
     WAYS,
