@@ -55,12 +55,11 @@ class Gloo:
         """Return memory of this process, which is kept as ours is."""
         return np.empty(length, dtype)
 
-    def all_to_all(
-        self, x: torch.Tensor, *, out: torch.Tensor, axis: int, counts: list[list[int]]
-    ) -> torch.Tensor:
+    def all_to_all(self, x: Any, *, out: Any, axis: int, counts: list[list[int]]) -> Any:
         """Send so many rows from each rank to each."""
         del axis
-        dist.all_to_all_single(out, x, [row[self.rank] for row in counts], counts[self.rank])
+        came, sent = torch.as_tensor(out), torch.as_tensor(x)
+        dist.all_to_all_single(came, sent, [row[self.rank] for row in counts], counts[self.rank])
         return out
 
 
@@ -111,7 +110,7 @@ def be_rank(comm: rd.Communicator, store: str, tokens: int, width: int) -> dict[
 
     def alone(way: Any) -> torch.Tensor:
         way.all_to_all(rows, out=came, axis=0, counts=there)
-        return way.all_to_all(came, out=returned, axis=0, counts=back).clone()
+        return torch.as_tensor(way.all_to_all(came, out=returned, axis=0, counts=back)).clone()
 
     ways: Ways = {}
     for name, way in {"ours": comm, "gloo": gloo}.items():

@@ -36,29 +36,14 @@ from roundelay.pipelines import StageCosts, pipeline_called, price_pipeline
 
 FILE = Path(__file__).parent / "results" / "pipeline.json"
 RANKS = (2, 4)
-LAYERS, WIDTH, ROWS = 128, 384, 128  # rows of a micro-batch
+LAYERS, WIDTH, ROWS = 64, 384, 128  # rows of a micro-batch
 MICRO_BATCHES = (4, 8)
 WORDS = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")
-ROUNDS = 9
+ROUNDS = 15
 TRIM_THRESHOLD, MMAP_THRESHOLD, EVER = -1, -3, 1 << 30  # of glibc's mallopt
 Case = tuple[str, int]
 Span = tuple[str, int, float, float]  # kind, stage, start, end
 Step = tuple[list[Span], float]  # what a rank computed when, and how long it waited
-
-
-class Scaled(nn.Linear):
-    """A first layer whose input has a gradient, as that of every later stage has.
-
-    A batch that asks for its gradient would cost more: each micro-batch's is added to all of it.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width, width)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scale, then do what the others do."""
-        return super().forward(x * self.scale)
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -69,8 +54,7 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def be_rank(comm: rd.Communicator) -> dict[Case, list[Step]]:
     """Return what this rank computed when, in every round of every case."""
     cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // comm.size  # neighbours, which may be threads of one core
-    os.sched_setaffinity(0, cores[comm.rank * share : (comm.rank + 1) * share])
+    os.sched_setaffinity(0, cores[comm.rank :: comm.size])
     libc = ctypes.CDLL(None)
     for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
         libc.mallopt(option, EVER)
@@ -79,18 +63,18 @@ def be_rank(comm: rd.Communicator) -> dict[Case, list[Step]]:
     pipes: dict[Case, rd.Pipeline] = {}
     for count in MICRO_BATCHES:
         for word in WORDS:
-            others = (nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS - 1))
-            model = nn.Sequential(Scaled(WIDTH), *others)
+            model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
             pipes[word, count] = rd.Pipeline(
                 model, comm=comm, schedule=word, micro_batches=count, loss=loss_of
             )
     steps: dict[Case, list[Step]] = {case: [] for case in pipes}
     for number in range(ROUNDS + 2):
         for case, pipe in pipes.items():
-            x = torch.ones(case[1] * ROWS, WIDTH)
+            # Gradients of the batch are computed, too, as in a stage that is not the first.
+            x = torch.ones(case[1] * ROWS, WIDTH, requires_grad=True)
             pipe.zero_grad()
             comm.barrier()
-            pipe.step(x, x)
+            pipe.step(x, x.detach())
             if number >= 2:  # noqa: PLR2004 - rounds to warm up
                 spans = [(span.action.kind, span.action.stage, span.start, span.end)
                          for span in pipe.record.spans]  # fmt: skip
