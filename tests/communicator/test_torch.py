@@ -47,6 +47,26 @@ def test_every_dtype_and_layout(ranks: Any) -> None:
             ranks(3, work)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_are_swapped_in_place(dtype: Any, ranks: Any) -> None:
+    """Also where the two buffers are two views of a tensor, or one is numpy's."""
+
+    def work(comm: Any) -> None:
+        other = 1 - comm.rank
+        for numel in (2, 1_000_000):
+            every = (torch.arange(2 * numel) % 100).to(dtype)
+            row = every + comm.rank
+            views = [(row, row), (row[:numel], row[numel // 2 : -numel // 2])]
+            if dtype is torch.float32:
+                views.append((row.numpy(), row))
+            for x, into in views:
+                row.copy_(every + comm.rank)
+                assert comm.sendrecv(x, other, into, other) is into
+                assert torch.equal(into, every[: len(into)] + other)
+
+    ranks(2, work)
+
+
 def test_halves_round_once(ranks: Any) -> None:
     def work(comm: Any) -> None:
         rng = torch.Generator().manual_seed(7)

@@ -16,7 +16,7 @@ import numpy as np
 from roundelay import _core
 from roundelay.arguments import index_of, indices_of, shown
 from roundelay.communicator.buffers import Bound, bind
-from roundelay.communicator.memory import contiguous, is_block, new, overlap, same
+from roundelay.communicator.memory import apart, contiguous, is_block, new, overlap, same
 from roundelay.engines import CollectiveCall
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.reductions import LOGICAL, REDUCTIONS, Array, Located, paired, reduction
@@ -135,7 +135,7 @@ class CallBuilder:
             block = None if blocks else self.rank
             target = _target(name, source, out, shape, fresh=True, block=block)
             call.output, call.finish = _writable(name, target)
-            call.input = _apart(given, call.output)
+            call.input = apart(given, call.output)
         return call
 
     def _gathered(
@@ -189,7 +189,7 @@ class CallBuilder:
         block = None if blocks else self.rank
         target = _target(name, source, out, shape, fresh=True, block=block)
         data, deliver = _writable(name, target)
-        given = _apart(contiguous(source.array), data)
+        given = apart(contiguous(source.array), data)
         call = _make(name, source, given.size // self.size, deliver, given, data, op=op)
         call.axis, call.counts, call.nbytes = axis is not None, blocks, given.nbytes
         return self._as_logical(call)
@@ -238,7 +238,7 @@ class CallBuilder:
             blocks = [count * row for line in matrix for count in line]
         target = _target(name, source, out, shape, fresh=True)
         data, deliver = _writable(name, target)
-        given = _apart(given, data)
+        given = apart(given, data)
         call = _make(name, source, given.size // self.size, deliver, given, data)
         call.axis, call.counts, call.nbytes = axis is not None, blocks, call.item * given.size
         if blocks:  # told by all ranks alike, unlike what this one brings
@@ -357,11 +357,6 @@ def _target(
     ):
         raise InvalidArgumentError(f"{name}: out= overlaps x in part. Pass separate memory.")
     return target
-
-
-def _apart(given: Array, result: Array) -> Array:
-    """Return the input in memory that the result is not written to."""
-    return given.copy() if overlap(given, result) else given
 
 
 def _writable(name: str, target: Bound) -> tuple[Array, Callable[[], Any]]:

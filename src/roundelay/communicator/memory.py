@@ -15,6 +15,7 @@ from roundelay.reductions import Array
 
 __all__ = [
     "Memory",
+    "apart",
     "contiguous",
     "folded",
     "is_block",
@@ -46,6 +47,16 @@ def overlap(one: Memory, other: Memory) -> bool:
     if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
         return False
     return np.may_share_memory(one, other)
+
+
+def apart(given: Memory, written: Memory) -> Memory:
+    """Return what is given in memory that is not written meanwhile: itself, or a copy."""
+    if not overlap(given, written):
+        return given
+    try:
+        return given.copy()
+    except MemoryError:
+        raise NoRoomError(given.nbytes, _core.available_memory()) from None
 
 
 def same(one: Memory, other: Memory) -> bool:
