@@ -90,6 +90,9 @@ class WorldReport:
         """
         found = [self._wait(rank, wait) for wait in self._world.waits(rank)]
         latest = self.last_of(at, rank)
+        if self._world.stood_still(rank):
+            doing = f"it was in {'; '.join(dict.fromkeys(found))}" if found else self.last(latest)
+            return [f"stopped (process {self._world.pid(rank)} does not run); {doing}"]
         if found:
             ended = [f"{self.call(latest)}{self.group(at)}"] if latest[1] == _core.ENDING else []
             return [*ended, *found]
