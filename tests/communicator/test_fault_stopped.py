@@ -15,6 +15,7 @@ import pytest
 
 from roundelay import _core
 from roundelay.errors import CollectiveTimeout, CommunicationError
+from roundelay.live.snapshot import look
 
 FIRST, LATER = 1.5, 60.0  # seconds; the rank with the short timeout is the first to give up
 SOON = 20.0
@@ -30,6 +31,12 @@ def until(what: Callable[[], bool]) -> None:
 def is_stopped(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     return stat.rsplit(")", 1)[1].split()[0] == "T"
+
+
+def stop(comm: Any, rank: int) -> None:
+    pid = comm._engine.world.pid(rank)
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: is_stopped(pid))
 
 
 def told(comm: Any, work: Callable[[], Any], victim: int) -> str:
@@ -119,6 +126,54 @@ def test_who_is_stopped_inside_a_call_is_told_as_stopped(numel: int, processes: 
             assert "circle" not in message
             each_rank_once(message, 3)
     assert hit
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_stopped_rank_is_in_no_circle(size: int, processes: Any) -> None:
+    """What it waited for has come meanwhile: it answers as soon as it goes on."""
+    victim = size - 1
+
+    def work(comm: Any) -> str:
+        world, right, x = comm._engine.world, (comm.rank + 1) % size, np.ones(4)
+        comm.barrier()
+        if comm.rank == victim:
+            comm.timeout = LATER
+            comm.recv(x, 0)
+            with pytest.raises(CollectiveTimeout) as caught:
+                until(lambda: world.trouble is not None)
+                comm.send(x, victim - 1)
+            return str(caught.value)
+        if comm.rank == 0:
+            until(lambda: all(world.waits(other) for other in range(1, size)))
+            stop(comm, victim)
+            names = comm._engine.selector.algorithms
+            until(lambda: look(world, names).ranks[victim].state == "stopped")
+            assert look(world, names).straggler == victim  # though it shows that it waits for me
+            comm.send(x, victim)
+        return told(comm, lambda: comm.recv(x, right), victim)
+
+    for message in processes(size, work):
+        assert "circle" not in message
+        assert re.search(rf"^Rank 0 .* rank {victim}, which is stopped \(", message)
+        line = rf"\n  rank {victim}: stopped \(.* does not run\); it was in recv from rank 0, tag 0"
+        assert re.search(line, message)
+        each_rank_once(message, size)
+
+
+def test_a_circle_of_others_is_told_beside_a_stopped_rank(processes: Any) -> None:
+    def work(comm: Any) -> str:
+        comm.barrier()
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return ""
+        if comm.rank == 0:
+            until(lambda: is_stopped(comm._engine.world.pid(2)))
+        return told(comm, lambda: comm.recv(np.ones(4), 1 - comm.rank), 2)
+
+    found = processes.outcomes(3, work)
+    for message in (found[0].value, found[1].value):
+        assert "They wait in a circle: rank 0 waits for rank 1, rank 1 waits for rank 0" in message
+        assert re.search(r"^  rank 2: stopped \(", message, re.MULTILINE)
 
 
 @pytest.mark.parametrize("size", [2, 4])
