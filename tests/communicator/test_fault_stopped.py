@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -200,3 +201,30 @@ def test_who_is_busy_at_the_end_of_the_waiting_is_told(size: int, ranks: Any) ->
         )
         assert f"Rank 0 waited 0.8 s for {end}" in message
         each_rank_once(message, size)
+
+
+def test_a_rank_is_named_once_whatever_its_threads_wait_for(ranks: Any) -> None:
+    def work(comm: Any) -> str:
+        comm.barrier()
+        messages: list[str] = []
+
+        def wait() -> None:
+            try:
+                comm.recv(np.ones(4), 1)
+            except CollectiveTimeout as error:
+                messages.append(str(error))
+
+        if comm.rank == 0:
+            threads = [threading.Thread(target=wait) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return messages[0]
+        until(lambda: comm._engine.world.trouble is not None)
+        with pytest.raises(CollectiveTimeout) as caught:
+            comm.barrier()
+        return str(caught.value)
+
+    for message in ranks(2, work, timeout=1):
+        each_rank_once(message, 2)

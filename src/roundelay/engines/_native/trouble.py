@@ -192,7 +192,7 @@ def _waits(engine: NativeEngine, at: int, call: int) -> str:
     report = _report(engine)
     seen: dict[str, list[int]] = {}
     for rank in range(engine.world.size):
-        for line in report.of_rank(at, call, rank):
+        for line in dict.fromkeys(report.of_rank(at, call, rank)):
             seen.setdefault(line, []).append(rank)
     return _lines(seen)
 
