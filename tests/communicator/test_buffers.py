@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import roundelay as rd
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 
 SIZES = (1, 2, 3, 4)
@@ -266,6 +267,42 @@ def frozen(shape: Any) -> Any:
     made = np.ones(shape)
     made.flags.writeable = False
     return made
+
+
+#: Calls that write their `x`, and whether they take out= instead.
+IN_PLACE: list[tuple[str, Callable[[Any, Any], Any], bool]] = [
+    ("all_reduce", lambda c, x: c.all_reduce(x), True),
+    ("reduce", lambda c, x: c.reduce(x, root=c.rank), True),
+    ("scan", lambda c, x: c.scan(x), True),
+    ("exscan", lambda c, x: c.exscan(x), True),
+    ("of one's own", lambda c, x: c.all_reduce(x, rd.Op(np.add)), True),
+    ("broadcast", lambda c, x: c.broadcast(x, root=1 - c.rank), False),
+    ("recv", lambda c, x: c.recv(x, 1 - c.rank), False),
+    ("sendrecv", lambda c, x: c.sendrecv(np.ones(3), 1 - c.rank, x, 1 - c.rank), False),
+    ("given out", lambda c, x: c.all_reduce(np.ones(3), out=x), False),
+    ("gathered out", lambda c, _: c.all_gather(np.ones(3), out=frozen((2, 3))), False),
+]
+
+
+@pytest.mark.parametrize("kind", ["array", "bytes"])
+def test_the_way_out_of_read_only_memory_is_one_that_the_call_has(kind: str, threads: Any) -> None:
+    def work(comm: Any) -> list[str]:
+        wrong = []
+        for name, call, takes_out in IN_PLACE:
+            x: Any = (
+                frozen(3)
+                if kind == "array"
+                else memoryview(array.array("d", [1, 2, 3])).toreadonly()
+            )
+            with pytest.raises(InvalidArgumentError, match="read-only") as caught:
+                call(comm, x)
+            due = "Pass out= or a copy." if takes_out else "Pass a copy."
+            if not str(caught.value).endswith(due):
+                wrong.append(f"{name}: {caught.value}")
+            comm.barrier()
+        return wrong
+
+    assert threads(2, work) == [[], []]
 
 
 def test_what_is_refused_is_named_and_breaks_nothing(threads: Any) -> None:

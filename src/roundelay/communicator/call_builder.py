@@ -40,7 +40,7 @@ class CallBuilder:
         source = bind(name, x)
         _check_op(name, op, source)
         target = _target(name, source, out, source.array.shape)
-        data, deliver = _writable(name, target)
+        data, deliver = _writable(name, target, or_out=out is None)
         given = data if out is None else contiguous(source.array)
         return self._as_logical(_make(name, source, source.array.size, deliver, given, data, op=op))
 
@@ -94,7 +94,7 @@ class CallBuilder:
             given = contiguous(source.array)
             return _make("reduce", source, numel, _nothing, given, None, op=op, root=root)
         target = _target("reduce", source, out, source.array.shape)
-        data, deliver = _writable("reduce", target)
+        data, deliver = _writable("reduce", target, or_out=out is None)
         given = data if out is None else contiguous(source.array)
         return self._as_logical(
             _make("reduce", source, numel, deliver, given, data, op=op, root=root)
@@ -359,9 +359,9 @@ def _target(
     return target
 
 
-def _writable(name: str, target: Bound) -> tuple[Array, Callable[[], Any]]:
+def _writable(name: str, target: Bound, *, or_out: bool = False) -> tuple[Array, Callable[[], Any]]:
     """Return contiguous memory for the result, and what brings it to the caller."""
-    target.require_writable(name, "result")
+    target.require_writable(name, "result", or_out=or_out)
     array = target.array
     if array.flags.c_contiguous:
 
