@@ -41,25 +41,30 @@ class Message(Generic[ResultT]):
         self, rank: int, request: MessageRequest, bound: Bound, keep: Any, mark: Mark
     ) -> None:
         self._rank, self.request, self._bound, self._keep = rank, request, bound, keep
-        self._mark = mark
+        self._mark, self._over = mark, False  # over once it was waited for
         self.source: int | None = None
         self.tag: int | None = None
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self.request.done()
+        return self._over or self.request.done()
 
     def wait(self) -> ResultT:
         """Return the buffer once it is filled, or may be used again."""
-        with self._mark:
-            self.request.wait()
+        if not self._over:
+            with self._mark:
+                self.request.wait()
+            self._take()
+            self._over = True
         return cast(ResultT, self._bound.given)
+
+    def _take(self) -> None:
+        """Nothing comes of what was sent."""
 
 
 class _ReceivedMessage(Message[ResultT]):
-    def wait(self) -> ResultT:
-        """Return the buffer once it is filled."""
-        super().wait()
+    def _take(self) -> None:
+        """Look at what came, and bring it to the buffer."""
         self.source, self.tag, nbytes, dtype = self.request.status()
         packed = self._keep
         if nbytes != packed.nbytes or dtype != self._bound.dtype:
@@ -72,7 +77,6 @@ class _ReceivedMessage(Message[ResultT]):
         if packed is not self._bound.array:
             self._bound.array[...] = packed
         self._bound.touched()
-        return cast(ResultT, self._bound.given)
 
 
 class Exchange(Generic[ResultT]):
