@@ -27,7 +27,7 @@ namespace roundelay {
 namespace {
 
 constexpr std::uint64_t magic = 0x31796c65646e756f;  // "oundely1"
-constexpr std::uint32_t version = 5;
+constexpr std::uint32_t version = 6;
 constexpr int heartbeat_ms = 100;
 constexpr std::int64_t told_within_ns = 1'000'000'000;
 constexpr std::size_t set_aside = 48 * 1024 * 1024;
@@ -312,8 +312,18 @@ bool World::claim_trouble() {
 }
 
 bool World::stopped(int rank) {
-    const std::int64_t beat = this->rank(rank).heartbeat.load(std::memory_order_relaxed);
-    return beat != 0 && now_ns() - beat > 5 * std::int64_t{heartbeat_ms} * 1'000'000;
+    const RankInfo& info = this->rank(rank);
+    const Life life = info.life.load();  // who has left has no heartbeat either
+    const std::int64_t beat = info.heartbeat.load(std::memory_order_relaxed);
+    return (life == Life::alive || life == Life::ended) && beat != 0 &&
+           now_ns() - beat > 5 * std::int64_t{heartbeat_ms} * 1'000'000;
+}
+
+// Judged when a wait times out and by one: a rank that goes on later is no witness of its own stop. All
+// are, since whom all wait for in the end need not be whom the first to give up waits for.
+void World::note_stopped(int finder) {
+    for (int other = 0; other < size(); ++other)
+        if (other != finder && stopped(other)) rank(other).stood_still = true;
 }
 
 bool World::tell(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
@@ -325,11 +335,9 @@ bool World::tell(Trouble kind, int culprit, int finder, std::uint64_t group, std
     header_->finder = std::uint32_t(finder);
     header_->group = group;
     header_->call = call;
-    // Judged now and by one: a rank that goes on later is no witness of its own stop.
-    const std::string told =
-        kind == Trouble::timeout && stopped(culprit) ? "stopped " + text : text;
-    const std::size_t length = std::min(told.size(), header_->text.size() - 1);
-    std::memcpy(header_->text.data(), told.data(), length);
+    if (kind == Trouble::timeout) note_stopped(finder);
+    const std::size_t length = std::min(text.size(), header_->text.size() - 1);
+    std::memcpy(header_->text.data(), text.data(), length);
     header_->text[length] = 0;
     header_->trouble.store(kind, std::memory_order_release);
     kill_point();

@@ -103,6 +103,7 @@ struct alignas(64) RankInfo {
     std::atomic<Loss> loss;
     std::atomic<std::uint64_t> step;  // of training that it is in, counted from 1; 0: of none
     std::atomic<std::int32_t> core;   // on which it last waited for a message, counted from 1
+    std::atomic<bool> stood_still;    // it was stopped when the first wait of the world timed out
     std::array<char, 256> why;        // it was lost though it lived on; complete once it is dead
     // For those who look on: the group in which it began a call last, and the bytes of all calls.
     std::atomic<std::uint64_t> group_now, moved;
@@ -222,6 +223,7 @@ class World : public std::enable_shared_from_this<World> {
     void take_back();
     void lower_top(std::uint64_t top);
     bool stopped(int rank);
+    void note_stopped(int finder);
     friend void close_after_fork();
 
     int fd_;

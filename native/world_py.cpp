@@ -194,6 +194,8 @@ void register_world(nb::module_& module) {
         .def("life", [](World& world, int rank) { return int(world.rank(rank).life.load()); })
         .def("pid", [](World& world, int rank) { return world.rank(rank).pid.load(); })
         .def("heartbeat", [](World& world, int rank) { return world.rank(rank).heartbeat.load(); })
+        .def("stood_still",
+             [](World& world, int rank) { return world.rank(rank).stood_still.load(); })
         .def_prop_ro("group_at", [](World& world) { return world.header().group_at; })
         .def("calls", &calls_of, nb::arg("at"), nb::arg("call") = 0)
         .def("waits", &waits_of)

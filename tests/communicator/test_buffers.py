@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import roundelay as rd
+from roundelay.communicator.memory import overlap
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
 
 SIZES = (1, 2, 3, 4)
@@ -268,6 +270,42 @@ def frozen(shape: Any) -> Any:
     return made
 
 
+#: Calls that write their `x`, and whether they take out= instead.
+IN_PLACE: list[tuple[str, Callable[[Any, Any], Any], bool]] = [
+    ("all_reduce", lambda c, x: c.all_reduce(x), True),
+    ("reduce", lambda c, x: c.reduce(x, root=c.rank), True),
+    ("scan", lambda c, x: c.scan(x), True),
+    ("exscan", lambda c, x: c.exscan(x), True),
+    ("of one's own", lambda c, x: c.all_reduce(x, rd.Op(np.add)), True),
+    ("broadcast", lambda c, x: c.broadcast(x, root=1 - c.rank), False),
+    ("recv", lambda c, x: c.recv(x, 1 - c.rank), False),
+    ("sendrecv", lambda c, x: c.sendrecv(np.ones(3), 1 - c.rank, x, 1 - c.rank), False),
+    ("given out", lambda c, x: c.all_reduce(np.ones(3), out=x), False),
+    ("gathered out", lambda c, _: c.all_gather(np.ones(3), out=frozen((2, 3))), False),
+]
+
+
+@pytest.mark.parametrize("kind", ["array", "bytes"])
+def test_the_way_out_of_read_only_memory_is_one_that_the_call_has(kind: str, threads: Any) -> None:
+    def work(comm: Any) -> list[str]:
+        wrong = []
+        for name, call, takes_out in IN_PLACE:
+            x: Any = (
+                frozen(3)
+                if kind == "array"
+                else memoryview(array.array("d", [1, 2, 3])).toreadonly()
+            )
+            with pytest.raises(InvalidArgumentError, match="read-only") as caught:
+                call(comm, x)
+            due = "Pass out= or a copy." if takes_out else "Pass a copy."
+            if not str(caught.value).endswith(due):
+                wrong.append(f"{name}: {caught.value}")
+            comm.barrier()
+        return wrong
+
+    assert threads(2, work) == [[], []]
+
+
 def test_what_is_refused_is_named_and_breaks_nothing(threads: Any) -> None:
     def work(comm: Any) -> list[str]:
         missed = []
@@ -309,3 +347,42 @@ def test_overlap_is_refused(call: str, pick: Any, threads: Any) -> None:
             getattr(comm, call)(x, out=out)
 
     threads(2, work)
+
+
+#: Pairs of views of one row that have no element in common, though each begins inside the other.
+INTERLEAVED: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    "even and odd": lambda a: (a[::2], a[1::2]),
+    "odd and even": lambda a: (a[1::2], a[::2]),
+    "backwards": lambda a: (a[::2], a[::-2]),
+    "columns": lambda a: (a.reshape(-1, 4)[:, :2], a.reshape(-1, 4)[:, 2:]),
+    "one in the other's gaps": lambda a: (a[1:3], a[::3][:2]),
+}
+
+
+@pytest.mark.parametrize("pick", INTERLEAVED.values(), ids=INTERLEAVED)
+def test_memory_between_the_elements_is_memory_of_its_own(pick: Any, ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        for numel in (8, 40_000):
+            for call in (comm.all_reduce, comm.scan):
+                x, out = pick(np.arange(numel, dtype=float))
+                times = comm.size if call == comm.all_reduce else comm.rank + 1
+                before, due = x.copy(), x * times
+                assert not np.shares_memory(x, out)
+                assert call(x, out=out) is out
+                assert (out == due).all()
+                assert (x == before).all()
+
+    ranks(2, work)
+
+
+def test_overlap_is_what_numpy_finds_by_looking_at_every_element() -> None:
+    """Of views with any beginning, stride and length, on the host and on a device."""
+    row = np.zeros(12)
+    views = [
+        row[first::step][:numel]
+        for first in (0, 1, 5, 11) for step in (1, 2, 3, -1, -2) for numel in (0, 1, 2, 4)
+    ] + [row.reshape(3, 4)[:, :2], row.reshape(3, 4)[:, 2:], row.reshape(4, 3).T]  # fmt: skip
+    for one in views:
+        for other in views:
+            assert overlap(one, other) == np.shares_memory(one, other), (one, other)
+        assert not overlap(one, np.zeros(12))

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,54 @@ def test_a_forked_child_is_refused_and_the_parent_unharmed(processes: Any) -> No
         assert comm.recv(np.zeros(10), comm.rank).sum() == 10
 
     processes(3, work)
+
+
+#: What makes a handle, or several that belong together; everybody sends to itself.
+HANDLES: dict[str, Callable[[Any], Any]] = {
+    "call": lambda comm: [comm.start.all_reduce(np.ones(3))],
+    "send": lambda comm: [
+        comm.start.send(np.ones(3), comm.rank), comm.start.recv(np.zeros(3), comm.rank)
+    ],
+    "recv": lambda comm: [
+        comm.start.recv(np.zeros(3), comm.rank), comm.start.send(np.ones(3), comm.rank)
+    ],
+    "packed": lambda comm: [
+        comm.start.recv(np.zeros(6)[::2], comm.rank), comm.start.send(np.ones(3), comm.rank)
+    ],
+    "sendrecv": lambda comm: [
+        comm.start.sendrecv(np.ones(3), comm.rank, np.zeros(3), comm.rank)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", HANDLES)
+def test_a_forked_child_has_the_results_that_its_parent_waited_for(
+    call: str, processes: Any
+) -> None:
+    """And no others; whoever waits again gets what it got, and nothing is written once more."""
+
+    def work(comm: Any) -> None:
+        waited, under_way = HANDLES[call](comm), HANDLES[call](comm)
+        results = [handle.wait() for handle in waited]
+        results[0][...] = 7
+        assert waited[0].wait() is results[0]
+        assert (results[0] == 7).all()
+        pid = os.fork()
+        if pid == 0:
+            missed = 0 if waited[0].done() and waited[0].wait() is results[0] else 1
+            missed += 0 if (results[0] == 7).all() else 2
+            try:
+                under_way[0].wait()
+                missed += 4
+            except CommunicationError as error:
+                missed += 0 if "forked" in str(error) else 8
+            os._exit(missed)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        for handle in under_way:
+            handle.wait()
+
+    processes(2, work)
 
 
 def test_a_childs_life_does_not_hide_its_parents_death(processes: Any) -> None:

@@ -113,6 +113,41 @@ def test_sendrecv_in_the_background(ranks: Any) -> None:
         ranks(size, work)
 
 
+#: Where `x` and `into` lie in a row of three parts: all ways to overlap, and none.
+PLACES = {
+    "one buffer": (slice(0, 2), slice(0, 2)),
+    "shifted up": (slice(0, 2), slice(1, 3)),
+    "shifted down": (slice(1, 3), slice(0, 2)),
+    "apart": (slice(0, 1), slice(1, 2)),
+}
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+def test_a_sendrecv_sends_what_was_there_before(
+    places: tuple[slice, slice], ranks: Any, *, background: bool
+) -> None:
+    """Whichever memory the two buffers share, however large, and in whichever order they lie."""
+
+    def work(comm: Any) -> None:
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        for numel, step in ((1, 1), (1000, 1), (400_000, 1), (400_000, -1), (1000, 2)):
+            for turn in range(3):
+                mine = np.arange(3.0 * numel).reshape(3, numel) + turn
+                row = np.zeros((3, numel * abs(step)))[:, ::step]
+                row[...] = mine + comm.rank
+                x, into = row[places[0]], row[places[1]]
+                if background:
+                    got = comm.start.sendrecv(x, right, into, left).wait()
+                else:
+                    got = comm.sendrecv(x, right, into, left)
+                assert got is into
+                assert (into == mine[places[0]] + left).all(), (numel, step, turn)
+
+    for size in (1, 2, 3):
+        ranks(size, work)
+
+
 def test_noncontiguous_buffers_and_background_receives(ranks: Any) -> None:
     def work(comm: Any) -> None:
         other = 1 - comm.rank

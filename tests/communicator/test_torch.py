@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import roundelay as rd
+from roundelay.communicator.memory import overlap
+from roundelay.engines import DeviceArray
 from roundelay.errors import InvalidArgumentError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -45,6 +47,40 @@ def test_every_dtype_and_layout(ranks: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # casting complex to real drops a zero
             ranks(3, work)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_are_swapped_in_place(dtype: Any, ranks: Any) -> None:
+    """Also where the two buffers are two views of a tensor, or one is numpy's."""
+
+    def work(comm: Any) -> None:
+        other = 1 - comm.rank
+        for numel in (2, 1_000_000):
+            every = (torch.arange(2 * numel) % 100).to(dtype)
+            row = every + comm.rank
+            views = [(row, row), (row[:numel], row[numel // 2 : -numel // 2])]
+            if dtype is torch.float32:
+                views.append((row.numpy(), row))
+            for x, into in views:
+                row.copy_(every + comm.rank)
+                assert comm.sendrecv(x, other, into, other) is into
+                assert torch.equal(into, every[: len(into)] + other)
+
+    ranks(2, work)
+
+
+def test_tensors_of_a_device_overlap_where_those_of_the_host_do() -> None:
+    """Their elements are never looked at, so that memory of the host will do for a device's."""
+    row = torch.zeros(12)
+    views = [row[first::step][:numel]
+             for first in (0, 1, 5) for step in (1, 2, 3) for numel in (0, 1, 2, 4)]  # fmt: skip
+    views += [row.view(3, 4)[:, :2], row.view(3, 4)[:, 2:], row.view(4, 3).T, torch.zeros(12)]
+    for one in views:
+        for other in views:
+            placed = [DeviceArray(each, np.dtype("float32")) for each in (one, other)]
+            due = np.shares_memory(one.numpy(), other.numpy())
+            assert overlap(*placed) == due, (one.stride(), other.stride())
+        assert not overlap(placed[0], one.numpy())
 
 
 def test_halves_round_once(ranks: Any) -> None:

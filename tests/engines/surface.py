@@ -186,6 +186,8 @@ def messages(comm: Any) -> Iterator[Case]:
         due = np.arange(count) + left
         into = np.zeros(count, np.int64)
         yield "sendrecv", comm.sendrecv(np.arange(count) + rank, right, into, left), due
+        swapped = np.arange(count) + rank
+        yield "in place", comm.sendrecv(swapped, right, swapped, left), due
         sent = [comm.start.send(np.full(count, tag), right, tag) for tag in (5, 6)]
         later = [comm.start.recv(np.zeros(count, np.int64), left, tag) for tag in (6, 5)]
         for tag, message in zip((6, 5), later, strict=True):

@@ -54,11 +54,12 @@ class Bound:
         """The dtype's number in the native core."""
         return CODES[self.dtype]
 
-    def require_writable(self, call: str, word: str) -> None:
-        """Refuse a buffer that the call must write and can't."""
+    def require_writable(self, call: str, word: str, *, or_out: bool = False) -> None:
+        """Refuse a buffer that the call must write and can't; `or_out` if it takes out= instead."""
         if not self.array.flags.writeable:
+            way = "out= or a copy" if or_out else "a copy"
             raise InvalidArgumentError(
-                f"{call} must write its {word}, but that is read-only. Pass out= or a copy."
+                f"{call} must write its {word}, but that is read-only. Pass {way}."
             )
         if not self.array.flags.c_contiguous and folded(self.array):
             raise InvalidArgumentError(

@@ -16,7 +16,7 @@ import numpy as np
 from roundelay import _core
 from roundelay.arguments import index_of, indices_of, shown
 from roundelay.communicator.buffers import Bound, bind
-from roundelay.communicator.memory import contiguous, is_block, new, overlap, same
+from roundelay.communicator.memory import apart, contiguous, is_block, new, overlap, same
 from roundelay.engines import CollectiveCall
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError, rank_count
 from roundelay.reductions import LOGICAL, REDUCTIONS, Array, Located, paired, reduction
@@ -40,7 +40,7 @@ class CallBuilder:
         source = bind(name, x)
         _check_op(name, op, source)
         target = _target(name, source, out, source.array.shape)
-        data, deliver = _writable(name, target)
+        data, deliver = _writable(name, target, or_out=out is None)
         given = data if out is None else contiguous(source.array)
         return self._as_logical(_make(name, source, source.array.size, deliver, given, data, op=op))
 
@@ -94,7 +94,7 @@ class CallBuilder:
             given = contiguous(source.array)
             return _make("reduce", source, numel, _nothing, given, None, op=op, root=root)
         target = _target("reduce", source, out, source.array.shape)
-        data, deliver = _writable("reduce", target)
+        data, deliver = _writable("reduce", target, or_out=out is None)
         given = data if out is None else contiguous(source.array)
         return self._as_logical(
             _make("reduce", source, numel, deliver, given, data, op=op, root=root)
@@ -135,7 +135,7 @@ class CallBuilder:
             block = None if blocks else self.rank
             target = _target(name, source, out, shape, fresh=True, block=block)
             call.output, call.finish = _writable(name, target)
-            call.input = _apart(given, call.output)
+            call.input = apart(given, call.output)
         return call
 
     def _gathered(
@@ -189,7 +189,7 @@ class CallBuilder:
         block = None if blocks else self.rank
         target = _target(name, source, out, shape, fresh=True, block=block)
         data, deliver = _writable(name, target)
-        given = _apart(contiguous(source.array), data)
+        given = apart(contiguous(source.array), data)
         call = _make(name, source, given.size // self.size, deliver, given, data, op=op)
         call.axis, call.counts, call.nbytes = axis is not None, blocks, given.nbytes
         return self._as_logical(call)
@@ -238,7 +238,7 @@ class CallBuilder:
             blocks = [count * row for line in matrix for count in line]
         target = _target(name, source, out, shape, fresh=True)
         data, deliver = _writable(name, target)
-        given = _apart(given, data)
+        given = apart(given, data)
         call = _make(name, source, given.size // self.size, deliver, given, data)
         call.axis, call.counts, call.nbytes = axis is not None, blocks, call.item * given.size
         if blocks:  # told by all ranks alike, unlike what this one brings
@@ -359,14 +359,9 @@ def _target(
     return target
 
 
-def _apart(given: Array, result: Array) -> Array:
-    """Return the input in memory that the result is not written to."""
-    return given.copy() if overlap(given, result) else given
-
-
-def _writable(name: str, target: Bound) -> tuple[Array, Callable[[], Any]]:
+def _writable(name: str, target: Bound, *, or_out: bool = False) -> tuple[Array, Callable[[], Any]]:
     """Return contiguous memory for the result, and what brings it to the caller."""
-    target.require_writable(name, "result")
+    target.require_writable(name, "result", or_out=or_out)
     array = target.array
     if array.flags.c_contiguous:
 

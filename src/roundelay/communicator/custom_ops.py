@@ -85,7 +85,7 @@ class CustomOps:
 
     def _give(self, x: Any, out: Any, result: Any) -> Any:
         target = bind("the reduction", x if out is None else out)
-        target.require_writable("the reduction", "result")
+        target.require_writable("the reduction", "result", or_out=out is None)
         if target.array.shape != result.shape or target.array.dtype != result.dtype:
             raise InvalidArgumentError(
                 f"The reduction gives {result.dtype}{list(result.shape)}, but out= is "

@@ -13,7 +13,7 @@ from roundelay._typing import Buffer, BufferT, ResultT
 from roundelay.arguments import index_of, shown
 from roundelay.communicator.buffers import Bound, bind
 from roundelay.communicator.call_trace import MessageMark
-from roundelay.communicator.memory import contiguous, require_host
+from roundelay.communicator.memory import Memory, apart, contiguous, require_host
 from roundelay.engines import INNER_TAGS, Engine, MessageCall, MessageRequest
 from roundelay.errors import CollectiveMismatch, InvalidArgumentError, rank_count
 
@@ -41,25 +41,30 @@ class Message(Generic[ResultT]):
         self, rank: int, request: MessageRequest, bound: Bound, keep: Any, mark: Mark
     ) -> None:
         self._rank, self.request, self._bound, self._keep = rank, request, bound, keep
-        self._mark = mark
+        self._mark, self._over = mark, False  # over once it was waited for
         self.source: int | None = None
         self.tag: int | None = None
 
     def done(self) -> bool:
         """Tell whether `wait` would return at once."""
-        return self.request.done()
+        return self._over or self.request.done()
 
     def wait(self) -> ResultT:
         """Return the buffer once it is filled, or may be used again."""
-        with self._mark:
-            self.request.wait()
+        if not self._over:
+            with self._mark:
+                self.request.wait()
+            self._take()
+            self._over = True
         return cast(ResultT, self._bound.given)
+
+    def _take(self) -> None:
+        """Nothing comes of what was sent."""
 
 
 class _ReceivedMessage(Message[ResultT]):
-    def wait(self) -> ResultT:
-        """Return the buffer once it is filled."""
-        super().wait()
+    def _take(self) -> None:
+        """Look at what came, and bring it to the buffer."""
         self.source, self.tag, nbytes, dtype = self.request.status()
         packed = self._keep
         if nbytes != packed.nbytes or dtype != self._bound.dtype:
@@ -72,7 +77,6 @@ class _ReceivedMessage(Message[ResultT]):
         if packed is not self._bound.array:
             self._bound.array[...] = packed
         self._bound.touched()
-        return cast(ResultT, self._bound.given)
 
 
 class Exchange(Generic[ResultT]):
@@ -117,7 +121,7 @@ class PointToPoint(ABC):
         tag: int = 0,
         recv_tag: Wanted | None = None,
     ) -> BufferT:
-        """Send `x` to `dst` and fill `into` from `src` at the same time."""
+        """Send `x` to `dst` and fill `into` from `src` at the same time; both may be one buffer."""
         expected = tag if recv_tag is None else recv_tag
         return self._exchange(x, dst, tag, into, src, expected, background=False).wait()
 
@@ -133,8 +137,13 @@ class PointToPoint(ABC):
         background: bool,
         inner: bool = False,
     ) -> Exchange[BufferT]:
-        send = self._ready(x, dst, tag, sends=True, background=background, inner=inner)
-        receive = self._ready(into, src, recv_tag, sends=False, background=background, inner=inner)
+        given, filled = bind("send", x), bind("recv", into)
+        send = self._ready(
+            given, dst, tag, sends=True, background=background, inner=inner, written=filled.array
+        )
+        receive = self._ready(
+            filled, src, recv_tag, sends=False, background=background, inner=inner
+        )
         sent = send()  # both are right, so neither goes without the other
         return Exchange(sent, receive())
 
@@ -149,33 +158,39 @@ class PointToPoint(ABC):
         inner: bool = False,
     ) -> Message[BufferT]:
         """Begin a message; an inner one is part of a larger whole, and not for `rd.ANY`."""
-        return self._ready(x, other, tag, sends=sends, background=background, inner=inner)()
+        bound = bind("send" if sends else "recv", x)
+        return self._ready(bound, other, tag, sends=sends, background=background, inner=inner)()
 
     def _ready(
         self,
-        x: BufferT,
+        bound: Bound,
         other: Any,
         tag: Any,
         *,
         sends: bool,
         background: bool,
         inner: bool = False,
-    ) -> Callable[[], Message[BufferT]]:
-        """Return what posts a message, once all that was asked for has been found right."""
+        written: Memory = None,
+    ) -> Callable[[], Message[Any]]:
+        """Return what posts a message, once all that was asked for has been found right.
+
+        What is sent is what is there now, also where that lies in memory `written` meanwhile.
+        """
         call = "send" if sends else "recv"
-        bound = bind(call, x)
         if not self._engine.devices:
             require_host(call, (bound.array,))
         if not sends:
             bound.require_writable(call, "buffer")
         data = bound.array if bound.array.flags.c_contiguous else contiguous(bound.array)
+        if written is not None:
+            data = apart(data, written)
         rank = None if other is ANY and not sends else self._checked(call, other)
         number = None if tag is ANY and not sends else _tag(call, tag)
         if inner and number is not None:
             number += INNER_TAGS
         kind = Message if sends else _ReceivedMessage
 
-        def post() -> Message[BufferT]:
+        def post() -> Message[Any]:
             call = MessageCall(data.reshape(-1), bound.dtype, rank, number, sends, background)
             trace = self._engine.tracer
             mark = NOT_TRACED if trace is None else MessageMark(trace, call)

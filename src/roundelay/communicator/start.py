@@ -108,6 +108,7 @@ class Start:
     ) -> Exchange[BufferT]:
         """Send `x` to `dst` while `into` fills from `src`; leave both alone until that is done.
 
+        Both may be one buffer.
         Inner messages are part of a larger whole: their tags are their own, and `rd.ANY` takes none
         of them.
         """

@@ -51,12 +51,14 @@ class DeviceArray:
         """Return new memory on the same device."""
         return DeviceArray(self.tensor.new_empty(shape), self.dtype)
 
-    def overlaps(self, other: DeviceArray) -> bool:
-        """Tell whether two tensors lie in the same storage, at places that touch."""
-        if self.tensor.untyped_storage().data_ptr() != other.tensor.untyped_storage().data_ptr():
-            return False
-        starts, ends = zip(_extent(self), _extent(other), strict=True)
-        return max(starts) < min(ends)
+    def is_beside(self, other: DeviceArray) -> bool:
+        """Tell whether two tensors lie in the same storage."""
+        mine, theirs = self.tensor.untyped_storage(), other.tensor.untyped_storage()
+        return bool(mine.data_ptr() == theirs.data_ptr())
+
+    def place(self) -> Array:
+        """Return an array of numpy's with these addresses, to be compared and never to be read."""
+        return np.asarray(_Place(self))
 
     def __setitem__(self, where: Any, values: Any) -> None:
         if isinstance(values, DeviceArray):
@@ -81,11 +83,18 @@ def on_device(array: object) -> bool:
     return isinstance(array, DeviceArray)
 
 
-def _extent(array: DeviceArray) -> tuple[int, int]:
-    if not array.size:
-        return array.address, array.address
-    last = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
-    return array.address, array.address + (last + 1) * array.dtype.itemsize
+class _Place:
+    """Where a tensor lies, as numpy asks for it."""
+
+    def __init__(self, array: DeviceArray) -> None:
+        steps = tuple(step * array.dtype.itemsize for step in array.strides)
+        self.__array_interface__ = {
+            "data": (array.address, True),
+            "shape": array.shape,
+            "strides": steps,
+            "typestr": array.dtype.str,
+            "version": 3,
+        }
 
 
 def _bits(tensor: Any) -> Any:

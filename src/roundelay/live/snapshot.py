@@ -55,7 +55,8 @@ def look(world: _core.World, algorithms: Sequence[str], language: str = "en") ->
     """Look at all ranks once; `algorithms` has the names of algorithms by number."""
     report, now = WorldReport(world, algorithms, language), time.monotonic_ns()
     ranks = [_rank(world, report, rank, now) for rank in range(world.size)]
-    straggler = _blamed({one.rank: one.waits_for for one in ranks if one.waits_for is not None})
+    straggler = _blamed({one.rank: one.waits_for for one in ranks
+                         if one.waits_for is not None and one.state != "stopped"})  # fmt: skip
     if straggler is None:
         straggler = next((one.rank for one in ranks if one.state in ("stopped", "dead")), None)
     hangs = _hangs(ranks, straggler, report, language)

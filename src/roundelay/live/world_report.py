@@ -90,6 +90,9 @@ class WorldReport:
         """
         found = [self._wait(rank, wait) for wait in self._world.waits(rank)]
         latest = self.last_of(at, rank)
+        if self._world.stood_still(rank):
+            doing = f"it was in {'; '.join(dict.fromkeys(found))}" if found else self.last(latest)
+            return [f"stopped (process {self._world.pid(rank)} does not run); {doing}"]
         if found:
             ended = [f"{self.call(latest)}{self.group(at)}"] if latest[1] == _core.ENDING else []
             return [*ended, *found]
@@ -126,9 +129,11 @@ class WorldReport:
     def circle_of(self) -> list[tuple[int, int]]:
         """Return who waits for whom in a circle, if ranks do.
 
-        A rank that waits in several threads counts by one of them.
+        A rank that waits in several threads counts by one of them; one that is stopped by none, as
+        what it waited for may have come.
         """
-        waits = {rank: self._world.waits(rank) for rank in range(self._world.size)}
+        awake = [rank for rank in range(self._world.size) if not self._world.stood_still(rank)]
+        waits = {rank: self._world.waits(rank) for rank in awake}
         waits_for = {rank: found[0][3] for rank, found in waits.items() if found}
         for start in waits_for:
             path = [start]

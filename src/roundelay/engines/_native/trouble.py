@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from roundelay import _core
@@ -70,11 +72,9 @@ def _explain(engine: NativeEngine) -> CommunicationError:
         last = report.last(report.last_of(engine.at, culprit))
         return PeerLost(f"{told_lost(world, culprit)} {last[0].upper()}{last[1:]}.")
     if kind == "timeout":
-        # As the one who waited found it: a rank that goes on later is no witness of its own stop.
-        stopped, limit = text.startswith("stopped"), text.removeprefix("stopped ")
-        whom = _whom(world, finder, culprit, stopped=stopped)
+        whom = _whom(world, finder, culprit, world.stood_still)
         return CollectiveTimeout(
-            f"Rank {finder} waited {limit} s for {whom}. What the ranks were doing:\n"
+            f"Rank {finder} waited {text} s for {whom}. What the ranks were doing:\n"
             f"{_waits(engine, at, call)}{_report(engine).circle()}"
         )
     if kind == "failed":
@@ -133,8 +133,7 @@ def warn_slow(engine: NativeEngine, rank: int, seconds: float) -> None:
     me = engine.ranks[engine.rank]
     whom = "any rank"
     if rank >= 0:
-        other = engine.ranks[rank]
-        whom = _whom(engine.world, me, other, stopped=_is_stopped(engine.world, other))
+        whom = _whom(engine.world, me, engine.ranks[rank], partial(_is_stopped, engine.world))
     what = "; ".join(_report(engine).of_rank(engine.at, 0, me))
     if engine.world.trouble is None:
         sys.stderr.write(
@@ -193,7 +192,7 @@ def _waits(engine: NativeEngine, at: int, call: int) -> str:
     report = _report(engine)
     seen: dict[str, list[int]] = {}
     for rank in range(engine.world.size):
-        for line in report.of_rank(at, call, rank):
+        for line in dict.fromkeys(report.of_rank(at, call, rank)):
             seen.setdefault(line, []).append(rank)
     return _lines(seen)
 
@@ -202,21 +201,47 @@ def _lines(seen: dict[str, list[int]]) -> str:
     return "\n".join(f"  {ranks_text(ranks)}: {line}" for line, ranks in seen.items())
 
 
-def _whom(world: _core.World, me: int, other: int, *, stopped: bool) -> str:
-    """Say for whom a rank waits, and what is known of that one."""
+def _whom(world: _core.World, me: int, other: int, stopped: Callable[[int], bool]) -> str:
+    """Say for whom a rank waits, and what is known of that one, and of whom that waits for."""
     if other == me:
         sources = {wait[3] for wait in world.waits(me)}
         return "a message from itself" if me in sources else "a message from any rank"
-    if stopped:
-        return f"rank {other}, which is stopped (process {world.pid(other)} does not run)"
-    if world.waits(other):
-        return f"rank {other}, which waits itself"
-    return f"rank {other}, which is running but has not entered this call"
+    if stopped(other):
+        return f"rank {other}, {_not_running(world, other)}"
+    if not world.waits(other):
+        return f"rank {other}, which is running but has not entered this call"
+    whom, last = f"rank {other}, which waits itself", _last_of_chain(world, other, stopped)
+    if last is None:
+        return whom
+    known = _not_running(world, last) if stopped(last) else "which is running and waits for nobody"
+    return f"{whom}, in the end for rank {last}, {known}"
+
+
+def _not_running(world: _core.World, rank: int) -> str:
+    return f"which is stopped (process {world.pid(rank)} does not run)"
+
+
+def _last_of_chain(world: _core.World, start: int, stopped: Callable[[int], bool]) -> int | None:
+    """Return for whom a rank waits in the end; None where that is itself, any rank, or a circle.
+
+    A stopped rank is an end: what it waited for may have come.
+    """
+    seen = [start]
+    while waits := world.waits(seen[-1]):
+        after = waits[0][3]
+        if after < 0 or after in seen:
+            return None
+        if stopped(after):
+            return after
+        seen.append(after)
+    return seen[-1] if len(seen) > 1 else None
 
 
 def _is_stopped(world: _core.World, rank: int) -> bool:
     """Tell a stopped process from a busy one by its heartbeat."""
     before, limit = world.heartbeat(rank), time.monotonic() + BEAT
+    if time.monotonic_ns() - before < BEAT * 1e9:
+        return False  # it runs, and nobody has to look on
     while before and world.heartbeat(rank) == before and time.monotonic() < limit:
         if world.trouble is not None:  # who has ended for that has no heartbeat either
             return False
