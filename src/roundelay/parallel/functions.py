@@ -20,6 +20,7 @@ from roundelay.parallel.passes import going_back, number_of
 __all__ = [
     "all_gather",
     "all_to_all",
+    "by",
     "copy",
     "counts_of",
     "gather",
@@ -132,6 +133,14 @@ def all_to_all(
         exchanged,
         lambda grad, ranks: all_to_all(grad, ranks, concat_dim, split_dim),
     )
+
+
+def by(layer: str, x: torch.Tensor, crossing: str = "") -> torch.Tensor:
+    """Have a crossing know for which layer it is, and by another name what it is."""
+    node: Any = x.grad_fn  # Any: torch's
+    if hasattr(node, "crossing"):
+        node.layer, node.crossing = layer, crossing or node.crossing
+    return x
 
 
 TAKES = ("reduce", "reduce_scatter", "all_gather", "gather")  # parts, and know of the others

@@ -18,6 +18,7 @@ from roundelay.parallel.cut_tensor import CutTensor, come_out, leaves_of, unmark
 from roundelay.parallel.sharding import sharding_of
 from roundelay.parallel.staging import staging_of
 from roundelay.parallel.tensor.axis import TensorAxis
+from roundelay.parallel.whole_parts import OPENED
 from roundelay.training.shards.operands import tensors_in
 
 WHOLE = "whole"  # the same on all ranks, and so is its gradient
@@ -32,6 +33,7 @@ CROSSINGS: dict[str, tuple[frozenset[str], str]] = {
     "reduce": (frozenset({CUT, BROUGHT}), WHOLE),
     "reduce_scatter": (frozenset({CUT, BROUGHT}), TOKENS),
     "gather": (frozenset({CUT, TOKENS, BROUGHT}), WHOLE),
+    OPENED: (frozenset({CUT, BROUGHT}), WHOLE),
     "split": (frozenset({WHOLE}), TOKENS),
     "summed": (frozenset({WHOLE}), BROUGHT),
     "cross_entropy": (frozenset({CUT, BROUGHT}), WHOLE),
@@ -144,7 +146,7 @@ class _PassGraph:
             return self._leaf(variable)
         known = [one for one in given if one is not None]
         crossing = getattr(node, "crossing", None)
-        if crossing in CROSSINGS and node.comm is self._axis.comm:
+        if crossing in CROSSINGS and node.comm.shares_ranks(self._axis.comm):
             return self._crossed(crossing, getattr(node, "layer", ""), known)
         if isinstance(node, torch.autograd.function.BackwardCFunction) and not _ours(node):
             return None  # what is done inside, nobody sees
@@ -158,7 +160,7 @@ class _PassGraph:
         if name is None:
             return None
         sharding = sharding_of(variable)
-        cut = sharding is not None and sharding.comm is self._axis.comm
+        cut = sharding is not None and sharding.comm.shares_ranks(self._axis.comm)
         return Placed(CUT if cut else WHOLE, f"the parameter {name}")
 
     def _crossed(self, crossing: str, layer: str, given: list[Placed]) -> Placed:
@@ -167,6 +169,8 @@ class _PassGraph:
         for one in given:
             if one.kind not in takes:
                 raise InvalidArgumentError(_refused(by, crossing, one, self._axis))
+        if crossing == OPENED and given:
+            by = f"what {by} computes of {given[0].by}"
         return Placed(makes, by, crossing)
 
     def _met(self, one: Placed, other: Placed) -> Placed:
@@ -211,7 +215,7 @@ def _apart(one: Placed, other: Placed, axis: TensorAxis) -> str:
             f"{whole.by[0].upper()}{whole.by[1:]}, which {ranks} have whole, meets {what} of which "
             f"each has its own, by {part.by}: its gradient would be of this rank's part alone. Say "
             f"{word} for a layer of which all ranks have the parameters, and bring what is whole "
-            f"in by a 'region'."
+            f"in by a 'region', or by roundelay.parallel.functions.copy(x, mesh[{axis.name!r}])."
         )
     return (
         f"Features of which each of {ranks} has its own, by {kinds[CUT].by}, meet tokens of which "
