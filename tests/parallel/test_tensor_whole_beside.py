@@ -61,9 +61,9 @@ class Model(nn.Module):  # type: ignore[misc, name-defined]
         self.use: Callable[[Any, Any], Any] = USES["times"]
         self.place, self.comm = "after", None
 
-    def forward(self, x: Any, beside: Callable[[Any, Any], Any]) -> Any:
-        """Use what `beside` makes of the model and its input."""
-        made = beside(self, x)
+    def forward(self, x: Any, beside: Callable[..., Any], *more: Any) -> Any:
+        """Use what `beside` makes of the model and its inputs."""
+        made = beside(self, x, *more)
         y = self.norm(self.use(x, made) if self.place == "before" else x)
         inner = torch.tanh(self.up(y))
         if self.place == "brought in" and self.comm is not None:
@@ -87,9 +87,9 @@ def start(place: str, use: str) -> Any:
 X = torch.randn(3, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def gradients(model: Any, x: Any, beside: Any, more: list[Any]) -> list[Any]:
+def gradients(model: Any, beside: Any, inputs: Any = (X,), more: Any = ()) -> list[Any]:
     """Return output and gradients, whole, of a loss that tells rows and features apart."""
-    out = model(x, beside)
+    out = model(inputs[0], beside, *inputs[1:])
     (out * torch.arange(out.numel(), dtype=out.dtype).view_as(out).cos()).sum().backward()
     return [out.detach(), *map(sharded_whole, model.parameters()), *(one.grad for one in more)]
 
@@ -106,11 +106,11 @@ def said(comm: rd.Communicator, cell: tuple[str, str, str, str]) -> str:
     rd.apply_plan(model, PLAN, mesh)
     model.comm = mesh["tp"]
     try:
-        found = gradients(model, X, of(name, number), [])
+        found = gradients(model, of(name, number))
     except InvalidArgumentError as error:
         told = f"{name}, which the {comm.size} ranks of tp have whole, meets features"
         return "refused" if told in str(error) else str(error)
-    due = gradients(start(place, use), X, of(name, number), [])
+    due = gradients(start(place, use), of(name, number))
     right = all(torch.allclose(*both, rtol=1e-10) for both in zip(found, due, strict=True))
     return "right" if right else "wrong"
 
@@ -157,3 +157,65 @@ def test_so_they_are_in_a_prepared_model(place: str, strategy: str) -> None:
             assert found == "refused"
         else:
             torch.testing.assert_close(found, due, rtol=1e-10, atol=1e-12)
+
+
+class Source:
+    """What the model is given that has a graph, and what is used beside features."""
+
+    def __init__(self, name: str) -> None:
+        x, outside = X.clone().requires_grad_(), copy.deepcopy(ENCODER)
+        scale = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+        column = torch.ones(3, 1, dtype=torch.float64, requires_grad=True)
+        encoded, weights = outside(X), [*outside.parameters()]
+        made: dict[str, tuple[Any, Any, Any]] = {
+            "input by row": ((x,), lambda _, x: x[..., :1], [x]),
+            "mean of the input": ((x,), lambda _, x: x.mean(), [x]),
+            "number": ((X, scale), lambda _, __, scale: scale, [scale]),
+            "column": ((X, column), lambda _, __, column: column, [column]),
+            "both": ((x, scale), lambda _, x, scale: x[..., :1] * scale, [x, scale]),
+            "encoded by row": ((encoded,), lambda _, x: x[..., :1], weights),
+            "number of the encoder": ((X, encoded.mean()), lambda _, __, mean: mean, weights),
+        }
+        self.inputs, self.beside, self.leaves = made[name]
+
+
+ONE = torch.ones((), dtype=torch.float64)
+ENCODER = nn.Linear(WIDTH, WIDTH).double()
+SOURCES = ["input by row", "mean of the input", "number", "column", "both", "encoded by row",
+           "number of the encoder"]  # fmt: skip
+
+
+def told_of_source(comm: rd.Communicator, cell: tuple[str, str, str, bool]) -> str:
+    """Say what comes of a tensor that the model is given."""
+    place, use, name, hooked = cell
+    model, source = start(place, use), Source(name)
+    mesh = rd.Mesh(tp=comm.size, comm=comm)
+    rd.apply_plan(model, PLAN, mesh)
+    model.comm = mesh["tp"]
+    for module in model.children() if hooked else ():  # by which torch puts nodes in between
+        module.register_full_backward_hook(lambda *_: None)
+    try:
+        model(X, lambda *_: ONE)  # which is right, and of another kind: no graph comes in
+        found = gradients(model, source.beside, source.inputs, source.leaves)
+    except InvalidArgumentError as error:
+        told = f"which the {comm.size} ranks of tp have whole, meets features"
+        return "refused" if told in str(error) else str(error)
+    other = Source(name)
+    due = gradients(start(place, use), other.beside, other.inputs, other.leaves)
+    right = all(torch.allclose(*both, rtol=1e-10) for both in zip(found, due, strict=True))
+    return "right" if right else "wrong"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of what gets no graph
+@pytest.mark.parametrize("place", PLACES)
+def test_what_comes_from_outside_is_whole(place: str, size: int, sample: Any) -> None:
+    uses = [one for one in USES if one not in ("filled", "lerp", "power")]  # of numbers, above
+    cells = sample.cells(product([place], uses, SOURCES, [False, True]), 4)
+
+    def body(comm: rd.Communicator) -> list[str]:
+        return [told_of_source(comm, cell) for cell in cells]
+
+    for verdicts in rd.run(body, size, "threads"):
+        for cell, verdict in zip(cells, verdicts, strict=True):
+            assert verdict == PLACES[place], (cell, verdict)
