@@ -108,6 +108,10 @@ class Communicator(GroupCalls, ObjectCalls):
         twin._fast_path = self._engine.labelled_path(label)
         return twin
 
+    def shares_ranks(self, other: Communicator) -> bool:
+        """Say whether another one calls the same ranks: it is this one, or has other labels."""
+        return self._engine is other._engine
+
     def __copy__(self) -> Self:
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))

@@ -15,11 +15,12 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.parallel.cut_tensor import unmarked
-from roundelay.parallel.passes import going_back, number_of
+from roundelay.parallel.passes import going_back, number_of, whole_gradients_of
 
 __all__ = [
     "all_gather",
     "all_to_all",
+    "by",
     "copy",
     "counts_of",
     "gather",
@@ -134,7 +135,17 @@ def all_to_all(
     )
 
 
+def by(layer: str, x: torch.Tensor, crossing: str = "") -> torch.Tensor:
+    """Have a crossing know for which layer it is, and by another name what it is."""
+    node: Any = x.grad_fn  # Any: torch's
+    if hasattr(node, "crossing"):
+        node.layer, node.crossing = layer, crossing or node.crossing
+    return x
+
+
 TAKES = ("reduce", "reduce_scatter", "all_gather", "gather")  # parts, and know of the others
+
+MAKES_WHOLE = ("reduce", "gather")  # so that gradients that come are whole, and go on as parts
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
@@ -156,11 +167,14 @@ class _Collective(torch.autograd.Function):
     ) -> torch.Tensor:  # Any: torch's
         ctx.crossing = name
         ctx.comm, ctx.number, ctx.back = comm, number_of(comm), back
+        ctx.watch = whole_gradients_of(comm) if name in MAKES_WHOLE else None
         return run(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         layer = getattr(ctx, "layer", "")
+        if ctx.watch is not None:
+            ctx.watch.note_output(layer or f"{ctx.crossing}()", ctx.number, grads[0])
         with going_back("a divided layer or sequence", ctx.comm, ctx.number, layer) as ranks:
             return ctx.back(grads[0], ranks), None, None, None, None
 

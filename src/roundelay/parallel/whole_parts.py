@@ -15,6 +15,8 @@ from roundelay.parallel.sharding import Sharding
 
 __all__ = ["entered", "local_of", "shared", "whole_of"]
 
+OPENED = "opened"  # how the graph of a pass calls it where the whole of a parameter is gathered
+
 
 def local_of(x: torch.Tensor) -> torch.Tensor:
     """Return this rank's part as an ordinary tensor, in autograd's graph; of shards, all of it."""
@@ -43,6 +45,8 @@ def whole_of(x: torch.Tensor, name: str) -> torch.Tensor:
             f"those that it has parts of along {sharding.axis}, shape {whole_shape(x)}. That is "
             f"computed from the parts of all ranks: all of them ask for it, in the same order."
         ) from None
+    if not sharding.has_rows:
+        functions.by(f"{name}()", whole, OPENED)
     order = [at for pieces in sharding.pieces for piece in pieces for at in range(*piece)]
     if order == [*range(len(order))]:
         return whole

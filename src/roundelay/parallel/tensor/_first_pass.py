@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._pytree import tree_map_only
 
 from roundelay.errors import InvalidArgumentError
@@ -18,6 +19,7 @@ from roundelay.parallel.cut_tensor import CutTensor, come_out, leaves_of, unmark
 from roundelay.parallel.sharding import sharding_of
 from roundelay.parallel.staging import staging_of
 from roundelay.parallel.tensor.axis import TensorAxis
+from roundelay.parallel.whole_parts import OPENED
 from roundelay.training.shards.operands import tensors_in
 
 WHOLE = "whole"  # the same on all ranks, and so is its gradient
@@ -32,6 +34,7 @@ CROSSINGS: dict[str, tuple[frozenset[str], str]] = {
     "reduce": (frozenset({CUT, BROUGHT}), WHOLE),
     "reduce_scatter": (frozenset({CUT, BROUGHT}), TOKENS),
     "gather": (frozenset({CUT, TOKENS, BROUGHT}), WHOLE),
+    OPENED: (frozenset({CUT, BROUGHT}), WHOLE),
     "split": (frozenset({WHOLE}), TOKENS),
     "summed": (frozenset({WHOLE}), BROUGHT),
     "cross_entropy": (frozenset({CUT, BROUGHT}), WHOLE),
@@ -52,7 +55,7 @@ def look_at_first_pass(model: nn.Module, axis: TensorAxis) -> None:
     if staging is not None:
         staging.looks.append(first.look)
         return
-    model.register_forward_pre_hook(first.begin, prepend=True)
+    model.register_forward_pre_hook(first.begin, with_kwargs=True, prepend=True)
     model.register_forward_hook(first, always_call=True)
 
 
@@ -64,18 +67,20 @@ class FirstPass:
 
     def __init__(self, model: nn.Module, axis: TensorAxis) -> None:
         self._model, self._axis = model, axis
-        #: Stages, in training and not; a model that is not cut into any is one.
-        self._seen: set[tuple[int, bool]] = set()
+        #: Stages, in training and not, and which inputs have a graph; a model without is one stage.
+        self._seen: set[tuple[int, bool, tuple[bool, ...]]] = set()
+        self._graphs: tuple[bool, ...] = ()
 
-    def begin(self, module: nn.Module, inputs: Any) -> None:
+    def begin(self, module: nn.Module, args: Any, options: Any) -> None:
         """Note that a pass begins."""
-        axis = self._axis
+        axis, inputs = self._axis, tensors_in((args, options))
+        self._graphs = tuple(one.requires_grad for one in inputs)
         axis.begin()
         axis.passing += 1
         axis.trusted = False
         axis.training = module.training
         if axis.dim is not None and axis.numbers is not None:  # each has tokens of its own
-            for one in tensors_in(inputs)[:1]:
+            for one in inputs[:1]:
                 axis.numbers.leave("", one, training=module.training)
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -100,8 +105,8 @@ class FirstPass:
         return output
 
     def _look(self, stage: int, output: Any, last: bool) -> None:  # noqa: FBT001 - likewise
-        training = self._model.training
-        if (stage, training) in self._seen or self._axis.comm.size == 1:
+        kind = stage, self._model.training, self._graphs
+        if kind in self._seen or self._axis.comm.size == 1:
             return
         tensors = [one for one in leaves_of(output) if one.grad_fn is not None]
         if not tensors:
@@ -109,10 +114,10 @@ class FirstPass:
         names = {id(one): name for name, one in self._model.named_parameters()}
         graph = _PassGraph(self._axis, names)
         for tensor in tensors:
-            found = graph.placed(tensor.grad_fn)
+            found = graph.placed(_behind_hooks(tensor.grad_fn, tensor.output_nr))
             if last and found is not None and found.kind in (BROUGHT, TOKENS):
                 raise InvalidArgumentError(_unfinished(found, self._axis))
-        self._seen.add((stage, training))
+        self._seen.add(kind)
         self._axis.fits = self._axis.fits or last
 
 
@@ -128,7 +133,8 @@ class _PassGraph:
         stack = [root]
         while stack:
             node = stack[-1]
-            before = [each for each, _ in node.next_functions if each is not None]
+            before = [_behind_hooks(*each) for each in node.next_functions]
+            before = [each for each in before if each is not None]
             left = [each for each in before if each not in self._known]
             if left:
                 stack += left
@@ -144,7 +150,7 @@ class _PassGraph:
             return self._leaf(variable)
         known = [one for one in given if one is not None]
         crossing = getattr(node, "crossing", None)
-        if crossing in CROSSINGS and node.comm is self._axis.comm:
+        if crossing in CROSSINGS and node.comm.shares_ranks(self._axis.comm):
             return self._crossed(crossing, getattr(node, "layer", ""), known)
         if isinstance(node, torch.autograd.function.BackwardCFunction) and not _ours(node):
             return None  # what is done inside, nobody sees
@@ -155,11 +161,19 @@ class _PassGraph:
 
     def _leaf(self, variable: torch.Tensor) -> Placed | None:
         name = self._names.get(id(variable))
-        if name is None:
-            return None
+        if name is None and self._axis.staged:
+            return None  # what an earlier stage has sent, of any kind
+        shape = tuple(variable.shape)
+        by = (
+            f"the parameter {name}"
+            if name
+            else f"a tensor of shape {shape} that is no parameter of the model"
+        )
+        if isinstance(variable, CutTensor):  # by another model, to be taken by a layer of this one
+            return Placed(TOKENS if variable.mark.cut.tokens else CUT, by)
         sharding = sharding_of(variable)
-        cut = sharding is not None and sharding.comm is self._axis.comm
-        return Placed(CUT if cut else WHOLE, f"the parameter {name}")
+        cut = sharding is not None and sharding.comm.shares_ranks(self._axis.comm)
+        return Placed(CUT if cut else WHOLE, by)
 
     def _crossed(self, crossing: str, layer: str, given: list[Placed]) -> Placed:
         takes, makes = CROSSINGS[crossing]
@@ -167,6 +181,8 @@ class _PassGraph:
         for one in given:
             if one.kind not in takes:
                 raise InvalidArgumentError(_refused(by, crossing, one, self._axis))
+        if crossing == OPENED and given:
+            by = f"what {by} computes of {given[0].by}"
         return Placed(makes, by, crossing)
 
     def _met(self, one: Placed, other: Placed) -> Placed:
@@ -177,6 +193,13 @@ class _PassGraph:
             if this.kind == BROUGHT and that.kind in (CUT, TOKENS):
                 return that
         raise InvalidArgumentError(_apart(one, other, self._axis))
+
+
+def _behind_hooks(node: Any, output: int) -> Any:
+    """Return what made a tensor, but for what only tells a module's backward hooks of it."""
+    while getattr(type(node), "_forward_cls", None) is BackwardHookFunction:
+        node, output = node.next_functions[output]
+    return node
 
 
 def _ours(node: Any) -> bool:
@@ -211,7 +234,7 @@ def _apart(one: Placed, other: Placed, axis: TensorAxis) -> str:
             f"{whole.by[0].upper()}{whole.by[1:]}, which {ranks} have whole, meets {what} of which "
             f"each has its own, by {part.by}: its gradient would be of this rank's part alone. Say "
             f"{word} for a layer of which all ranks have the parameters, and bring what is whole "
-            f"in by a 'region'."
+            f"in by a 'region', or by roundelay.parallel.functions.copy(x, mesh[{axis.name!r}])."
         )
     return (
         f"Features of which each of {ranks} has its own, by {kinds[CUT].by}, meet tokens of which "

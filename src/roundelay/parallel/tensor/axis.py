@@ -13,7 +13,7 @@ from roundelay.parallel._cut import CutDim
 from roundelay.parallel.cut_tensor import CutSource, CutTensor, unmarked
 from roundelay.parallel.tensor.random_numbers import RandomNumbers
 
-__all__ = ["TensorAxis", "by"]
+__all__ = ["TensorAxis"]
 
 
 class TensorAxis:
@@ -48,18 +48,20 @@ class TensorAxis:
     def enter(self, x: torch.Tensor, layer: str, *, whole: bool = False) -> torch.Tensor:
         """Return what a cut layer computes on: all of the sequence, with gradients summed."""
         if self.dim is None or whole:
-            return by(layer, functions.copy(x, self.comm))
+            return functions.by(layer, functions.copy(x, self.comm))
         self.expect_shard(x, layer)
-        return by(layer, functions.all_gather(x, self.comm, self.dim))
+        return functions.by(layer, functions.all_gather(x, self.comm, self.dim))
 
     def leave(self, x: torch.Tensor, layer: str, *, whole: bool = False) -> torch.Tensor:
         """Return the sum of what all ranks computed, or this rank's shard of it."""
         if self.dim is None and self.numbers is not None:
             self.numbers.come_back()
         if self.dim is None or whole:
-            return by(layer, functions.reduce(x, self.comm))
+            return functions.by(layer, functions.reduce(x, self.comm))
         self._divisible(x, layer)
-        return self._share(by(layer, functions.reduce_scatter(x, self.comm, self.dim)), layer)
+        return self._share(
+            functions.by(layer, functions.reduce_scatter(x, self.comm, self.dim)), layer
+        )
 
     def taken(self, x: torch.Tensor, parts: tuple[int, ...], layer: str) -> torch.Tensor:
         """Return what a layer takes that has these parts of features; refuse what is another's."""
@@ -89,7 +91,7 @@ class TensorAxis:
             return x
         self._expect_undivided(x, layer)
         self.began(x, layer)
-        return self._share(by(layer, functions.split(x, self.comm, self.dim)), layer)
+        return self._share(functions.by(layer, functions.split(x, self.comm, self.dim)), layer)
 
     def _share(self, x: torch.Tensor, layer: str) -> torch.Tensor:
         """Mark this rank's share of the sequence, along which functions are not those of all."""
@@ -106,7 +108,7 @@ class TensorAxis:
         if self.dim is None:
             return x
         self.expect_shard(x, layer)
-        return by(layer, functions.gather(x, self.comm, self.dim))
+        return functions.by(layer, functions.gather(x, self.comm, self.dim))
 
     def began(self, x: torch.Tensor, layer: str) -> None:
         """Note that sequences of this length are divided from here on."""
@@ -173,11 +175,3 @@ class TensorAxis:
                 f"which share the sequence. Pad to {-(-length // ranks) * ranks}, or take "
                 f"sequence_parallel=False."
             )
-
-
-def by(layer: str, x: torch.Tensor) -> torch.Tensor:
-    """Have a crossing know for which layer it is."""
-    node: Any = x.grad_fn  # Any: torch's
-    if hasattr(node, "crossing"):
-        node.layer = layer
-    return x

@@ -14,7 +14,6 @@ from roundelay.parallel import functions
 from roundelay.parallel.passes import going_back, number_of
 from roundelay.parallel.sharding import Sharding
 from roundelay.parallel.tensor._layer import LayerPlan, become
-from roundelay.parallel.tensor.axis import by
 
 __all__ = ["Norm", "summed"]
 
@@ -56,7 +55,9 @@ class Norm(LayerPlan):
 
     def summed(self, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return views of its parameters, whose gradients are summed over ranks."""
-        return tuple(by(self.place.label, view) for view in summed(self.axis.comm, *parameters))
+        return tuple(
+            functions.by(self.place.label, view) for view in summed(self.axis.comm, *parameters)
+        )
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Return the output, whole if the plan says so."""
