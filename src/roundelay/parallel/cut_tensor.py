@@ -122,6 +122,8 @@ class CutTensor(torch.Tensor):
                 seen = _of_gradients(func, name, args, options)
                 if seen is not None:
                     return seen()
+            if not mapped and given and call.asks_lengths:
+                return call.lengths(func(*args, **options))
             if not mapped and (tells_nothing(func) or not given or gives_none(call)):
                 return func(*args, **options)
             mark = _together([one.mark for one in given])
