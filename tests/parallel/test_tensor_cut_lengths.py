@@ -159,6 +159,33 @@ def test_lengths_that_are_read_off_are_followed(name: str, dim: int) -> None:
         assert verdicts([model], size) == [{"right"}]
 
 
+#: Single elements of a dim, in turn: as many as this rank has.
+IN_TURN: dict[str, Between] = {
+    "unbind": lambda x: [*x.unbind(0)],
+    "loop": lambda x: [*x],
+    "indices": lambda x: [x[at] for at in range(x.shape[0])],
+    "select": lambda x: [x.select(0, at) for at in range(len(x))],
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("word", ["column", "column:2"])
+@pytest.mark.parametrize("name", IN_TURN)
+def test_heads_are_taken_in_turn_and_features_are_not(name: str, word: str, size: int) -> None:
+    plan = {"first": "replicate", "norm": "replicate", "head": "replicate", "up": word,
+            "down": word.replace("column", "row")}  # fmt: skip
+
+    def by_heads(x: Any) -> Any:
+        each = IN_TURN[name](heads(x).movedim(-2, 0))
+        return torch.stack([head.softmax(-1) for head in each], -2).flatten(-2)
+
+    def by_features(x: Any) -> Any:
+        return torch.stack([one * at for at, one in enumerate(IN_TURN[name](x.movedim(-1, 0)))], -1)
+
+    found = verdicts([Model(by_heads), Model(by_features)], size, plan)
+    assert found == [{"right"}, {"refused"}]
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_that_is_changed_would_be_one_of_every_rank(name: str) -> None:
     for size in (2, 3):

@@ -26,6 +26,7 @@ class CutDim(NamedTuple):
     counted: frozenset[int] = frozenset()  # heads of this rank, as a region counts them
     piece: tuple[int, int] | None = None  # one of this rank's heads, of so many: nothing is cut
     tokens: bool = False  # a share of the sequence, and not of features
+    heads: bool = False  # of elements that were several features
 
     @property
     def here(self) -> int:
@@ -63,6 +64,7 @@ class CutDim(NamedTuple):
     def by(self, length: int) -> CutDim:
         """Return the cut where so many elements, one after the other, have become one."""
         return self._replace(
+            heads=self.heads or length > 1,
             parts=tuple(part // length for part in self.parts),
             units=tuple(unit // length for unit in self.units if unit % length == 0),
         )

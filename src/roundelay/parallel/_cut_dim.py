@@ -168,7 +168,8 @@ def _of_pieces(call: Call, cuts: list[CutDim]) -> CutDim | None:
     dim = call.given("dim", 1, 0)
     dims = tensors[0].dim() + (call.name == "stack")
     whole = first._replace(piece=None, dim=dim - dims if dim >= 0 else dim)
-    return whole if call.name == "stack" else whole.times(tensors[0].size(dim))
+    joined = whole._replace(heads=False).times(tensors[0].size(dim))
+    return whole if call.name == "stack" else joined
 
 
 def _elementwise(call: Call) -> CutDim | None:

@@ -196,6 +196,9 @@ def _placed(
         return None
     found = cut._replace(dim=at - len(new), outer=outer, blocks=())
     if stride <= behind:
-        return None if behind % stride else found.times(behind // stride)
+        many = behind // stride
+        return (
+            None if behind % stride else found._replace(heads=found.heads and many == 1).times(many)
+        )
     together, odd = divmod(stride, behind)
     return None if odd or cut.grain % together else found.by(together)

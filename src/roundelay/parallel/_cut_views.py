@@ -120,8 +120,10 @@ def _blocks(call: Call, length: int, *, whole: bool = False) -> list[int | None]
 
 
 def _of_heads(cut: CutDim) -> bool:
-    """Say whether single elements of the dim may be heads, and not features or tokens."""
-    return cut.dim < -1 and cut.outer == 1 and not cut.blocks and not cut.tokens
+    """Say whether single elements of the dim are heads, and not features or tokens."""
+    if cut.dim == -1 or cut.outer != 1 or cut.blocks or cut.tokens:
+        return False
+    return cut.heads or 1 in cut.units
 
 
 def moved(call: Call) -> CutDim | None:
