@@ -72,6 +72,7 @@ SINGLE: dict[str, Layer] = {
     "turned": lambda x: torch.cat((-x[..., 6:], x[..., :6]), -1) * x.cos(),
     "losses": lambda x: x * (F.mse_loss(x, x).item() + by_class(x, "mean").item() > -1),
     "losses of tokens": lambda x: x * by_class(x, "none").view(x.shape[:2])[..., None],
+    "by its length": lambda x: torch.cat(x[:, : x.shape[1]].split(x.size(1), 1), 1),
     "local": lambda x: x + rd.local(x)[:, torch.arange(LENGTH)],
     "hook": lambda x: hooked(x, lambda g: g - g.mean(-1, keepdim=True)),
 }
@@ -103,6 +104,9 @@ MIXES_BEHIND: dict[str, Layer] = {
     "similarity": lambda x: x * F.cosine_similarity(x, x, dim=1)[:, None],
     "some": lambda x: x + x[:, torch.arange(LENGTH)].mean(1, keepdim=True),
     "written": lambda x: x.clone().index_fill_(1, torch.tensor([0]), 0.0),
+    "first set": lambda x: x.clone().__setitem__((slice(None), slice(LENGTH)), 0.0),
+    "first changed": lambda x: x.clone().narrow(1, 0, LENGTH).zero_(),
+    "by number": lambda x: torch.cat([y * at for at, y in enumerate(x.split(LENGTH, 1))], 1),
     "residual": lambda x: (x + torch.ones(1, LENGTH, WIDTH)).std() * x,
 }
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from roundelay.parallel._cut_length import Length
+
 __all__ = ["Call", "CutDim", "name_of"]
 
 
@@ -24,6 +26,7 @@ class CutDim(NamedTuple):
     counted: frozenset[int] = frozenset()  # heads of this rank, as a region counts them
     piece: tuple[int, int] | None = None  # one of this rank's heads, of so many: nothing is cut
     tokens: bool = False  # a share of the sequence, and not of features
+    heads: bool = False  # of elements that were several features
 
     @property
     def here(self) -> int:
@@ -33,9 +36,18 @@ class CutDim(NamedTuple):
         return self.outer * self.parts[self.rank]
 
     @property
+    def whole(self) -> int:
+        """How long the dim is on all ranks together."""
+        return sum(map(sum, self.blocks)) if self.blocks else self.outer * sum(self.parts)
+
+    @property
     def grain(self) -> int:
         """The largest length of which every part is a multiple."""
         return math.gcd(*self.parts)
+
+    def counts(self, length: int) -> bool:
+        """Say whether a region counts so many elements on this rank, as heads or features."""
+        return any(length == heads * unit for heads in self.counted for unit in (1, *self.units))
 
     def alike(self, other: CutDim) -> bool:
         """Say whether two tensors have the same part of something."""
@@ -52,6 +64,7 @@ class CutDim(NamedTuple):
     def by(self, length: int) -> CutDim:
         """Return the cut where so many elements, one after the other, have become one."""
         return self._replace(
+            heads=self.heads or length > 1,
             parts=tuple(part // length for part in self.parts),
             units=tuple(unit // length for unit in self.units if unit % length == 0),
         )
@@ -90,18 +103,39 @@ class Call(NamedTuple):
         there = len(self.args) > position
         return self.options.get(name, self.args[position] if there else otherwise)
 
-    def again(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Call it with other tensors in the places of those that are cut."""
+    def again(self, change: Callable[[torch.Tensor], torch.Tensor], *, whole: bool = False) -> Any:
+        """Call it with other tensors in the places of those that are cut.
+
+        `whole`: as long as on one device; so are the lengths that were read off a part.
+        """
 
         def changed(one: Any) -> Any:
             if isinstance(one, torch.Tensor):
                 return change(one) if id(one) in self.cuts else one
-            if type(one) in (tuple, list):
+            if type(one) in (tuple, list, torch.Size):
                 return type(one)(changed(each) for each in one)
-            return one
+            if type(one) is slice:
+                return slice(*map(changed, (one.start, one.stop, one.step)))
+            return one.whole if whole and isinstance(one, Length) else one
 
         options = {key: changed(value) for key, value in self.options.items()}
         return self.func(*changed(tuple(self.args)), **options)
+
+    @property
+    def asks_lengths(self) -> bool:
+        """Whether it asks how long a tensor is."""
+        return self.name in ("shape", "size")
+
+    def lengths(self, asked: Any) -> Any:
+        """Return a shape, or one length of it, in which the dim that is cut knows its whole one."""
+        x, cut = self.cut
+        place, dim = x.dim() + cut.dim, self.given("dim", 1)
+        if cut.piece is not None:
+            return asked
+        if isinstance(asked, torch.Size):
+            known = (Length(n, cut.whole) if at == place else n for at, n in enumerate(asked))
+            return torch.Size(known)
+        return Length(asked, cut.whole) if dim in (place, cut.dim) else asked
 
     def fits(self, cut: CutDim) -> bool:
         """Say whether all else that is given has the same part, or nothing along that dim."""

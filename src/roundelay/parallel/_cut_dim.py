@@ -14,6 +14,7 @@ import torch
 from roundelay.parallel._cut import Call, CutDim, Rule, name_of
 from roundelay.parallel._cut_product import ATTENTION, PRODUCTS, attended, multiplied
 from roundelay.parallel._cut_reshape import reshaped
+from roundelay.parallel._cut_views import elements_set, moved, viewed
 
 __all__ = [
     "ELEMENTWISE",
@@ -131,19 +132,24 @@ def cut_after(call: Call) -> CutDim | list[CutDim] | None:
     return None
 
 
+def _within(call: Call) -> bool:
+    """Say whether it changes the first tensor that it is given."""
+    name = name_of(call.func)
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+        return True
+    return name.startswith("__i") and name not in ("__invert__", "__index__")
+
+
 def _writes_elsewhere(call: Call) -> bool:
     """Say whether a part is written into a tensor that is not known to be one."""
-    name = name_of(call.func)
-    within = name.endswith("_") and not name.endswith("__")
-    within = within or (name.startswith("__i") and name not in ("__invert__", "__index__"))
-    return (within or name == "__setitem__") and call.of(call.args[0]) is None
+    return _within(call) and call.of(call.args[0]) is None
 
 
 def _of_pieces(call: Call, cuts: list[CutDim]) -> CutDim | None:
     """Return what comes of single heads: another one, or, once all are put together, a part."""
     first = cuts[0]
     if all(one == first for one in cuts):
-        return first
+        return None if _within(call) else first  # it may be that of one rank's head alone
     tensors = call.given("tensors", 0)
     joins = call.name in ("cat", "concat", "concatenate", "stack") and type(tensors) in (
         list,
@@ -162,7 +168,8 @@ def _of_pieces(call: Call, cuts: list[CutDim]) -> CutDim | None:
     dim = call.given("dim", 1, 0)
     dims = tensors[0].dim() + (call.name == "stack")
     whole = first._replace(piece=None, dim=dim - dims if dim >= 0 else dim)
-    return whole if call.name == "stack" else whole.times(tensors[0].size(dim))
+    joined = whole._replace(heads=False).times(tensors[0].size(dim))
+    return whole if call.name == "stack" else joined
 
 
 def _elementwise(call: Call) -> CutDim | None:
@@ -203,97 +210,6 @@ def _padded(call: Call) -> CutDim | None:
     return cut if not any(own) else None
 
 
-def _set(call: Call) -> CutDim | None:
-    """Return the cut of a tensor in which elements are set, the same along the dim that is cut."""
-    target, index, value = call.args[:3]
-    if isinstance(value, torch.Tensor) and value.dim():
-        return None
-    cut = call.of(target)
-    found = _viewed(call._replace(func=torch.Tensor.__getitem__, args=(target, index)))
-    return cut if isinstance(found, CutDim) and cut and found.parts == cut.parts else None
-
-
-def _viewed(call: Call) -> CutDim | list[CutDim] | None:
-    """Return where the dim is in a view: a tensor without memory tells it by its strides."""
-    first, cut = call.cut
-    index = call.given("index", 1)
-    parts = index if type(index) is tuple else (index,)
-    if call.name == "getitem" and any(isinstance(each, torch.Tensor | list) for each in parts):
-        return _moved(call)
-    if len(call.cuts) > 1 and call.name != "expand_as":
-        return None
-    strides = [7 ** (first.dim() - at) for at in range(first.dim())]
-    like = torch.empty_strided(first.shape, strides, device="meta")
-    made = call.again(lambda _: like)
-    found = set()
-    for view in (made,) if isinstance(made, torch.Tensor) else made:
-        lies = [at for at, stride in enumerate(view.stride()) if stride == strides[cut.dim]]
-        kept = len(lies) == 1 and view.size(lies[0]) == first.size(cut.dim)
-        found.add(lies[0] - view.dim() if kept else None)
-    if len(found) == 1 and None not in found:
-        return cut._replace(dim=found.pop() or 0)
-    return _taken_apart(call)
-
-
-def _taken_apart(call: Call) -> CutDim | list[CutDim] | None:
-    """Return the cut of queries, keys or values alone, or that of single heads."""
-    first, cut = call.cut
-    length, shape = first.size(cut.dim), [1] * first.dim()
-    shape[cut.dim] = -1
-    numbers = torch.arange(length).view(shape).expand(first.shape)
-    made = call.again(lambda _: numbers)
-    found = []
-    for view in (made,) if isinstance(made, torch.Tensor) else made:
-        ids = sorted({*view.flatten().tolist()})
-        if len(ids) == 1 and view.dim() < first.dim() and _of_heads(cut):
-            found.append(cut._replace(piece=(ids[0], length)))
-            continue
-        start = 0
-        for block in cut.blocks:
-            if view.dim() == first.dim() and ids == [*range(start, start + block[cut.rank])]:
-                found.append(cut._replace(parts=block, outer=1, blocks=()))
-                break
-            start += block[cut.rank]
-        else:
-            return None
-    return found[0] if isinstance(made, torch.Tensor) else found
-
-
-def _of_heads(cut: CutDim) -> bool:
-    """Say whether single elements of the dim may be heads, and not features or tokens."""
-    return cut.dim < -1 and cut.outer == 1 and not cut.blocks and not cut.tokens
-
-
-def _moved(call: Call) -> CutDim | None:
-    """Return where the dim has gone by trying it: with one more, and its numbers for elements."""
-    cut = call.cut[1]
-    tensors = call.given("tensors", 0)
-    first = {id(one) for one in (tensors if type(tensors) in (list, tuple) else [tensors])}
-    if any(not cut.alike(other) or key not in first for key, other in call.cuts.items()):
-        return None
-
-    def numbered(one: torch.Tensor) -> torch.Tensor:
-        shape, view = [*one.shape], [1] * one.dim()
-        shape[cut.dim] += 1
-        view[cut.dim] = -1
-        return torch.arange(shape[cut.dim], device=one.device).view(view).expand(shape)
-
-    try:
-        made = call.again(numbered)
-    except (RuntimeError, IndexError, TypeError):
-        return None
-    if not isinstance(made, torch.Tensor) or made.numel() == 0:
-        return None
-    for at in range(made.dim()):
-        length = made.size(at)
-        row = made.movedim(at, -1)
-        if length == cut.here + 1 and torch.equal(
-            row, torch.arange(length, device=made.device).expand(row.shape)
-        ):
-            return cut._replace(dim=at - made.dim())
-    return None
-
-
 def _repeated(call: Call) -> CutDim | None:
     """Return the cut where every element has become several."""
     (first, cut), times, along = call.cut, call.given("repeats", 1), call.given("dim", 2)
@@ -324,11 +240,11 @@ def _along(call: Call) -> CutDim | None:
 
 RULES: tuple[tuple[frozenset[str], Rule], ...] = (
     (ELEMENTWISE, _elementwise),
-    (VIEWS, _viewed),
+    (VIEWS, viewed),
     (RESHAPES, reshaped),
     (frozenset(PRODUCTS), multiplied),
     (SAME_DIMS | REDUCES, _along),
-    (MOVES, _moved),
+    (MOVES, moved),
     (LOSSES, _loss),
     (ATTENTION, attended),
     (words("layer_norm rms_norm"), _normed),
@@ -337,5 +253,5 @@ RULES: tuple[tuple[frozenset[str], Rule], ...] = (
     (words("batch_norm"), _batch_normed),
     (words("tril triu"), _of_matrices),
     (words("pad"), _padded),
-    (words("setitem"), _set),
+    (words("setitem"), elements_set),
 )

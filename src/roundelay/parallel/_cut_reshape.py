@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from roundelay.parallel._cut import Call, CutDim
+from roundelay.parallel._cut_length import Length
 
 __all__ = ["MiscountedError", "reshaped"]
 
@@ -85,6 +86,10 @@ def _kept(first: torch.Tensor, cut: CutDim, said: list[int], new: list[int]) -> 
         here = size == length and math.prod(new[at + 1 :]) == _behind(first, cut)
         lone = at > 0 and said[at - 1] == 1 and 1 in cut.counted  # this rank's one head
         if here and -1 in said[:at] and not lone:
+            if isinstance(said[at], Length):  # this rank's, as it was asked for
+                return cut._replace(dim=at - len(new))
+            if not cut.counts(length):  # one device's number, for it counts nothing here
+                continue
             if length in cut.units:
                 what = f"{length}, of which nobody sees whether they are one head or all features"
                 raise MiscountedError(what)
@@ -191,6 +196,9 @@ def _placed(
         return None
     found = cut._replace(dim=at - len(new), outer=outer, blocks=())
     if stride <= behind:
-        return None if behind % stride else found.times(behind // stride)
+        many = behind // stride
+        return (
+            None if behind % stride else found._replace(heads=found.heads and many == 1).times(many)
+        )
     together, odd = divmod(stride, behind)
     return None if odd or cut.grain % together else found.by(together)

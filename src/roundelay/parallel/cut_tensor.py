@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roundelay.errors import InvalidArgumentError
+from roundelay.parallel._computed_again import CHECKPOINT, computing_again
 from roundelay.parallel._cut import Call, CutDim, name_of
 from roundelay.parallel._cut_dim import ENDS, RESHAPES, cut_after, gives_none, tells_nothing
 from roundelay.parallel._cut_gradients import (
@@ -41,16 +42,17 @@ class CutSource:
 
     def __init__(self, label: str, axis: TensorAxis, cut: CutDim) -> None:
         self.label, self.axis, self.cut = label, axis, cut
-        #: Passes in which other layers took all of its outputs, with gradients or without, in
-        #: training or not: in others like them it is known to lie between layers, and its outputs
-        #: are not looked at again.
-        self._seen: set[tuple[bool, bool]] = set()
-        self._now: set[tuple[bool, bool]] = set()
+        #: Passes in which other layers took all of its outputs, with gradients or without, also
+        #: at this layer, in training or not: in others like them it is known to lie between
+        #: layers, and its outputs are not looked at again.
+        self._seen: set[tuple[bool, bool, bool]] = set()
+        self._now: set[tuple[bool, bool, bool]] = set()
         self.given = self.taken = 0  # outputs in the pass at hand
 
     def marked(self, x: torch.Tensor, *, training: bool) -> torch.Tensor:
         """Return its output, marked."""
-        how = torch.is_grad_enabled(), training
+        grad = torch.is_grad_enabled()
+        how = self.axis.gradients if self.axis.passing else grad, grad, training
         if how in self._seen or self.axis.comm.size == 1 or torch.compiler.is_compiling():
             return x
         self._now.add(how)
@@ -122,27 +124,53 @@ class CutTensor(torch.Tensor):
                 seen = _of_gradients(func, name, args, options)
                 if seen is not None:
                     return seen()
+            if not mapped and given and call.asks_lengths:
+                return call.lengths(func(*args, **options))
             if not mapped and (tells_nothing(func) or not given or gives_none(call)):
                 return func(*args, **options)
             mark = _together([one.mark for one in given])
             if mapped:
                 raise InvalidArgumentError(_refused("vmap", mark))
             if name in ENDS:
-                if mark.under_way or (mark.out and name not in ("backward", "grad")):
+                if not _may_end(name, mark):
                     raise InvalidArgumentError(_refused(name, mark))
-                return func(*args, **options)  # of what was seen inside
-            found = _tried(call, mark)
-            try:
-                result = func(*args, **options)
-            except (RuntimeError, ValueError, IndexError) as error:
-                raise InvalidArgumentError(_beside(name, mark, call, str(error))) from error
-        return _cut_as(result, found, name, mark)
+                if name != "backward":
+                    return func(*args, **options)
+            else:
+                return _followed(call, name, mark)
+        with torch.enable_grad():  # of which a node that goes back has none
+            roots = tree_map_only(CutTensor, unmarked, args[0])  # hooks are looked at as ever
+        return func(roots, *args[1:], **options)
 
     def refuse_unless(self, parts: tuple[int, ...], layer: str) -> None:
         """Refuse to be the input of a layer that has other parts of the last dim."""
         cut = self.mark.cut
         if (cut.dim, cut.parts, cut.outer, cut.piece) != (-1, parts, 1, None) or cut.tokens:
             raise InvalidArgumentError(_not_taken(self.mark, parts, layer))
+
+
+def _may_end(name: str, mark: _Mark) -> bool:
+    """Say whether numbers may be handed out, or gradients: of what was seen inside."""
+    if name == "backward" and computing_again():  # of a block, by torch's checkpoint
+        return True
+    return not mark.under_way and (not mark.out or name in ("backward", "grad"))
+
+
+def _followed(call: Call, name: str, mark: _Mark) -> Any:
+    """Call a function, and say what of its result is cut; or refuse it."""
+    try:
+        found = _tried(call, mark)
+    except InvalidArgumentError:
+        if not computing_again():
+            raise
+        for output in mark.outputs:
+            output.take()
+        return call.func(*call.args, **call.options)  # what was right before
+    try:
+        result = call.func(*call.args, **call.options)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise InvalidArgumentError(_beside(name, mark, call, str(error))) from error
+    return _cut_as(result, found, name, mark)
 
 
 def _of_gradients(
@@ -153,6 +181,8 @@ def _of_gradients(
     if name == "register_hook":
         return lambda: func(args[0], hook_marked(args[1], args[0], marking), *args[2:])
     if func.__name__ == "__get__":
+        if name == "grad" and _asker(3) == CHECKPOINT:  # which hands it on to what came before
+            return lambda: func(*args, **options)
         if name == "grad":
             return lambda: _gradient_marked(func(*args, **options), args[0])
         if _asker(3).startswith(HOOKED):

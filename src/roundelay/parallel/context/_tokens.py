@@ -91,6 +91,8 @@ class Tokens:
             return func(args[0], self._watched(args[1], held.get(id(args[0]))))
         cuts = {key: one for key, one in held.items() if isinstance(one, CutDim)}
         call = Call(func, args, dict(options), cuts)
+        if cuts and call.asks_lengths:
+            return call.lengths(func(*args, **options))
         if tells_nothing(func) or (cuts and gives_none(call)):
             return func(*args, **options)
         numbers = [one for one in held.values() if isinstance(one, _Number)]

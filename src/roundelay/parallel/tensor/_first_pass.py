@@ -78,7 +78,7 @@ class FirstPass:
         axis.begin()
         axis.passing += 1
         axis.trusted = False
-        axis.training = module.training
+        axis.training, axis.gradients = module.training, torch.is_grad_enabled()
         if axis.dim is not None and axis.numbers is not None:  # each has tokens of its own
             for one in inputs[:1]:
                 axis.numbers.leave("", one, training=module.training)

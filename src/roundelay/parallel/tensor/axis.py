@@ -9,6 +9,7 @@ import torch
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel import functions
+from roundelay.parallel._computed_again import computing_again
 from roundelay.parallel._cut import CutDim
 from roundelay.parallel.cut_tensor import CutSource, CutTensor, unmarked
 from roundelay.parallel.tensor.random_numbers import RandomNumbers
@@ -35,6 +36,7 @@ class TensorAxis:
         self.passing = 0  # forward passes of the model that are under way
         self.cut_by: set[CutSource] = set()  # layers that have left features cut in them
         self.training = True  # whether the pass at hand is one of a model in training
+        self.gradients = True  # and whether it is one with gradients
         self._sources: dict[str, CutSource] = {}  # layers that leave the sequence divided
         self.trusted = False  # whether code of the model has asked for its part in this pass
         #: What regions, by their names, count on this rank.
@@ -70,7 +72,7 @@ class TensorAxis:
         elif not torch.compiler.is_compiling():
             features = (one for one in self.cut_by if not one.cut.tokens)
             left = [one.label for one in features if one.given != one.taken]
-            if left and not self.trusted:
+            if left and not self.trusted and not computing_again():
                 raise InvalidArgumentError(
                     f"{layer} gets a tensor of which nobody sees how it was made of what "
                     f"{', '.join(sorted(left))} leaves cut between the {self.comm.size} ranks of "
