@@ -27,7 +27,8 @@ ROWS, STEPS = 24, 2
 ONE: list[dict[str, int]] = [{"ep": 2, "pp": 2}, {"pp": 2, "ep": 3}, {"ep": 3, "pp": 2}]
 SEVERAL: list[dict[str, int]] = [{"dp": 2, "ep": 2, "pp": 2}, {"pp": 2, "ep": 2, "dp": 2}]
 STAGES = ("ddp", "zero1", "zero2", "zero3")
-WAYS = [*((axes, "ddp") for axes in ONE), *((axes, word) for axes in SEVERAL for word in STAGES)]
+WAYS = [*((axes, "ddp") for axes in ONE), *((axes, word) for axes in SEVERAL for word in STAGES),
+        *(({"ep": 1, "pp": 2}, word) for word in (*STAGES, "ps"))]  # fmt: skip
 Step = tuple[float, float]
 
 
