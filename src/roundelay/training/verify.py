@@ -15,7 +15,7 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import sharding_of
-from roundelay.parallel.staging import staging_of
+from roundelay.parallel.staging import is_pipeline, staging_of
 from roundelay.training._doubt import (
     DoubleCheck,
     Gradients,
@@ -243,7 +243,7 @@ def _anywhere(comm: Communicator, *, skipped: bool) -> bool:
 
 def _check_rows(model: torch.nn.Module, mesh: Mesh | None, rows: int) -> None:
     """Refuse rows that replicas of a pipeline would have more and fewer of: they weigh the same."""
-    if mesh is not None and staging_of(model) is not None and rows % rows_of(mesh).size:
+    if mesh is not None and is_pipeline(model) and rows % rows_of(mesh).size:
         raise InvalidArgumentError(
             f"verify deals the rows of a batch to {rows_of(mesh).size} replicas of a pipeline, and "
             f"{rows} do not divide by that. Give batches of a multiple."
@@ -252,7 +252,7 @@ def _check_rows(model: torch.nn.Module, mesh: Mesh | None, rows: int) -> None:
 
 def _backward(trial: Trial, model: Any, share: Sequence[torch.Tensor], rows: int) -> None:
     """Bring gradients of this rank's rows, of which there may be none: all call the model."""
-    if staging_of(model) is None:
+    if not is_pipeline(model):
         backward(trial.loss(model, *share) * rows, weight=rows, model=model)
         return
     *x, target = share
