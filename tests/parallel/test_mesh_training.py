@@ -34,6 +34,11 @@ WITH_EXPERTS: list[dict[str, int]] = [
     {"dp": 2, "ep": 2}, {"dp": 2, "ep": 2, "tp": 2}, {"ep": 2, "dp": 2}, {"cp": 2, "ep": 2},
     {"dp": 3, "ep": 2}, {"pp": 2, "dp": 2, "ep": 2}, {"cp": 2, "ep": 2, "pp": 2},
 ]  # fmt: skip
+#: Where nothing divides experts.
+WITH_ALL_EXPERTS: list[dict[str, int]] = [
+    {"ep": 1}, {"ep": 1, "tp": 3}, {"dp": 2, "ep": 1}, {"pp": 2, "ep": 1},
+    {"cp": 2, "ep": 1, "tp": 2},
+]  # fmt: skip
 
 
 def same_as_one_device(axes: dict[str, int], strategy: Any, *, experts: bool = False) -> None:
@@ -70,6 +75,14 @@ def test_a_mesh_trains_as_one_device(axes: dict[str, int], strategy: str) -> Non
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
 @pytest.mark.parametrize("axes", WITH_EXPERTS, ids=shown)
 def test_experts_train_as_on_one_device(axes: dict[str, int], strategy: str) -> None:
+    same_as_one_device(axes, strategy, experts=True)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("axes", WITH_ALL_EXPERTS, ids=shown)
+def test_experts_on_an_axis_of_one_rank_are_like_any_parameter(
+    axes: dict[str, int], strategy: str
+) -> None:
     same_as_one_device(axes, strategy, experts=True)
 
 

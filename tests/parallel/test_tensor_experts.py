@@ -29,15 +29,20 @@ class Net(nn.Module):  # type: ignore[misc, name-defined]
         return self.moe(self.down(torch.tanh(self.up(x))))
 
 
-def made(experts: int, comm: Any) -> tuple[Any, Any]:
-    """Return a net and its optimizer, with the same values however many ranks make it."""
-    net = Net(experts, comm).double()
+def given(net: Any) -> Any:
+    """Return a net with the same values however many ranks make it."""
     for name, parameter in net.named_parameters():
         sharding = sharding_of(parameter)
         shape = parameter.shape if sharding is None else sharding.whole_shape(parameter.shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         whole = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
         parameter.data = whole if sharding is None else sharding.local(whole)
+    return net
+
+
+def made(experts: int, comm: Any) -> tuple[Any, Any]:
+    """Return a net of such values and its optimizer."""
+    net = given(Net(experts, comm).double())
     return net, torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
 
 

@@ -184,3 +184,74 @@ def test_rounding_that_adam_makes_large_is_no_difference(dtype: Any, mesh: Any) 
         return model(x).square().mean()
 
     assert not verdict(wrong).same
+
+
+HALVES = [torch.bfloat16, torch.float16]
+SCALES = [2.0**power for power in range(6, 25, 3)]  # from what never overflows to what always does
+
+
+def in_halves(precision: Any, kind: str, mesh: Any, change: Any = None, **options: Any) -> Any:
+    """Verify attention between norms; `change` is done to it on ranks."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.LayerNorm(8), Attention(), torch.nn.LayerNorm(8), Attention()
+    )
+    batches = [(torch.randn(4, 6, 8), torch.randn(4, 6, 8)) for _ in range(3)]
+    return rd.verify(
+        lambda: model, OPTIMIZERS[kind], batches, precision=precision, mesh=mesh, divide=change,
+        loss=lambda model, x, y: (model(x).float() - y).square().mean(),
+        plan={"*.[qkv]": "column:4", "*.o": "row", "[02]": "norm"} if "tp" in mesh else None,
+        **options,
+    )  # fmt: skip
+
+
+MESHES = [{"dp": 2}, {"dp": 4}, {"tp": 2}, {"dp": 2, "tp": 2}, {"tp": 1, "dp": 3}]
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("compute", HALVES, ids=str)
+def test_rounding_of_sixteen_bits_is_no_difference(
+    compute: Any, kind: str, mesh: dict[str, int], clip: float | None
+) -> None:
+    """The biases of keys have no gradient, and those of norms begin at zero."""
+    found = in_halves(rd.Precision(compute=compute), kind, mesh, clip=clip)
+    assert found.same, str(found)
+    assert found.largest.relative > 0  # something was compared
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("mesh", [{"dp": 2}, {"tp": 2}], ids=str)
+def test_overflow_on_one_side_is_no_difference(mesh: dict[str, int], scale: float) -> None:
+    found = in_halves(rd.Precision(compute=torch.float16, loss_scale=scale), "adam", mesh)
+    assert found.same, str(found)
+    assert found.largest.relative > 0
+
+
+def louder(model: Any, mesh: Any) -> None:
+    if mesh.comm.rank == 1:
+        model[2].register_forward_hook(lambda _, __, out: out * 2)
+
+
+def silent(model: Any, mesh: Any) -> None:
+    del mesh
+    model[1].v.bias.register_hook(torch.zeros_like)
+
+
+def turned(model: Any, mesh: Any) -> None:
+    del mesh
+    model[0].bias.register_hook(lambda grad: -grad)
+
+
+@pytest.mark.parametrize("scale", [None, *SCALES[::2]])
+@pytest.mark.parametrize("mesh", [{"dp": 2}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("change", [louder, silent, turned])
+@pytest.mark.parametrize("compute", HALVES, ids=str)
+def test_wrong_training_is_told_beside_rounding(
+    compute: Any, change: Any, kind: str, mesh: dict[str, int], scale: float | None
+) -> None:
+    """Also at a scale at which all steps would be skipped, and nothing compared."""
+    precision = rd.Precision(compute=compute, loss_scale=scale)
+    assert not in_halves(precision, kind, mesh, change).same

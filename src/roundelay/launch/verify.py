@@ -59,7 +59,9 @@ def verify(
     a tensor's largest element. Gradients that are rounding beside the largest one of the model, as
     those of key biases in attention, count as nothing, and so do the steps that Adam makes of them.
     With `precision="bf16"` or `"fp16"` one device trains in it, too,
-    and 0.03 of a tensor's norm is rounding.
+    and 0.03 of a tensor's norm is rounding. What rounding makes of gradients is measured there, by
+    a pass more in float32; and all begins anew with a lower loss scale as long as steps are
+    skipped.
     """
     if find_spec("torch") is None:
         raise MissingPackageError("rd.verify", "torch")

@@ -10,7 +10,7 @@ import torch
 
 from roundelay.communicator import Communicator
 
-__all__ = ["Staging", "stage_model", "staging_of"]
+__all__ = ["Staging", "is_pipeline", "stage_model", "staging_of"]
 
 
 @dataclass(frozen=True)
@@ -71,3 +71,8 @@ def staging_of(model: torch.nn.Module) -> Staging | None:
     """Return how a model was cut into stages on several ranks; None if it was not."""
     staging: Staging | None = vars(model).get("_staging")
     return None if staging is None or staging.comm.size == 1 else staging
+
+
+def is_pipeline(model: torch.nn.Module) -> bool:
+    """Tell whether a model is stages that `step` trains: also if one rank has all of them."""
+    return "_staging" in vars(model)

@@ -94,7 +94,10 @@ class MeshRanks:
     def learn(self, model: torch.nn.Module) -> None:
         """Know how the parameters are divided, and who has them. Every rank calls it."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        found = {name: sharding_of(tensor) for name, tensor in parameters.items()}
+        marks = {name: sharding_of(tensor) for name, tensor in parameters.items()}
+        # One rank has all of it: nothing is divided, experts along an axis of one neither.
+        found = {name: None if one is None or one.comm.size == 1 else one
+                 for name, one in marks.items()}  # fmt: skip
         self.shardings = {name: one for name, one in found.items() if one is not None}
         self.staging = staging_of(model)
         first_names = {} if self.staging is None else self.staging.names

@@ -90,6 +90,13 @@ class WholeGradients(StrategyState):
         else:
             super().zero_grad(own, set_to_none=set_to_none, only=only)
 
+    def stepped_on(self) -> dict[str, torch.Tensor]:
+        """Return the gradients that the optimizer gets, by name: those of masters, unscaled."""
+        self.before_step()
+        return {parameter.name: tensor.grad
+                for parameter, tensor in zip(self.setup.parameters, self._live, strict=True)
+                if tensor.grad is not None}  # fmt: skip
+
     def grad_norm(self, norm_type: float, only: Only = None) -> float:
         """Return the norm of gradients that every rank has whole."""
         if self._masters is not None:

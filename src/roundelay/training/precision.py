@@ -18,6 +18,7 @@ __all__ = [
     "buffer_dtype",
     "cast_inputs",
     "cast_model",
+    "cast_to",
     "master_dtype",
     "precision_of",
 ]
@@ -145,20 +146,21 @@ def cast_inputs(model: torch.nn.Module, precision: Precision) -> list[Any]:
 def _cast_inputs(
     dtype: torch.dtype, _: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return _cast(args, dtype), _cast(options, dtype)
+    return cast_to(args, dtype), cast_to(options, dtype)
 
 
 def _cast_outputs(dtype: torch.dtype, _: torch.nn.Module, __: Any, result: Any) -> Any:
-    return _cast(result, dtype)
+    return cast_to(result, dtype)
 
 
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
+def cast_to(value: Any, dtype: torch.dtype | None) -> Any:
+    """Return a value with its floating tensors, however nested, in another dtype."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if type(value) in (list, tuple):
-        return type(value)(_cast(one, dtype) for one in value)
+        return type(value)(cast_to(one, dtype) for one in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
-        return type(value)(*(_cast(one, dtype) for one in value))
+        return type(value)(*(cast_to(one, dtype) for one in value))
     if type(value) is dict:
-        return {key: _cast(one, dtype) for key, one in value.items()}
+        return {key: cast_to(one, dtype) for key, one in value.items()}
     return value

@@ -16,6 +16,7 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, NotFiniteError
+from roundelay.training._read_loss import ReadLoss
 from roundelay.training.precision import Precision
 
 __all__ = ["Scaler", "scaler_of"]
@@ -52,6 +53,8 @@ class Scaler:
                 "This loss is scaled already, and its gradients would be too large by the scale: "
                 "call optimizer.scale(loss) once. rd.backward(loss_sum, weight=…) scales by itself."
             )
+        if isinstance(loss, ReadLoss):
+            loss.backward()
         # A loss in float16 would overflow at once, and its gradient is one number.
         scaled = loss.to(torch.promote_types(loss.dtype, torch.float32)) * self.scale
         made: Any = scaled.grad_fn  # Any: torch's types have no word for what is on it

@@ -14,6 +14,7 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.training._exchange import refuse_frozen
 from roundelay.training._mesh_state import meet
+from roundelay.training._read_loss import ReadLoss
 from roundelay.training._run import Run, found_run, live_runs, run_of
 from roundelay.training.scaler import Scaler
 
@@ -156,6 +157,8 @@ def backward(
         raise InvalidArgumentError(
             f"backward takes a loss, a tensor of one number, not {shown(loss_sum)}."
         )
+    if isinstance(loss_sum, ReadLoss):
+        loss_sum.backward()
     chosen = None if model is None else run_of("backward", model)
     runs = [*live_runs(), *([] if chosen is None else [chosen])]
     loss = _scaled(loss_sum, chosen, runs)

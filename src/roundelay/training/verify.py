@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
@@ -14,12 +15,22 @@ from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.parallel.sharding import sharding_of
-from roundelay.parallel.staging import staging_of
+from roundelay.parallel.staging import is_pipeline, staging_of
+from roundelay.training._doubt import (
+    DoubleCheck,
+    Gradients,
+    Masks,
+    last_digit,
+    small_beside,
+    sure_of,
+    unlike,
+    widened,
+)
 from roundelay.training._join_mesh import Plan
 from roundelay.training._mesh_ranks import rows_of
 from roundelay.training._run import run_of
 from roundelay.training._watch import Watch, gradients_of, local_part, share_of
-from roundelay.training.precision import Precision
+from roundelay.training.precision import Precision, precision_of
 from roundelay.training.prepare import prepare
 from roundelay.training.state import full_state_dict
 from roundelay.training.steps import backward
@@ -40,9 +51,8 @@ __all__ = [
 
 #: The largest difference that rounding explains, relative to a parameter's largest element.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-#: What of a model's largest gradient is rounding, in steps of a dtype; and below what an element is
-#: so small that its sign, which is all that Adam takes a first step by, may be rounding.
-NOISE, DOUBTFUL = 64, 640
+NOISE = 64  # what of a model's largest gradient is rounding, in steps of a dtype
+LOWER = 16  # by what a loss scale is divided at which steps are skipped
 LOOSE = 3e-2  # for 16 bits, and relative to the norm: Adam may turn a step where a sign is rounding
 
 Loss = Callable[..., torch.Tensor]
@@ -137,19 +147,64 @@ class Seen:
     outputs: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
-
-    @property
-    def rounding(self) -> float:
-        """The last digit of the largest element of all gradients."""
-        grads = [grad for grad in self.gradients.values() if grad.numel()]
-        largest = max((float(grad.abs().max()) for grad in grads), default=0.0)
-        return largest * max((torch.finfo(grad.dtype).eps for grad in grads), default=0.0)
+    doubtful: Masks  # which elements of gradients are rounding alone
+    skipped: bool  # whether it was no step at all
 
 
 def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
-    """Be one rank: train a copy under the strategy; return how each parameter differed, by step."""
+    """Be one rank: train a copy under the strategy; return how each parameter differed, by step.
+
+    A loss that is scaled is so by less, and all begins anew, as long as steps are skipped: others
+    overflow on one device than on ranks, and of those that both skip nothing is compared.
+    """
+    precision = precision_of(trial.precision)
+    scale = precision.first_scale
+    while scale is not None:
+        trial = replace(trial, precision=replace(precision, loss_scale=scale))
+        scale = scale / LOWER if scale > 1 else None
+        found = _compared(comm, trial, may_skip=scale is None)
+        if found is not None:
+            return found
+    return _compared(comm, trial, may_skip=True) or []
+
+
+def _compared(comm: Communicator, trial: Trial, *, may_skip: bool) -> list[list[Difference]] | None:
+    """Return how one device and ranks differed; None where a step was skipped that may not be."""
     mesh = None if trial.axes is None else Mesh(comm=comm, **trial.axes)
     whole = _one_device(trial, (mesh or Mesh(dp=comm.size, comm=comm))[()])
+    if not may_skip and _anywhere(comm, skipped=any(seen.skipped for seen in whole)):
+        return None
+    mine, optimizer = _on_ranks(comm, mesh, trial)
+    watch = None if mesh is None else Watch(mine)
+    found, doubtful = [], Masks()
+    for step, (batch, expected) in enumerate(zip(trial.batches, whole, strict=True)):
+        share = [_share(comm, mesh, part) for part in batch]
+        rows = len(share[0])
+        _backward(trial, mine, share if rows else [part[:1] for part in batch], rows)
+        differences = []
+        if mesh is not None and watch is not None:
+            differences = _inside(
+                trial, mesh, mine, watch, expected, step, len(batch[0]) if rows else 0
+            )
+        if trial.clip is not None:
+            optimizer.clip_grad_norm_(trial.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        if not may_skip and _anywhere(comm, skipped=_skipped(mine) > 0):
+            return None
+        state = full_state_dict(mine)
+        widened(doubtful, expected.doubtful)
+        differences += [
+            trial.difference(step, comm.rank, name, one, tensor)
+            for name, tensor in expected.state.items()
+            for one in (sure_of(state[name], tensor, doubtful.get(name)),)
+        ]
+        found.append(differences)
+    return found
+
+
+def _on_ranks(comm: Communicator, mesh: Mesh | None, trial: Trial) -> tuple[Any, Any]:
+    """Return what a rank trains, and its optimizer."""
     mine = copy.deepcopy(trial.model)
     if mesh is not None and trial.divide is not None:
         made = trial.divide(mine, mesh)
@@ -172,54 +227,23 @@ def verify_on(comm: Communicator, trial: Trial) -> list[list[Difference]]:
     run_of("verify", mine).setup.step.alike = None  # what it tells is compared here, and named
     for batch in trial.batches:
         _check_rows(mine, mesh, len(batch[0]))
-    watch = None if mesh is None else Watch(mine)
-    found, doubtful = [], dict[str, torch.Tensor]()
-    for step, (batch, expected) in enumerate(zip(trial.batches, whole, strict=True)):
-        share = [_share(comm, mesh, part) for part in batch]
-        rows = len(share[0])
-        _backward(trial, mine, share if rows else [part[:1] for part in batch], rows)
-        differences = []
-        if mesh is not None and watch is not None:
-            differences = _inside(
-                trial, mesh, mine, watch, expected, step, len(batch[0]) if rows else 0
-            )
-        if trial.clip is not None:
-            optimizer.clip_grad_norm_(trial.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        state = full_state_dict(mine)
-        _doubt(expected, doubtful)
-        differences += [
-            trial.difference(step, comm.rank, name, one, tensor)
-            for name, tensor in expected.state.items()
-            for one in (_sure(state[name], tensor, doubtful.get(name)),)
-        ]
-        found.append(differences)
-    return found
+    return mine, optimizer
 
 
-def _doubt(seen: Seen, doubtful: dict[str, torch.Tensor]) -> None:
-    """Note elements whose gradients are rounding, of which Adam makes steps of full length."""
-    for name, grad in seen.gradients.items():
-        size = grad.abs()
-        small = size <= DOUBTFUL * seen.rounding
-        if not small.all() or not size.any():  # what is zero beside others is no rounding
-            small &= size > 0
-        doubtful[name] = doubtful[name] | small if name in doubtful else small
+def _skipped(model: torch.nn.Module) -> int:
+    """Return how many steps of a prepared model were skipped, as gradients overflowed."""
+    scaler = run_of("verify", model).setup.scaler
+    return 0 if scaler is None else scaler.skipped
 
 
-def _sure(
-    found: torch.Tensor, expected: torch.Tensor, doubtful: torch.Tensor | None
-) -> torch.Tensor:
-    """Return a parameter without what nobody can tell of it."""
-    if doubtful is None or not bool(doubtful.any()):
-        return found
-    return torch.where(doubtful.to(found.device), expected.to(found), found)
+def _anywhere(comm: Communicator, *, skipped: bool) -> bool:
+    """Tell whether it is so on any rank, alike on all."""
+    return bool(comm.all_reduce(np.array([int(skipped)]), "max")[0])
 
 
 def _check_rows(model: torch.nn.Module, mesh: Mesh | None, rows: int) -> None:
     """Refuse rows that replicas of a pipeline would have more and fewer of: they weigh the same."""
-    if mesh is not None and staging_of(model) is not None and rows % rows_of(mesh).size:
+    if mesh is not None and is_pipeline(model) and rows % rows_of(mesh).size:
         raise InvalidArgumentError(
             f"verify deals the rows of a batch to {rows_of(mesh).size} replicas of a pipeline, and "
             f"{rows} do not divide by that. Give batches of a multiple."
@@ -228,7 +252,7 @@ def _check_rows(model: torch.nn.Module, mesh: Mesh | None, rows: int) -> None:
 
 def _backward(trial: Trial, model: Any, share: Sequence[torch.Tensor], rows: int) -> None:
     """Bring gradients of this rank's rows, of which there may be none: all call the model."""
-    if staging_of(model) is None:
+    if not is_pipeline(model):
         backward(trial.loss(model, *share) * rows, weight=rows, model=model)
         return
     *x, target = share
@@ -265,7 +289,7 @@ def _inside(
         if name in gradients:
             sharding = sharding_of(parameters[name])
             part = grad if sharding is None else sharding.local(grad)
-            noise = NOISE * expected.rounding
+            noise = NOISE * last_digit(expected.gradients)
             found.append(trial.difference(step, rank, name, gradients[name], part,
                                           "gradient", order, noise))  # fmt: skip
     return found
@@ -276,16 +300,21 @@ def _one_device(trial: Trial, alone: Communicator) -> list[Seen]:
     model = copy.deepcopy(trial.model)
     optimizer = trial.make_optimizer(model.parameters())
     ours: Any = None
+    check = None
     if trial.precision != "fp32":
+        compute = precision_of(trial.precision).compute
+        check = None if compute is None else DoubleCheck(model, compute)
         model, ours = prepare(model, optimizer, precision=trial.precision, comm=alone)
     watch = Watch(model)
     states = []
     for batch in trial.batches:
+        exact = None if check is None else check.gradients(model, trial.loss, batch)
         if ours is None:
             trial.loss(model, *batch).backward()  # type: ignore[no-untyped-call]
         else:
             _backward(trial, model, batch, len(batch[0]))
         gradients = gradients_of(model)
+        doubtful = small_beside(gradients) if exact is None else _rounded_away(model, exact)
         if trial.clip is not None:
             clip = clip_grad_norm_ if ours is None else lambda _, norm: ours.clip_grad_norm_(norm)
             clip(model.parameters(), trial.clip)
@@ -293,8 +322,15 @@ def _one_device(trial: Trial, alone: Communicator) -> list[Seen]:
         (ours or optimizer).zero_grad()
         found = model.state_dict() if ours is None else full_state_dict(model)
         state = {name: tensor.detach().clone() for name, tensor in found.items()}
-        states.append(Seen(watch.take(), gradients, state))
+        skipped = ours is not None and _skipped(model) > 0
+        states.append(Seen(watch.take(), gradients, state, doubtful, skipped))
     return states
+
+
+def _rounded_away(model: torch.nn.Module, exact: Gradients) -> Masks:
+    state: Any = run_of("verify", model).state  # Any: one device steps on whole gradients
+    found = {name: grad for name, grad in state.stepped_on().items() if grad.isfinite().all()}
+    return unlike(found, exact)
 
 
 def _relative(

@@ -99,7 +99,10 @@ class MoE(nn.Module):
         parts = {name: through_dispatch(value).unbind(0)
                  for name, value in self.experts.named_parameters()}  # fmt: skip
         count = len(next(iter(parts.values())))
-        return [{name: value[at] for name, value in parts.items()} for at in range(count)]
+        # A view each: where a pipeline cuts a backward pass in halves, a parameter that two experts
+        # come to is walked as one that is used twice, and ranks with one expert walk another way.
+        return [{name: value[at].view_as(value[at]) for name, value in parts.items()}
+                for at in range(count)]  # fmt: skip
 
     def _everywhere(self, counts: torch.Tensor) -> torch.Tensor:
         """Return the counts of every rank."""

@@ -24,6 +24,7 @@ from roundelay.parallel.pipeline._cut import (
 )
 from roundelay.parallel.pipeline._parts import names_in
 from roundelay.parallel.pipeline._stand_ins import PlainValue
+from roundelay.parallel.sharding import sharding_of
 from roundelay.pipelines import (
     PipelineMaker,
     PipelineSchedule,
@@ -122,7 +123,7 @@ def _compare(comm: Communicator, mine: dict[str, str]) -> None:
 def _description(
     model: nn.Module, stages: Sequence[PipelineStage], schedule: PipelineSchedule
 ) -> dict[str, str]:
-    shapes = [(name, tuple(each.shape)) for name, each in model.named_parameters()]
+    shapes = [(name, _whole_shape(each)) for name, each in model.named_parameters()]
     cut = [[*stage.modules, *stage.tensors] for stage in stages]
     text = pipeline_to_json(schedule)
     return {
@@ -132,6 +133,13 @@ def _description(
         "the cut": f"{[names[0] if names else '' for names in cut]}"
         f" ({zlib.crc32(repr(cut).encode()):08x})",
     }
+
+
+def _whole_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Return what ranks of other axes have alike; parts may be uneven: 5 experts on 2 ranks."""
+    sharding = sharding_of(parameter)
+    local = tuple(parameter.shape)
+    return local if sharding is None else sharding.whole_shape(local)
 
 
 # ---- stages

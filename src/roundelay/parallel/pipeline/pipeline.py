@@ -34,6 +34,7 @@ from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
 from roundelay.parallel.staging import stage_model
 from roundelay.pipelines import PipelineSchedule
+from roundelay.training._read_loss import ReadLoss
 from roundelay.training.steps import StepPasses, loss_scaler, passes_of, stepped, take_scaled
 
 __all__ = ["Pipeline"]
@@ -42,6 +43,15 @@ PLAIN = (
     "{name} of {where} was {value!r} when the pipeline was made, and is {now} now: stages go on "
     "with what it was. Make it a buffer and write into that, or use it in a module that is called "
     "as it is."
+)
+STEPPED = (
+    "pipe.step(x, target) has run the backward pass of all micro-batches already, and returns "
+    "their loss to be read. Leave out backward(); what else the loss should have belongs into the "
+    "pipeline's loss=fn."
+)
+EVALUATED = (
+    "pipe.evaluate(x, target) returns a loss without a gradient. pipe.step(x, target) runs forward "
+    "and backward, on all ranks."
 )
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -141,6 +151,7 @@ class Pipeline(nn.Module):
     def step(self, x: Any, target: Any) -> torch.Tensor:
         """Run forward and backward on a batch, and return its loss, the same on all ranks.
 
+        It is there to be read: `backward()` of it is refused, as all of that has run.
         Gradients are those of the mean over micro-batches, added to what is there. All ranks pass
         the same batch; those that have neither the first stage nor the last may pass None. An
         error on one rank is raised on all, when what was under way has come to its end.
@@ -220,7 +231,7 @@ class Pipeline(nn.Module):
         with torch.enable_grad() if learns else nullcontext():
             # By a call, so that hooks on the model see it: rd.prepare casts inputs by one.
             result: torch.Tensor = self(*inputs, errand=errand)
-        return result
+        return ReadLoss.of(result, STEPPED if learns else EVALUATED)
 
     def _batch(self, x: Any, errand: _Errand, ranks: CallRanks) -> tuple[Batch, tuple[int, ...]]:
         """Return this rank's micro-batches, and a key for their form, which all ranks share."""
