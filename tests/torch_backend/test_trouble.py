@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from roundelay.engines.hierarchical import join
 from roundelay.errors import RendezvousError
-from roundelay.torch import _rendezvous
+from roundelay.torch import _members
 
 HERE = Path(__file__).name
 
@@ -233,12 +233,12 @@ def test_what_can_not_be_done_is_refused_with_the_way_out(worlds: Any) -> None:
 
 def apart() -> list[float]:
     rank, size = dist.get_rank(), dist.get_world_size()
-    usual = _rendezvous.host_identity
-    _rendezvous.host_identity = join.host_identity = lambda: f"host {rank % 2}"
+    usual = _members.host_identity
+    _members.host_identity = join.host_identity = lambda: f"host {rank % 2}"
     try:
         group = dist.new_group(timeout=timedelta(seconds=60))
     finally:
-        _rendezvous.host_identity = join.host_identity = usual
+        _members.host_identity = join.host_identity = usual
     x = torch.arange(1000.0) + rank
     dist.all_reduce(x, group=group)
     rows = [torch.empty(1) for _ in range(size)]
