@@ -102,6 +102,26 @@ def test_what_others_do_not_make_in_time_fails_alone(lonely: int, before: int) -
     assert [one[-1] for one in found] == ["3.0"] * 3
 
 
+def missed(missing: int) -> str:
+    if hvd.rank() != missing:
+        return error_of(lambda: hvd.allreduce(torch.ones(1), name="miss"))
+    time.sleep(7)
+    return ""
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_who_waits_long_says_for_which_rank_and_until_when(
+    missing: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    on_ranks(partial(missed, missing), 3, timeout=6.5)
+    lines = sorted(capfd.readouterr().err.splitlines())
+    for line, rank in zip(lines, sorted({0, 1, 2} - {missing}), strict=True):
+        assert line.startswith(
+            f"roundelay: rank {rank} has waited 5 s in allreduce 'miss' at test_negotiation.py:"
+        )
+        assert line.endswith(f": rank {missing} has not submitted it; it gives up after 6.5 s.")
+
+
 def two_kinds() -> tuple[str, float, float]:
     began, x = time.monotonic(), torch.ones(1)
     call = hvd.allreduce if hvd.rank() == 0 else hvd.allgather
