@@ -18,6 +18,7 @@ import roundelay as rd
 import roundelay.horovod.torch as hvd
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod import session
+from roundelay.fronts.horovod.turns import Turns
 
 SIZES = (2, 3, 4, 7)
 SHAPES = [(), (3,), (0,), (17, 2), (8193,), (5,), (2, 2, 2), (100,)]
@@ -120,6 +121,27 @@ def test_who_waits_long_says_for_which_rank_and_until_when(
             f"roundelay: rank {rank} has waited 5 s in allreduce 'miss' at test_negotiation.py:"
         )
         assert line.endswith(f": rank {missing} has not submitted it; it gives up after 6.5 s.")
+
+
+def test_an_alarm_that_fails_is_told_to_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    escaped: list[Any] = []
+    told: list[BaseException] = []
+    over = threading.Event()
+
+    def fails() -> None:
+        raise ConnectionError("rank 0 has gone")
+
+    def broke(error: BaseException) -> None:
+        told.append(error)
+        over.set()
+
+    monkeypatch.setattr(threading, "excepthook", escaped.append)
+    turns = Turns(lambda _: over.wait(0.01), lambda: True, broke)
+    turns.take(over.is_set, [(0.02, fails)])
+    turns.stop()
+    turns.end(60.0)
+    assert [str(error) for error in told] == ["rank 0 has gone"]
+    assert not escaped
 
 
 def two_kinds() -> tuple[str, float, float]:

@@ -214,10 +214,9 @@ class Negotiation:
             )
         with self._lock:
             self._broken = error
-            pending = [*self._pending.values()]
-            self._pending.clear()
-        for operation in pending:
-            operation.finish(None, error)
+        with suppress(KeyError):  # there is none left
+            while True:  # one at a time: who takes it out of there ends it, and nobody else does
+                self._pending.popitem()[1].finish(None, error)
         self._turns.stop()
 
     def _step(self, alone: bool) -> bool:  # noqa: FBT001
