@@ -350,6 +350,8 @@ def test_a_reader_that_leaves_early_ends_the_job(launch: Launch) -> None:
     [
         (["nope.py"], "there is no file 'nope.py'"),
         (["nope"], "For a module: -m nope"),
+        (["-np", "2", "python", "train.py"], "Leave out 'python'"),
+        (["/no/bin/python3.12", "train.py"], "Leave out '/no/bin/python3.12'"),
         (["."], "'.' is a directory"),
         (["-m", "no_such_module_x"], "there is no module 'no_such_module_x'"),
         (["-m", ""], "there is no module ''"),
@@ -370,6 +372,30 @@ def test_wrong_use_exits_with_2(
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "message"),
+    [
+        ("localhost slots=1\n", 3, "-n 3 is more than the 1 ranks that --hostfile has room for"),
+        ("localhost:1\n", 3, "as in localhost slots=3, or take -n 1"),
+        ("# two\nn0 slots=2 max-slots=9\n\nn1 slots = 1 # 4\n", 4, "more than the 3 ranks"),
+        (None, 2, "can't read it, No such file"),
+        ("", 2, "no host is in it"),
+        ("\n# n0\n", 2, "no host is in it"),
+        (b"\xff\xfe", 2, "can't read it, it is no text"),
+    ],
+)
+def test_a_hostfile_without_room_or_hosts_is_wrong_use(
+    run: Callable[..., Result], tmp_path: Path, text: str | bytes | None, ranks: int, message: str
+) -> None:
+    script, hosts = tmp_path / "script.py", tmp_path / "hosts"
+    script.touch()
+    if text is not None:
+        hosts.write_bytes(text if isinstance(text, bytes) else text.encode())
+    result = run("run", "-n", str(ranks), "--hostfile", str(hosts), str(script))
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("place", ["/proc/x", "/dev/full"])

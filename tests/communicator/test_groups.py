@@ -29,6 +29,27 @@ def test_split_by_color_ordered_by_key(size: int, ranks: Any) -> None:
     ranks(size, work)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_group_that_follows_has_the_timeout_of_the_other(size: int, ranks: Any) -> None:
+    def work(comm: Any) -> None:
+        first, alone, closed = (comm.group(range(comm.size)) for _ in range(3))
+        second = first.split(0)
+        for group, other in ((first, comm), (second, first), (closed, comm), (comm, comm)):
+            group.follow_timeout(other)
+        closed.close()
+        before = alone.timeout
+        for limit in (7.0, 0.5, 86.0):
+            comm.timeout = limit
+            assert (first.timeout, second.timeout, alone.timeout) == (limit, limit, before)
+            comm.labelled(3).timeout = limit + 1
+            assert (first.timeout, second.timeout, alone.timeout) == (limit + 1, limit + 1, before)
+        second.timeout = 9.0  # which holds until the other's is set again
+        assert (comm.timeout, first.timeout, second.timeout) == (87.0, 87.0, 9.0)
+        comm.timeout = 60.0
+
+    ranks(size, work)
+
+
 def test_group_takes_ranks_in_any_order(ranks: Any) -> None:
     def work(comm: Any) -> None:
         sub = comm.group([3, 0, 2])

@@ -44,6 +44,54 @@ def served() -> Iterator[tuple[Store, int]]:
     yield store_at(distributed, at(port, serves=True), "rank 0", 2, SECRET, 10), port
 
 
+def in_python() -> Any:
+    """Return a store as those in Python are, which need not compare and set."""
+
+    class Plain(distributed.Store):  # type: ignore[misc,name-defined] # optional, so without types
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: dict[str, bytes] = {}
+
+        def set(self, key: str, value: Any) -> None:
+            self.kept[key] = bytes(value)
+
+        def get(self, key: str) -> bytes:
+            return self.kept[key]
+
+        def check(self, keys: list[str]) -> bool:
+            return all(key in self.kept for key in keys)
+
+    return Plain()
+
+
+@pytest.mark.parametrize("prefixed", [False, True])
+@pytest.mark.parametrize("kind", ["hash", "file", "python"])
+def test_the_first_to_claim_has_it(kind: str, prefixed: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    raw: Any = {
+        "hash": distributed.HashStore,
+        "file": lambda: distributed.FileStore(str(tmp_path / "store"), 2),
+        "python": in_python,
+    }[kind]()
+    shown = distributed.PrefixStore("a/", raw) if prefixed else raw
+    mine, theirs = opened(shown), opened(shown)
+    assert (mine.claim("first", b"me"), theirs.claim("first", b"you")) == (True, False)
+    assert theirs.look("first") == b"me"
+    theirs.set("first", b"you")
+    assert mine.get("first", 1) == b"you"
+
+
+def test_others_are_looked_after_while_one_is_waited_for() -> None:
+    store = opened(distributed.HashStore())
+
+    def gives_up() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        await_all(store, ["nobody"], 0, 1, 60, meanwhile=gives_up)
+    store.set("here", b"me")
+    assert await_all(store, ["here"], 0, 1, 60, meanwhile=gives_up) == [b"me"]
+
+
 def test_what_one_rank_writes_another_reads() -> None:
     raw = distributed.HashStore()
     mine, theirs = opened(raw).within("a"), opened(raw).within("a")

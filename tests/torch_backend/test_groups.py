@@ -230,3 +230,103 @@ def again_and_again() -> int:
 
 def test_a_name_can_be_used_again(worlds: Any) -> None:
     assert worlds.of(2)(again_and_again) == [6, 6]
+
+
+#: What each rank passes to `new_group`, and who comes last.
+LISTS = [
+    ([[0, 1], [0, 2], [0, 2]], None),
+    ([[0, 1], [0, 2], [0, 2]], 2),
+    ([[0, 1], [0, 1], [0, 2]], None),
+    ([[0, 1], [0, 1], [0, 2]], 0),
+    ([[0, 1], [0, 1], [0, 2]], 2),  # when the others have met
+    ([[0, 1], [0, 1], [0, 1, 2]], None),
+    ([[0, 1], [0, 1], [0, 1, 2]], 2),
+    ([[0, 1, 2], [0, 1], [0, 1]], None),
+    ([[0, 1, 2], [1, 2], [1, 2]], 0),
+    ([[0], [0, 1], [2]], 1),
+    ([[0], [1], [2]], None),
+    ([[0, 1], [0, 1], [2, 3], [2, 3]], None),
+    ([[0, 1], [0, 1], [2, 3], [2, 3]], 3),
+    ([[0, 1, 2, 3], [0, 1, 2], [0, 1, 2], [3]], None),
+    ([[0, 2], [0, 1], [0, 2], [0, 1, 3]], None),
+]
+
+
+def with_lists(lists: list[list[int]], late: int | None) -> tuple[str, str]:
+    """Say how a group of this rank's list fared, and what its error said."""
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == late:
+        time.sleep(1.0)
+    told = "is not in it", ""
+    try:
+        group = dist.new_group(lists[rank])
+    except RuntimeError as error:
+        told = type(error).__name__, str(error)
+    else:
+        if rank in lists[rank]:
+            x = torch.tensor([10.0**rank])
+            dist.all_reduce(x, group=group)
+            right = x.item() == sum(10.0**other for other in lists[rank])
+            told = ("right" if right else f"wrong: {x.item()}"), ""
+    dist.barrier()  # the group of all is none the worse for it
+    return told
+
+
+@pytest.mark.parametrize(("lists", "late"), LISTS)
+def test_ranks_that_mean_different_groups_are_told(
+    worlds: Any, lists: list[list[int]], late: int | None
+) -> None:
+    for rank, (how, text) in enumerate(worlds.of(len(lists))(with_lists, lists, late)):
+        mine = lists[rank]
+        if rank not in mine:
+            assert how == "is not in it"
+        elif mine == [rank]:
+            assert how == "right"
+        elif not all(lists[other] == mine for other in mine):
+            assert how == "CollectiveMismatch", (rank, how, text)
+        else:
+            assert how in {"right", "CollectiveMismatch"}, (rank, how, text)
+        if text:
+            assert f"rank {rank}: {mine}" in text
+            others = [r for r in range(len(lists)) if lists[r] != mine]
+            assert any(f"rank {other}: {lists[other]}" in text for other in others)
+            assert "use_local_synchronization=True" in text
+
+
+def split_apart() -> str:
+    group: Any = dist.group.WORLD
+    try:
+        group.split_group([0, 1] if dist.get_rank() == 0 else [1, 0], group_name="apart")
+    except RuntimeError as error:
+        return f"{type(error).__name__} {error}"
+    return "passed"
+
+
+def test_a_split_in_another_order_is_told(worlds: Any) -> None:
+    for found in worlds.of(2)(split_apart):
+        assert found.startswith("CollectiveMismatch")
+        assert "rank 0: [0, 1]" in found
+        assert "rank 1: [1, 0]" in found
+
+
+def one_list_after_the_other() -> list[float]:
+    found = []
+    for _ in range(2):
+        for ranks in ([0], [1, 2], [0, 2], [0, 1, 2]):
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                x = torch.tensor([10.0 ** dist.get_rank()])
+                dist.all_reduce(x, group=group)
+                found.append(x.item())
+                dist.destroy_process_group(group)
+    mine = [dist.get_rank()] if dist.get_rank() else [0]
+    for _ in range(2):  # by a name that is made of the list
+        group = dist.new_group(mine, use_local_synchronization=True)
+        dist.destroy_process_group(group)
+    return found
+
+
+def test_groups_may_be_of_any_lists_that_all_ranks_name(worlds: Any) -> None:
+    due = [[1.0, 101.0, 111.0] * 2, [110.0, 111.0] * 2, [110.0, 101.0, 111.0] * 2]
+    assert worlds.of(3)(one_list_after_the_other) == due

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from roundelay.engines.hierarchical import join
 from roundelay.errors import RendezvousError
-from roundelay.torch import _rendezvous
+from roundelay.torch import _members
 
 HERE = Path(__file__).name
 
@@ -199,6 +199,12 @@ def refused() -> list[str]:
         lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG),
         lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX),
         lambda: dist.broadcast(torch.ones(3).to_sparse(), 0),
+        lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()),
+        lambda: dist.all_reduce(torch.eye(3).to_sparse_csc()),
+        lambda: dist.all_reduce(torch.eye(4).to_sparse_bsr((2, 2))),
+        lambda: dist.all_reduce(torch.eye(4).to_sparse_csr(), dist.ReduceOp.MAX, async_op=True),
+        lambda: dist.all_reduce(torch.nested.nested_tensor([x, x[:2]])),
+        lambda: dist.all_reduce(torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)),
         lambda: dist.all_gather([x], x),
         lambda: dist.all_gather_single(torch.empty(5), x),
         lambda: dist.all_gather_single(torch.empty(4 * size).double(), x),
@@ -223,6 +229,8 @@ def test_what_can_not_be_done_is_refused_with_the_way_out(worlds: Any) -> None:
         r"tensor on meta.*tensor\.cpu\(\).*nccl", r"broadcast got a tensor on meta",
         r"Unsupported.*float8.*tensor\.float\(\)", r"Unsupported.*avg",
         r"sparse tensors has sum only", r"to_dense",
+        r"not torch.sparse_csr.*to_dense", r"not torch.sparse_csc", r"not torch.sparse_bsr",
+        r"not torch.sparse_csr", r"nested", r"nested",
         r"a list of 2 tensors, not of 1", r"4 and 5", r"one dtype", r"divide by the 2 ranks",
         r"add up to the 4 rows", r"2 split sizes", r"nothing for cuda.*nccl", r"'sum' is neither",
     ]  # fmt: skip
@@ -233,12 +241,12 @@ def test_what_can_not_be_done_is_refused_with_the_way_out(worlds: Any) -> None:
 
 def apart() -> list[float]:
     rank, size = dist.get_rank(), dist.get_world_size()
-    usual = _rendezvous.host_identity
-    _rendezvous.host_identity = join.host_identity = lambda: f"host {rank % 2}"
+    usual = _members.host_identity
+    _members.host_identity = join.host_identity = lambda: f"host {rank % 2}"
     try:
         group = dist.new_group(timeout=timedelta(seconds=60))
     finally:
-        _rendezvous.host_identity = join.host_identity = usual
+        _members.host_identity = join.host_identity = usual
     x = torch.arange(1000.0) + rank
     dist.all_reduce(x, group=group)
     rows = [torch.empty(1) for _ in range(size)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -26,7 +27,7 @@ from roundelay.launch.exec_launcher import (
     torchrun_command,
     with_timeout,
 )
-from roundelay.launch.host_list import HostSlots, all_here, read_hosts, slots
+from roundelay.launch.host_list import HostSlots, all_here, read_hostfile, read_hosts, slots
 from roundelay.launch.job import SHUTDOWN_S, run_job
 from roundelay.launch.local import check_timeout
 from roundelay.launch.pods import ranks_of_pod, torchrun_options, without_others
@@ -34,6 +35,8 @@ from roundelay.launch.ranks_here import ranks_here
 from roundelay.rendezvous.one_host import forget
 
 __all__ = ["command"]
+
+PYTHON = re.compile(r"python[0-9.]*")  # as it stands in front of scripts, for horovodrun and mpirun
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # click's own way to type decorators
 
@@ -145,7 +148,7 @@ def command(
     target = [*(_module(script) if as_module else _file(script)), *args]
     given = {name: value for name, value in for_torchrun.items() if value is not None}
     hosts = [] if host is None else read_hosts(host)
-    by_mpi = by_mpi or bool(hostfile) or not all_here(hosts)
+    by_mpi = by_mpi or hostfile is not None or not all_here(hosts)
     if given and (by_mpi or hosts):
         raise click.UsageError("either torchrun's options or hosts by name and mpirun's, not both.")
     if mpi_args and not by_mpi:
@@ -161,7 +164,7 @@ def command(
         # mpirun may start even from within an MPI job.
         environ = clean_environment(environ, elsewhere=True)
         words = _mpi_words(hostfile, host, mpi_args)
-        ranks = _ranks_in_all(size, hosts)
+        ranks = _ranks_in_all(size, hosts, hostfile)
         exec_launcher(mpirun_command(ranks, words, target, environ), environ)
     handed = {} if hosts else torchrun_options(given, environ)
     ranks = _ranks_in_all(size, hosts) if hosts else size or ranks_of_pod(environ)
@@ -181,15 +184,24 @@ def command(
     raise click.exceptions.Exit(ending.code)
 
 
-def _ranks_in_all(size: int | None, hosts: list[HostSlots]) -> int:
+def _ranks_in_all(size: int | None, hosts: list[HostSlots], hostfile: str | None = None) -> int:
     """Return how many ranks there are on hosts that were named; as many as they take, or fewer."""
+    if hostfile is not None:
+        _refuse_more(size, read_hostfile(hostfile), "--hostfile")
+    _refuse_more(size, hosts, "-H")
+    return size or slots(hosts) or ranks_here("cpu")
+
+
+def _refuse_more(size: int | None, hosts: list[HostSlots], option: str) -> None:
+    """Refuse more ranks than hosts take, if all of them say how many."""
     most = slots(hosts)
     if size is not None and size > most and hosts and all(host.slots for host in hosts):
+        example = f"{hosts[0].name}{':' if option == '-H' else ' slots='}{size}"
+        other = "leave out -n" if option == "-H" else f"take -n {most}"
         raise click.UsageError(
-            f"-n {size} is more than the {most} ranks that -H has room for. Say so for more of "
-            f"them, as in {hosts[0].name}:{size}, or leave out -n."
+            f"-n {size} is more than the {most} ranks that {option} has room for. Say so for more "
+            f"of them, as in {example}, or {other}."
         )
-    return size or most or ranks_here("cpu")
 
 
 def _mpi_words(hostfile: str | None, host: str | None, more: str) -> list[str]:
@@ -219,6 +231,11 @@ def _file(script: str) -> list[str]:
     path = Path(script)
     if path.is_dir():
         raise click.UsageError(f"'{script}' is a directory. For a package: -m {path.name}")
+    if not path.exists() and PYTHON.fullmatch(path.name):
+        raise click.UsageError(
+            f"there is no file '{script}', and ranks run Python by themselves. Leave out "
+            f"'{script}': roundelay run train.py, or -m for a module."
+        )
     if not path.exists():
         near = f" For a module: -m {script}" if "/" not in script and path.suffix != ".py" else ""
         raise click.UsageError(f"there is no file '{script}'.{near}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Self
+from weakref import WeakSet
 
 import numpy as np
 
@@ -49,6 +51,7 @@ class Communicator(GroupCalls, ObjectCalls):
         self._fast_path = engine.fast_path
         self._quick = engine.fast_path is not no_fast_path
         self._goodbyes: list[Callable[[], None]] = []
+        self._followers: WeakSet[Communicator] = WeakSet()  # whose timeout is this one's
         self._objects_sent = count()
         self._call_trace: CallTrace | None = None  # where the engine does not take down its calls
 
@@ -68,6 +71,14 @@ class Communicator(GroupCalls, ObjectCalls):
     @timeout.setter
     def timeout(self, seconds: float) -> None:
         self._engine.timeout = read_seconds("timeout", seconds)
+        for group in self._followers:
+            with suppress(InvalidArgumentError):  # it is closed
+                group.timeout = seconds
+
+    def follow_timeout(self, other: Communicator) -> None:
+        """Give up when `other` does, also once that is changed: for groups that no user sees."""
+        if other is not self:
+            other._followers.add(self)
 
     @property
     def trace(self) -> Trace | None:

@@ -46,6 +46,7 @@ class Engine(ABC):
     devices = False  # whether it takes memory that is not the host's, as `DeviceArray`
     names_ranks_of_all = False  # whether the errors of a smaller group name ranks as the whole does
     _timeout: float
+    tells_slow = True  # of ranks that run, but let this one wait; else whoever uses it does so
     #: Runs a plain call at once, without building it, and tells whether it was one.
     fast_path: FastPath = staticmethod(no_fast_path)
     #: Ends the job of a rank that has failed, where its launcher lets nobody go alone.

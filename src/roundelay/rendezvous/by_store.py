@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,12 +62,22 @@ def _server_of(store: Any) -> str | None:
 
 
 def await_all(
-    store: Store, keys: Sequence[str], rank: int, size: int, timeout: float, *, came: str = "come"
+    store: Store,
+    keys: Sequence[str],
+    rank: int,
+    size: int,
+    timeout: float,
+    *,
+    came: str = "come",
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[bytes]:
-    """Return the records of the first ranks, one for each key, or raise who did not come."""
+    """Return the records of the first ranks, one for each key, or raise who did not come.
+
+    Where that takes long, `meanwhile` is called ever again, and may raise.
+    """
     deadline = time.monotonic() + timeout
     try:
-        return [store.get(key, deadline - time.monotonic()) for key in keys]
+        return [store.get(key, deadline - time.monotonic(), meanwhile) for key in keys]
     except TimeoutError:
         missing = [str(other) for other, key in enumerate(keys) if not store.has(key)]
         raise RendezvousError(

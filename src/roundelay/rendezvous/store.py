@@ -41,6 +41,7 @@ __all__ = [
 T = TypeVar("T")
 
 FIRST_LOOK_S, LATER_LOOK_S = 0.001, 0.05
+MEANWHILE_S = 0.5  # to the first look at all else, while one record is waited for
 SILENT_S = 3.0  # without a sign of life, until a rank counts as silent, where there is the time
 FORGED_S = 1.0  # for a rank to write its own over what somebody else has put there
 SIGNATURE = 16  # bytes
@@ -83,6 +84,11 @@ class Store:
 
     def claim(self, key: str, value: bytes) -> bool:
         """Write a record unless there is one, and tell whether this was the first."""
+        if not _compares(self.raw):  # the next best thing
+            first = not self.has(key)
+            if first:
+                self.set(key, value)
+            return first
         name = self.corner + key
         sealed = _sealed(self.secret, name, value)
         return self._ask(lambda: bytes(self.raw.compare_set(name, "", sealed))) == sealed
@@ -91,9 +97,11 @@ class Store:
         """Remove a record, where the store can."""
         self._ask(lambda: self.raw.delete_key(self.corner + key))
 
-    def get(self, key: str, timeout: float) -> bytes:
+    def get(self, key: str, timeout: float, meanwhile: Callable[[], None] | None = None) -> bytes:
         """Return a record, waiting for it; raises `TimeoutError`, or that it is not of this job."""
         end, pause = time.monotonic() + timeout, FIRST_LOOK_S
+        later = MEANWHILE_S
+        due = end - timeout + later
         forged_since: float | None = None
         while True:
             record = self._read(key) if self.has(key) else None
@@ -110,6 +118,10 @@ class Store:
                 )
             if now > end:
                 raise TimeoutError(key)
+            if meanwhile is not None and now > due:
+                meanwhile()
+                later *= 2  # who comes late comes at any time, and many may wait
+                due = time.monotonic() + later
             time.sleep(pause)
             pause = min(2 * pause, LATER_LOOK_S)
 
@@ -171,6 +183,17 @@ def open_store(make: Callable[[], Any], where: str, secret: bytes, timeout: floa
     """Return the store that `make` connects to, within the timeout."""
     connection = StoreConnection(where)
     return Store(connection.ask(make, timeout), connection, secret, where)
+
+
+def _compares(raw: Any) -> bool:
+    """Tell whether a store of torch's has `compare_set`: those in Python, as that of etcd, may not.
+
+    Asking such a one anyway looks as if the store had gone.
+    """
+    while hasattr(raw, "underlying_store"):
+        raw = raw.underlying_store
+    kind = type(raw)
+    return kind.__module__.startswith("torch._C") or "compare_set" in vars(kind)
 
 
 def _signs(raw: Any, secret: bytes, corner: str, ranks: Sequence[int]) -> dict[int, bytes]:

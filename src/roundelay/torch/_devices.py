@@ -170,8 +170,14 @@ def create(given: Any, options: object) -> ProcessGroup:  # torch's struct of op
     """Make the group of torch's request; every rank that is to be in it is asked."""
     request = _other_devices(options)
     ranks = given.global_ranks_in_group
+    whole = dist.group.WORLD if dist.is_initialized() else None
     connected = rendezvous_by_store(
-        given.store, given.group_rank, given.group_size, timeout=given.timeout.total_seconds()
+        given.store,
+        given.group_rank,
+        given.group_size,
+        timeout=given.timeout.total_seconds(),
+        ranks=ranks,
+        world=whole.token if isinstance(whole, ProcessGroup) else "",
     )
     _trace(connected.comm)
     if request is None:

@@ -38,7 +38,7 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         comm = connected.comm
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)  # type: ignore[call-arg] # one of two
         Reductions.__init__(self)
-        self.comm, self.fail = comm, connected.fail
+        self.comm, self.fail, self.token = comm, connected.fail, connected.token
         self.global_ranks = list(global_ranks or range(comm.size))
         self._store = store
         self._group_name = self._group_desc = ""
@@ -171,8 +171,9 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
         store = PrefixStore(f"{name}/", self._store)
         seconds = self.comm.timeout if timeout is None else timeout.total_seconds()
         rank = new_ranks.index(self.comm.rank)
-        connected = rendezvous_by_store(store, rank, len(new_ranks), timeout=seconds)
-        group = self._split(store, connected, name, [self.global_ranks[r] for r in new_ranks])
+        ranks = [self.global_ranks[r] for r in new_ranks]
+        connected = rendezvous_by_store(store, rank, len(ranks), timeout=seconds, ranks=ranks)
+        group = self._split(store, connected, name, ranks)
         group._set_group_name(name)  # noqa: SLF001 - our own
         group._set_group_desc(  # noqa: SLF001 - our own
             group_desc or f"{self._group_desc}:split:{self._splits}"

@@ -46,7 +46,7 @@ class Reductions(Calls):
         ):
             # Small ones are all alike, and many: nothing but the call.
             tensor, op = tensors[0], NAMES.get(hash(opts.reduceOp), PREMUL_SUM)
-            dense = tensor.is_cpu and not tensor.is_sparse
+            dense = tensor.is_cpu and tensor.layout is torch.strided
             ours = op is not PREMUL_SUM and (op != "avg" or not whole_numbers(tensor))
             if dense and ours and tensor.is_contiguous():
                 try:

@@ -1,8 +1,8 @@
 """From torch's store to a communicator: ranks tell one another where they are, and meet there.
 
 A store is all that torch hands a backend: a small dictionary that every rank can reach. Each rank
-writes its host into it. If that is one host, rank 0 adds a word that nobody can guess, and the
-ranks meet in shared memory under it. Several hosts are joined by Gloo.
+writes its host and its list of ranks into it. If that is one host, rank 0 adds a word that nobody
+can guess, and the ranks meet in shared memory under it. Several hosts are joined by Gloo.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -23,15 +23,15 @@ from roundelay.communicator.selection import Selection
 from roundelay.engines.hierarchical import Hierarchical
 from roundelay.engines.hierarchical.join import by_store
 from roundelay.engines.shared_memory import SharedMemory
+from roundelay.errors import CollectiveMismatch
 from roundelay.rendezvous.by_store import await_all
-from roundelay.rendezvous.hosts import host_identity
 from roundelay.rendezvous.one_host import Job
 from roundelay.rendezvous.place import JobPlace
 from roundelay.rendezvous.secret import found_secret
 from roundelay.rendezvous.store import Store, open_store
+from roundelay.torch._members import REACHED, Members
 
 RENDEZVOUS = "meeting"
-REACHED = "reach init_process_group or new_group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Connected:
 
     comm: Communicator
     fail: Callable[[str, str], None]  # "failed" or "interrupted", and by what
+    token: str = ""  # that only its ranks know; none if there is one, or on several hosts
 
 
 class _HostRendezvous(msgspec.Struct, frozen=True):
@@ -53,26 +54,44 @@ _read = msgspec.json.Decoder(_HostRendezvous).decode
 
 
 def rendezvous_by_store(
-    given: torch_store.Store, rank: int, size: int, *, timeout: float
+    given: torch_store.Store,
+    rank: int,
+    size: int,
+    *,
+    timeout: float,
+    ranks: Sequence[int] = (),
+    world: str = "",
 ) -> Connected:
-    """Return the communicator of the ranks that share this store. All of them call it."""
-    if size == 1:
-        return _on_one_host(Job("alone", 1, Path()), rank, timeout)
+    """Return the communicator of the ranks that share this store. All of them call it.
+
+    `ranks` are those of the group as all are numbered. `world` is the token of the group of all, in
+    which this store belongs to one group, however late somebody looks.
+    """
+    alone = Job("alone", 1, Path())
+    if size == 1 and not world:
+        return _on_one_host(alone, rank, timeout)
     where = "the store of init_process_group"
     store = open_store(lambda: given, where, found_secret(os.environ), timeout).within("roundelay")
-    keys = [f"host/{other}" for other in range(size)]
-    store.set(keys[rank], host_identity().encode())
-    hosts = await_all(store, keys, rank, size, timeout, came=REACHED)
-    if len(set(hosts)) > 1:
+    store = store.within(world) if world else store
+    members = Members(store, rank, size, ranks)
+    if size == 1:
+        with suppress(CollectiveMismatch):  # told to the others; alone is right, whatever they ask
+            members.take_place()
+        return _on_one_host(alone, rank, timeout)
+    members.take_place()
+    if len(set(members.hosts(timeout))) > 1:
         return _on_several_hosts(store, rank, size, timeout)
     if rank == 0:
         told = _HostRendezvous(secrets.token_hex(16), tempfile.gettempdir())
         store.set(RENDEZVOUS, msgspec.json.encode(told))
     told = _read(await_all(store, [RENDEZVOUS], rank, size, timeout, came=REACHED)[0])
     job = Job(f"torch\n{told.token}", size, Path(told.folder))
-    connected = _on_one_host(job, rank, timeout)
-    if rank == 0:  # so that a group of the same name, made later, finds nothing of this one
-        _forget(store, [*keys, RENDEZVOUS])
+    connected = replace(_on_one_host(job, rank, timeout), token=told.token)
+    if rank == 0:
+        if world:
+            members.leave_word()
+        # So that a group of the same name, made later, finds nothing of this one.
+        _forget(store, [*members.places, RENDEZVOUS])
     return connected
 
 

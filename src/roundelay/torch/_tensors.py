@@ -29,6 +29,11 @@ def plain(call: str, tensor: Tensor) -> Tensor:
             f"{call} got a tensor on {tensor.device}, but the backend roundelay works on CPU "
             f'tensors. Pass tensor.cpu(), or make a group for it: dist.new_group(backend="nccl").'
         )
+    if tensor.is_nested:
+        raise InvalidArgumentError(
+            f"{call} takes dense tensors, not nested ones. Pass tensor.to_padded_tensor(0), or its "
+            f"tensors one by one: tensor.unbind()."
+        )
     if tensor.layout is not torch.strided:
         raise InvalidArgumentError(
             f"{call} takes dense tensors, not {tensor.layout}; of sparse ones, all_reduce takes "

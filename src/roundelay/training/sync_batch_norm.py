@@ -27,6 +27,7 @@ class _Link:
     def __init__(self, comm: Communicator, *, said: bool) -> None:
         # Of its own: gradients travel in the background of the other one, in their own order.
         self.comm = comm.group(range(comm.size)) or comm
+        self.comm.follow_timeout(comm)
         self.run: weakref.ref[Run] | None = None  # of the prepared model
         self._said = said
 

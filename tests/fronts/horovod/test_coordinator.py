@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from itertools import permutations
+from itertools import combinations, permutations
 
 import pytest
 
+from roundelay.errors import ranks_text
 from roundelay.fronts.horovod.control import RankMessage
 from roundelay.fronts.horovod.coordinator import Coordinator, Decision, Outcome, Said
 from roundelay.fronts.horovod.operation import ALLREDUCE, BARRIER, KINDS
@@ -30,6 +31,20 @@ def test_runs_once_all_have_submitted_it_and_not_before(order: tuple[int, ...]) 
     coordinator = Coordinator(3)
     assert heard(coordinator, *(submit(rank, 7) for rank in order[:-1])) == []
     assert heard(coordinator, submit(order[-1], 7)) == [Decision((0, 1, 2), Outcome.RUN, 0, 7)]
+
+
+@pytest.mark.parametrize("came", [came for n in (1, 2) for came in combinations(range(3), n)])
+def test_who_wonders_is_told_who_is_missing_and_goes_on_waiting(came: tuple[int, ...]) -> None:
+    coordinator = Coordinator(3)
+    heard(coordinator, *(submit(rank, 7) for rank in came))
+    missing = [rank for rank in range(3) if rank not in came]
+    for rank in came:
+        (one,) = heard(coordinator, (rank, Said.WONDERS, 0, 7))
+        assert (one.to, one.outcome, one.name) == ((rank,), Outcome.LATE, 7)
+        assert one.text.startswith(f"{ranks_text(missing)} ha")
+    (run,) = heard(coordinator, *(submit(rank, 7) for rank in missing))
+    assert run.outcome == Outcome.RUN
+    assert heard(coordinator, (0, Said.WONDERS, 0, 7)) == []  # it has been decided meanwhile
 
 
 @pytest.mark.parametrize("seed", range(20))

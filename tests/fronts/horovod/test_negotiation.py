@@ -18,6 +18,7 @@ import roundelay as rd
 import roundelay.horovod.torch as hvd
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod import session
+from roundelay.fronts.horovod.turns import Turns
 
 SIZES = (2, 3, 4, 7)
 SHAPES = [(), (3,), (0,), (17, 2), (8193,), (5,), (2, 2, 2), (100,)]
@@ -100,6 +101,47 @@ def test_what_others_do_not_make_in_time_fails_alone(lonely: int, before: int) -
     told = f"allreduce 'lonely': ranks {others[0]}, {others[1]} have not submitted it within 3 s"
     assert found[lonely][0].startswith(told)
     assert [one[-1] for one in found] == ["3.0"] * 3
+
+
+def missed(missing: int) -> str:
+    if hvd.rank() != missing:
+        return error_of(lambda: hvd.allreduce(torch.ones(1), name="miss"))
+    time.sleep(7)
+    return ""
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_who_waits_long_says_for_which_rank_and_until_when(
+    missing: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    on_ranks(partial(missed, missing), 3, timeout=6.5)
+    lines = sorted(capfd.readouterr().err.splitlines())
+    for line, rank in zip(lines, sorted({0, 1, 2} - {missing}), strict=True):
+        assert line.startswith(
+            f"roundelay: rank {rank} has waited 5 s in allreduce 'miss' at test_negotiation.py:"
+        )
+        assert line.endswith(f": rank {missing} has not submitted it; it gives up after 6.5 s.")
+
+
+def test_an_alarm_that_fails_is_told_to_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    escaped: list[Any] = []
+    told: list[BaseException] = []
+    over = threading.Event()
+
+    def fails() -> None:
+        raise ConnectionError("rank 0 has gone")
+
+    def broke(error: BaseException) -> None:
+        told.append(error)
+        over.set()
+
+    monkeypatch.setattr(threading, "excepthook", escaped.append)
+    turns = Turns(lambda _: over.wait(0.01), lambda: True, broke)
+    turns.take(over.is_set, [(0.02, fails)])
+    turns.stop()
+    turns.end(60.0)
+    assert [str(error) for error in told] == ["rank 0 has gone"]
+    assert not escaped
 
 
 def two_kinds() -> tuple[str, float, float]:

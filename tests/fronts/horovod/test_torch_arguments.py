@@ -73,7 +73,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
        for one in (3, {0})},
     "init(comm=…)": lambda: hvd.init(comm="x"),
     **{f"broadcast_parameters({one!r})": lambda one=one: hvd.broadcast_parameters(one, 0)
-       for one in (None, 3, [("a", X, 3)])},
+       for one in (None, 3, [("a", X, 3)], {"c": 3}, {"c": 2.5, "t": X}, [("a", "text")], [X, 3])},
     "broadcast_optimizer_state": lambda: hvd.broadcast_optimizer_state(None, 0),
     "broadcast_object from None": lambda: hvd.broadcast_object(3, None),
     "broadcast_object from 7": lambda: hvd.broadcast_object(3, 7),

@@ -16,7 +16,7 @@ if importlib.util.find_spec("jax") is None:
 #: Each rank says what it met in programs that go wrong one after the other, each in a world of its
 #: own; the last line of the program kills a rank in the middle of one.
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 import jax, jax.numpy as jnp
 import roundelay as rd
 from roundelay.errors import RoundelayError
@@ -54,6 +54,16 @@ def closed(comm):
     return told(comm, program)
 
 
+def late(comm):
+    program = jax.jit(lambda x: rd.jax.all_reduce(x, comm=comm))
+    turned = jax.jit(jax.grad(lambda x: rd.jax.scan(x, comm=comm).sum()))
+    program(jnp.arange(3.0)), turned(jnp.arange(3.0))
+    comm.timeout = 2
+    if comm.rank:
+        time.sleep(5)
+    return told(comm, turned if backwards else program)
+
+
 def dies(comm):
     program = jax.jit(lambda x: rd.jax.all_reduce(x, comm=comm))
     program(jnp.arange(3.0))
@@ -64,7 +74,7 @@ def dies(comm):
 
 
 if __name__ == "__main__":
-    case, engine = globals()[sys.argv[1]], sys.argv[2]
+    case, engine, backwards = globals()[sys.argv[1]], sys.argv[2], sys.argv[3:]
     try:
         print("\\n".join(rd.run(case, ranks=2, engine=engine)))
     except Exception as error:
@@ -72,11 +82,11 @@ if __name__ == "__main__":
 """
 
 
-def met(case: str, engine: str, folder: Path) -> str:
+def met(case: str, engine: str, folder: Path, *more: str) -> str:
     script = folder / "program.py"
     script.write_text(PROGRAM, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script), case, engine],
+        [sys.executable, str(script), case, engine, *more],
         capture_output=True,
         text=True,
         timeout=120,
@@ -100,6 +110,14 @@ def test_different_calls_name_both_lines(engine: str, tmp_path: Path) -> None:
 
 def test_a_rank_that_raises_ends_the_program_of_the_other(tmp_path: Path) -> None:
     assert met("fails", "threads", tmp_path) == "run raised ValueError bad row\n"
+
+
+@pytest.mark.parametrize("more", [[], ["backwards"]])
+@pytest.mark.parametrize("engine", ["threads", "shared_memory"])
+def test_a_timeout_that_is_set_later_holds_in_programs(
+    engine: str, more: list[str], tmp_path: Path
+) -> None:
+    assert "CollectiveTimeout: Rank 0 waited 2 s for rank 1" in met("late", engine, tmp_path, *more)
 
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ GOOD: dict[str, Any] = {"script": "t.py", "image": "i", "nodes": 2, "ranks": 8}
         ({"env": ["PET_NNODES=3"]}, "--env PET_NNODES: operators"),
         ({"env": ["RANK=0"]}, "--env RANK: operators"),
         ({"env": ["A=1", "A=2"]}, "--env A is given twice"),
-        ({"env": ["ROUNDELAY_SECRET=x"], "secret": "s"}, "given twice"),
+        ({"env": ["ROUNDELAY_SECRET=x"], "secret": "s"}, "--secret s gives it"),
         ({"args": ["\udcff"]}, "is no text"),
         ({"args": ["x"] * 130}, "more than the 128"),
         ({"secret": ""}, "--secret '' is no name in Kubernetes"),

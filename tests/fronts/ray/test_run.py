@@ -95,8 +95,10 @@ def test_a_failure_is_raised_by_the_name_of_its_rank(work: Any, said: str) -> No
 
 @pytest.mark.usefixtures("one_node")
 def test_a_result_that_cannot_be_pickled_is_told() -> None:
-    with pytest.raises(RankFailed, match=r"rank 0 raised .*lock"):
-        rd.ray.run(lambda _: threading.Lock(), 1)
+    said = r"can't bring back what rank 0 returned: .*pickle '_thread.lock'"
+    for wrap in (lambda one: one, lambda one: [1, {"a": one}]):
+        with pytest.raises(UnsendableError, match=said):
+            rd.ray.run(lambda comm, wrap=wrap: wrap(threading.Lock()) if comm.rank == 0 else 3, 2)
 
 
 @pytest.mark.usefixtures("one_node")
@@ -119,7 +121,10 @@ def test_a_result_that_cannot_be_pickled_is_told() -> None:
          r"Ray refuses runtime_env=\{'env_vars': \{'A': 1\}\} of rd.ray.run: .*Dict\[str, str\]"),
         ({"ranks": 1, "runtime_env": {"working_dir": "/none"}}, InvalidArgumentError,
          "Ray refuses runtime_env=.*/none is not a valid path"),
-        ({"args": (threading.Lock(),)}, UnsendableError, "can't send the arguments.*lock"),
+        ({"args": (threading.Lock(),)}, UnsendableError,
+         r"can't send the arguments \(args\[0\]\) to .*lock"),
+        ({"args": (1, [threading.Lock()], 2, threading.RLock())}, UnsendableError,
+         r"can't send the arguments \(args\[1\], args\[3\]\) to .*lock"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(

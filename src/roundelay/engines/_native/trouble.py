@@ -158,7 +158,8 @@ def slow_message(engine: NativeEngine, world_rank: int, seconds: float) -> None:
     if engine.timeout > PATIENT:
         return
     rank = engine.ranks.index(world_rank) if world_rank in engine.ranks else -1
-    warn_slow(engine, rank, seconds)
+    if engine.tells_slow or (rank >= 0 and _is_stopped(engine.world, world_rank)):
+        warn_slow(engine, rank, seconds)
 
 
 def _report(engine: NativeEngine) -> WorldReport:

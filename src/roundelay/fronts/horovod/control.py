@@ -86,6 +86,7 @@ class Control:
             self._repeated(self._decided, rank, DECIDED, sends=True) for rank in range(comm.size)
         ]
         comm.timeout = self._patience = QUIET
+        comm._engine.tells_slow = False  # noqa: SLF001 - who waits here for whom, rank 0 knows
 
     def _repeated(
         self, page: Page, other: int | None, tag: int, *, sends: bool

@@ -28,6 +28,7 @@ class Said(IntEnum):
     STALLED = 2  # it has waited for this operation as long as it may
     LEAVE = 3
     WAITS = 4  # it has waited for this operation for a while
+    WONDERS = 5  # so long that its user should know for whom
 
 
 class Outcome(IntEnum):
@@ -40,6 +41,7 @@ class Outcome(IntEnum):
     ALL_JOINED = 4  # the argument is who was last
     END = 5
     KINDS_DIFFER = 6  # members tell one another what they call by one name, and fail
+    LATE = 7  # nothing yet: who has not submitted it is told
 
 
 RUN = Outcome.RUN  # by far the most
@@ -99,6 +101,9 @@ class Coordinator:
             yield from self._stalled(key)
         elif said == Said.WAITS:
             yield from self._waits(rank, key)
+        elif said == Said.WONDERS and key in self._waiting:
+            text = f"{_have(self._missing(key))} not submitted it"
+            yield Decision((rank,), Outcome.LATE, *key, text=text)
         elif said == Said.LEAVE:
             self._left.add(rank)
             yield from self._settle(tuple(self._waiting))
@@ -166,10 +171,14 @@ class Coordinator:
         told = self._waiting.pop(key)
         return Decision(tuple(told), Outcome.FAIL, *key, text=text)
 
+    def _missing(self, key: tuple[int, int]) -> list[int]:
+        told = self._waiting[key]
+        return [rank for rank in self.members.get(key[0], ()) if rank not in told]
+
     def _stalled(self, key: tuple[int, int]) -> Iterator[Decision]:
         if key in self._waiting:  # else it has been decided meanwhile
             told = self._waiting[key]
-            missing = [rank for rank in self.members.get(key[0], ()) if rank not in told]
+            missing = self._missing(key)
             [one, *_] = told.values()
             other = [
                 f" Rank {rank} has submitted {KINDS[entry.kind]} of that name."

@@ -6,10 +6,12 @@ Whoever waits for an operation listens, and runs what is decided; a thread does 
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from roundelay.communicator import Communicator
@@ -39,6 +41,8 @@ __all__ = ["Negotiation"]
 
 #: Seconds of waiting after which a rank says so: others may wait for that name as another kind.
 PATIENCE_S = 1.0
+#: After so many it tells its user for whom it waits, as every call of the library does.
+LATE_S = 5.0
 FAILING = Outcome.FAIL, Outcome.MISMATCH, Outcome.KINDS_DIFFER
 MOST_NAMED = 5  # operations, in a warning
 NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
@@ -120,22 +124,32 @@ class Negotiation:
         if not operation.done():
             self._send_first()
             soon = min(PATIENCE_S, self._timeout / 2)
+            times = {Said.WAITS: soon, Said.WONDERS: LATE_S, Said.STALLED: self._timeout}
             alarms = [
-                (soon, lambda: self._tell_of(operation, Said.WAITS)),
-                (self._timeout, lambda: self._tell_of(operation, Said.STALLED)),
+                (seconds, partial(self._tell_of, operation, said))
+                for said, seconds in times.items()
+                if seconds < self._timeout or said == Said.STALLED
             ]
             if not self._turns.take(operation.done, alarms):
                 self._control.flush()  # rank 0 wakes up who listens
-                if not operation.wait(soon):
-                    alarms[0][1]()
-                if not operation.wait(self._timeout - soon):
-                    alarms[1][1]()
-                    operation.wait(self._timeout)  # it fails, or is under way
+                self._await(operation, alarms)
         if not operation.done():
             raise CollectiveTimeout(f"{operation} has not ended within {self._timeout:g} s.")
         if self._taken.get(operation.key) is operation:
             del self._taken[operation.key]
         return operation.result()
+
+    def _await(
+        self, operation: Operation, alarms: Sequence[tuple[float, Callable[[], None]]]
+    ) -> None:
+        """Wait while another thread listens, and call each of `alarms` in its time."""
+        waited = 0.0
+        for seconds, alarm in alarms:
+            if operation.wait(seconds - waited):
+                return
+            alarm()
+            waited = seconds
+        operation.wait(self._timeout)  # it fails, or is under way
 
     def _send_first(self) -> None:
         """Send what was said before all else: the rest of waiting is done while it travels."""
@@ -200,10 +214,9 @@ class Negotiation:
             )
         with self._lock:
             self._broken = error
-            pending = [*self._pending.values()]
-            self._pending.clear()
-        for operation in pending:
-            operation.finish(None, error)
+        with suppress(KeyError):  # there is none left
+            while True:  # one at a time: who takes it out of there ends it, and nobody else does
+                self._pending.popitem()[1].finish(None, error)
         self._turns.stop()
 
     def _step(self, alone: bool) -> bool:  # noqa: FBT001
@@ -252,6 +265,9 @@ class Negotiation:
         if outcome == Outcome.END:
             self._turns.stop()
             return False
+        if outcome == Outcome.LATE:
+            self._tell_late(self._pending.get((process_set, name)), text)
+            return False
         operation = self._pending.pop((process_set, name), None)
         if outcome == Outcome.ALL_JOINED and operation is not None:
             self.epoch += 1
@@ -277,6 +293,14 @@ class Negotiation:
         if not operation.waited and operation.failed():
             self._unheard.append(operation)
         return operation.waited
+
+    def _tell_late(self, operation: Operation | None, text: str) -> None:
+        """Say for whom this rank waits, unless that has just ended."""
+        if operation is not None:
+            sys.stderr.write(
+                f"roundelay: rank {self.rank} has waited {LATE_S:.0f} s in {operation} at "
+                f"{line_of(operation.place)}: {text}; it gives up after {self._timeout:g} s.\n"
+            )
 
     def _why(self, operation: Operation, outcome: int, comm: Communicator | None, text: str) -> str:
         """Return why an operation fails; members tell one another what rank 0 does not know."""

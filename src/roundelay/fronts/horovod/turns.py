@@ -147,4 +147,7 @@ class Turns:
         self._dozing = False
         if not rung and alarms and self._alarms is alarms:
             _, call = alarms.pop(0)
-            call()
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - told to whoever waits
+                self._broke(error)

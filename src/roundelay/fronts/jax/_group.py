@@ -64,6 +64,7 @@ class JaxGroup:
         made = comm.group(ranks[::-1] if backwards else ranks)
         if made is None:
             raise InvalidArgumentError(f"rd.jax: rank {comm.rank} is not in its own group.")
+        made.follow_timeout(comm)
         self.comm, self._whole = made, comm
         self.rank, self.size = made.rank, made.size
         self._numbers: dict[object, int | None] = {}

@@ -191,7 +191,12 @@ def _check_variables(job: KubernetesJob) -> None:
                 f"--env {name}: operators and launchers set it, to say which rank is which. Leave "
                 f"it out."
             )
-        if names.count(name) > 1 or (job.secret and name == "ROUNDELAY_SECRET"):
+        if job.secret and name == "ROUNDELAY_SECRET":
+            raise InvalidArgumentError(
+                f"--env {name}: --secret {job.secret} gives it to the pods already, out of sight. "
+                f"Leave out one of the two."
+            )
+        if names.count(name) > 1:
             raise InvalidArgumentError(f"--env {name} is given twice. Say it once.")
 
 

@@ -21,6 +21,7 @@ from roundelay.errors import (
     PeerLost,
     RankFailed,
     RendezvousError,
+    RoundelayError,
     UnsendableError,
     rank_count,
     ranks_text,
@@ -141,13 +142,30 @@ def _put(what: str, thing: object) -> Any:
     try:
         return ray.put(thing)
     except Exception as error:  # noqa: BLE001 - whatever an object's own pickling raises
-        why, names = WHY.search(str(error)), NAMES.findall(str(error))
-        of = f" ({', '.join(dict.fromkeys(names))})" if names else ""
-        told = why[1] if why else _line(error)
+        names = [name for name in NAMES.findall(str(error)) if name != "unknown"]
+        if isinstance(thing, tuple):  # of whose items Ray knows no names
+            names = [f"args[{at}]" for at, one in enumerate(thing) if not _can_travel(one)]
         raise UnsendableError(
-            f"rd.ray.run can't send {what}{of} to other processes: {told}. Make what can't be "
-            f"pickled, such as locks, files and connections, inside the function."
+            f"rd.ray.run can't send {what}{_of(names)} to other processes: {_why(error)}. Make "
+            f"what can't be pickled, such as locks, files and connections, inside the function."
         ) from None
+
+
+def _can_travel(thing: object) -> bool:
+    try:
+        ray.cloudpickle.dumps(thing)
+    except Exception:  # noqa: BLE001 - likewise
+        return False
+    return True
+
+
+def _of(names: list[str]) -> str:
+    return f" ({', '.join(dict.fromkeys(names))})" if names else ""
+
+
+def _why(error: BaseException) -> str:
+    found = WHY.search(str(error))
+    return found[1] if found else _line(error)
 
 
 @contextlib.contextmanager
@@ -214,7 +232,7 @@ def _collect(calls: list[Any]) -> list[Any]:
     Once a rank has failed, the others get a few seconds to say whether they failed because of it.
     """
     results: dict[int, Any] = {}
-    failures: list[tuple[bool, RankFailed]] = []
+    failures: list[tuple[bool, RoundelayError]] = []
     pending, deadline = {call: rank for rank, call in enumerate(calls)}, FOREVER_S
     while pending:
         left = deadline - time.monotonic() if failures else FOREVER_S
@@ -224,8 +242,7 @@ def _collect(calls: list[Any]) -> list[Any]:
             try:
                 result = ray.get(call)
             except ray.exceptions.RayTaskError as error:  # the result is none that can travel
-                cause = error.cause
-                failures.append((False, RankFailed(rank, type(cause).__name__, _line(cause))))
+                failures.append((False, _unsent(rank, error.cause)))
                 continue
             except ray.exceptions.RayError as error:
                 failures.append((False, RankFailed(rank, ended=_ended(error))))
@@ -243,6 +260,14 @@ def _collect(calls: list[Any]) -> list[Any]:
     if failures:
         raise min(failures, key=lambda failure: failure[0])[1]
     return [results[rank] for rank in range(len(calls))]
+
+
+def _unsent(rank: int, cause: BaseException) -> UnsendableError:
+    """Say why what a rank returned did not come here."""
+    return UnsendableError(
+        f"rd.ray.run can't bring back what rank {rank} returned: {_why(cause)}. Return what can be "
+        f"pickled: numbers, arrays, text, and lists and dicts of these."
+    )
 
 
 def _ended(error: BaseException) -> str:

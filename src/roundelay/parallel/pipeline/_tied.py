@@ -55,6 +55,7 @@ class TiedParameters:
             group = groups[key]
             mine = next((other for other in names(name) if other in own), None)
             if group is not None and mine is not None:
+                group.follow_timeout(comm)
                 parameter = own[mine]
                 with torch.no_grad():
                     group.broadcast(parameter.detach())

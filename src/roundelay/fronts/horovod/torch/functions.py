@@ -39,10 +39,17 @@ def broadcast_parameters(
             f"hvd.broadcast_parameters takes a dict or a list of tensors, or pairs of a name and "
             f"a tensor, not {shown(params)}."
         )
+    for name, one in pairs:
+        if one is not None and not isinstance(one, torch.Tensor):
+            at = "" if name is None else f" under {shown(name)}"
+            raise InvalidArgumentError(
+                f"hvd.broadcast_parameters fills tensors, and can't change {shown(one)}{at}. Take "
+                f"what hvd.broadcast_object returns for it."
+            )
     begun = [
         broadcast_async_(tensor, root_rank, None if name is None else str(name), process_set)
         for name, tensor in pairs
-        if isinstance(tensor, torch.Tensor)
+        if tensor is not None
     ]
     for handle in begun:
         synchronize(handle)

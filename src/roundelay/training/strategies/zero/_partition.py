@@ -340,8 +340,9 @@ def _by_units(
         partition.flats.extend(flats)
         units.append(ShardedUnit(unit, flats))
     # Of their own, so that they keep their order whatever the order of gradients is.
-    comm = setup.within.group(range(setup.within.size))
-    partition.schedule_units(setup.within if comm is None else comm, units, keeps=keeps)
+    comm = setup.within.group(range(setup.within.size)) or setup.within
+    comm.follow_timeout(setup.within)
+    partition.schedule_units(comm, units, keeps=keeps)
     return partition
 
 

@@ -132,6 +132,9 @@ def _make_replicas(setup: Setup, over: int) -> None:
         )
     if over < size:
         setup.shards, setup.replicas = setup.comm.split(rank // over), setup.comm.split(rank % over)
+        for group in (setup.shards, setup.replicas):
+            if group is not None:
+                group.follow_timeout(setup.comm)
 
 
 class _Divided(ShardedGrads):
