@@ -27,7 +27,7 @@ namespace roundelay {
 namespace {
 
 constexpr std::uint64_t magic = 0x31796c65646e756f;  // "oundely1"
-constexpr std::uint32_t version = 5;
+constexpr std::uint32_t version = 6;
 constexpr int heartbeat_ms = 100;
 constexpr std::int64_t told_within_ns = 1'000'000'000;
 constexpr std::size_t set_aside = 48 * 1024 * 1024;
@@ -301,6 +301,14 @@ void World::run_watch() {
     }
 }
 
+// As much of it as there is room for.
+template <std::size_t room>
+static void put_text(std::array<char, room>& place, const std::string& text) {
+    const std::size_t length = std::min(text.size(), room - 1);
+    std::memcpy(place.data(), text.data(), length);
+    place[length] = 0;
+}
+
 // Only one may write what happened. It may die before it has: then the next who knows of trouble does.
 bool World::claim_trouble() {
     const std::uint32_t mine = claimant();
@@ -328,9 +336,7 @@ bool World::tell(Trouble kind, int culprit, int finder, std::uint64_t group, std
     // Judged now and by one: a rank that goes on later is no witness of its own stop.
     const std::string told =
         kind == Trouble::timeout && stopped(culprit) ? "stopped " + text : text;
-    const std::size_t length = std::min(told.size(), header_->text.size() - 1);
-    std::memcpy(header_->text.data(), told.data(), length);
-    header_->text[length] = 0;
+    put_text(header_->text, told);
     header_->trouble.store(kind, std::memory_order_release);
     kill_point();
     return true;
@@ -340,16 +346,14 @@ void World::ring_all() {
     for (int other = 0; other < size(); ++other) rank(other).bell.ring();
 }
 
+void World::set_raised(int rank, const std::string& text) { put_text(this->rank(rank).raised, text); }
+
 bool World::lose(int rank, const std::string& why) {
     RankInfo& info = this->rank(rank);
     // Who dies with the arena's lock leaves nobody knows what.
     const bool holds = header_->lock.load() == std::uint32_t(rank) + 1;
     if (info.loss.load() == Loss::ends || holds || troubled()) return false;
-    if (!why.empty()) {
-        const std::size_t length = std::min(why.size(), info.why.size() - 1);
-        std::memcpy(info.why.data(), why.data(), length);
-        info.why[length] = 0;
-    }
+    if (!why.empty()) put_text(info.why, why);
     if (info.life.exchange(Life::dead) != Life::dead) ++header_->losses;
     ring_all();
     return true;
