@@ -91,6 +91,19 @@ const char* Group::going(int world_rank) const {
     return job ? "left" : "closed";
 }
 
+bool Group::tell_raised(int world_rank, int finder) const {
+    const auto found = std::ranges::find(world_ranks_, world_rank);
+    if (found == world_ranks_.end()) return false;
+    const CallRecord last = areas_[found - world_ranks_.begin()].latest();
+    const Ending how = last.collective == ending ? Ending(last.root) : Ending::closed;
+    if (how != Ending::raised && how != Ending::cancelled) return false;
+    const Trouble kind = how == Ending::raised ? Trouble::failed : Trouble::interrupted;
+    world_->fail(kind, world_rank, finder, 0, 0, world_->rank(world_rank).raised.data());
+    // Of a rank without which the job goes on, only those hear who need it.
+    world_->fail(Trouble::lost, world_rank, finder, at_, calls_, "");
+    return true;
+}
+
 bool Group::holds(int world_rank) const {
     return std::ranges::find(world_ranks_, world_rank) != world_ranks_.end();
 }
@@ -396,19 +409,21 @@ std::uint64_t Group::first_difference(int rank) const {
 
 void Group::differ(int rank, std::uint64_t number) {
     if (const std::uint64_t first = first_difference(rank); first != 0) number = first;
-    // A script that ends while others need it may have been ended: that is a loss, to those others,
-    // whichever of the two sees it first.
-    const auto left = [&](int one, int other) {
+    for (const auto& [one, other] : {std::pair{rank_, rank}, std::pair{rank, rank_}}) {
         const CallRecord last = areas_[one].record(number), wanted = areas_[other].record(number);
-        return last.call == number && last.collective == ending && Ending(last.root) == Ending::script &&
-               wanted.call == number && wanted.collective != ending;
-    };
-    if (left(rank_, rank))
-        world_->fail(Trouble::lost, world_rank(rank_), world_rank(rank), at_, number, "left");
-    else if (left(rank, rank_))
-        world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, number, "left");
-    else
-        world_->fail(Trouble::mismatch, world_rank(rank), world_rank(rank_), at_, number, "");
+        const bool needed = last.call == number && last.collective == ending &&
+                            wanted.call == number && wanted.collective != ending;
+        if (!needed) continue;
+        const int gone = world_rank(one), finder = world_rank(other);
+        if (tell_raised(gone, finder)) throw Broken{};
+        // A script that ends while others need it may have been ended: that is a loss, to those
+        // others, whichever of the two sees it first. Who ends too soon is the one to look at.
+        const bool script = Ending(last.root) == Ending::script;
+        world_->fail(script ? Trouble::lost : Trouble::mismatch, gone, finder, at_, number,
+                     script ? "left" : "");
+        throw Broken{};
+    }
+    world_->fail(Trouble::mismatch, world_rank(rank), world_rank(rank_), at_, number, "");
     throw Broken{};
 }
 
@@ -532,6 +547,7 @@ void Group::wait_long(int rank, std::uint32_t target, const std::atomic<std::uin
         if (ended(world_rank(rank)) && !arrived())
             differ(rank, std::min(calls_, areas_[rank].latest().call));
         if (theirs.call < calls_ && gone(world_rank(rank)) && !arrived()) {
+            if (tell_raised(world_rank(rank), world_rank(rank_))) throw Broken{};
             world_->fail(Trouble::lost, world_rank(rank), world_rank(rank_), at_, calls_,
                          going(world_rank(rank)));
             throw Broken{};

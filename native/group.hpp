@@ -103,9 +103,10 @@ struct alignas(64) RankArea {
 };
 
 // How a rank ends its calls: the last record says so, in place of a root.
-enum class Ending : std::int32_t { closed, returned, script, dropped };
-inline constexpr std::array<std::string_view, 4> ending_names = {"closed", "returned", "script",
-                                                                 "dropped"};
+// Who closes because of an exception has failed, or was interrupted, if others still need it.
+enum class Ending : std::int32_t { closed, returned, script, dropped, raised, cancelled };
+inline constexpr std::array<std::string_view, 6> ending_names = {"closed", "returned", "script",
+                                                                 "dropped", "raised", "cancelled"};
 constexpr std::uint8_t ending = 0xff;  // in place of a collective
 
 // What a caller asks for.
@@ -168,6 +169,8 @@ class Group {
     void tell(Stage stage);
     // What one does who goes: closes the group, or with that of all ranks leaves the job.
     const char* going(int world_rank) const;
+    // Tell of a rank that is needed and has closed because of an exception; false if it has not.
+    bool tell_raised(int world_rank, int finder) const;
     bool holds(int world_rank) const;
     bool gone(int world_rank) const;
     bool ended(int world_rank) const;

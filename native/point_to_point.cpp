@@ -294,6 +294,7 @@ void PointToPoint::wait(MessageRequest& request, const Group& group, std::int64_
                            world_->dead(missing);
         if (missing >= 0 && !known && !pump() && !request.done) {
             if (missing == request.other && world_->dead(missing)) return lose(request);
+            if (group.tell_raised(missing, rank_)) throw Broken{};
             // Who closed did not mean to be needed any more; a script may have been ended.
             const bool left = world_->rank(missing).life.load() == Life::left;
             if (group.ended(missing) && !left) fail(Trouble::mismatch, missing, group, "");

@@ -301,6 +301,14 @@ void World::run_watch() {
     }
 }
 
+// As much of it as there is room for.
+template <std::size_t room>
+static void put_text(std::array<char, room>& place, const std::string& text) {
+    const std::size_t length = std::min(text.size(), room - 1);
+    std::memcpy(place.data(), text.data(), length);
+    place[length] = 0;
+}
+
 // Only one may write what happened. It may die before it has: then the next who knows of trouble does.
 bool World::claim_trouble() {
     const std::uint32_t mine = claimant();
@@ -336,9 +344,7 @@ bool World::tell(Trouble kind, int culprit, int finder, std::uint64_t group, std
     header_->group = group;
     header_->call = call;
     if (kind == Trouble::timeout) note_stopped(finder);
-    const std::size_t length = std::min(text.size(), header_->text.size() - 1);
-    std::memcpy(header_->text.data(), text.data(), length);
-    header_->text[length] = 0;
+    put_text(header_->text, text);
     header_->trouble.store(kind, std::memory_order_release);
     kill_point();
     return true;
@@ -348,16 +354,14 @@ void World::ring_all() {
     for (int other = 0; other < size(); ++other) rank(other).bell.ring();
 }
 
+void World::set_raised(int rank, const std::string& text) { put_text(this->rank(rank).raised, text); }
+
 bool World::lose(int rank, const std::string& why) {
     RankInfo& info = this->rank(rank);
     // Who dies with the arena's lock leaves nobody knows what.
     const bool holds = header_->lock.load() == std::uint32_t(rank) + 1;
     if (info.loss.load() == Loss::ends || holds || troubled()) return false;
-    if (!why.empty()) {
-        const std::size_t length = std::min(why.size(), info.why.size() - 1);
-        std::memcpy(info.why.data(), why.data(), length);
-        info.why[length] = 0;
-    }
+    if (!why.empty()) put_text(info.why, why);
     if (info.life.exchange(Life::dead) != Life::dead) ++header_->losses;
     ring_all();
     return true;

@@ -105,6 +105,7 @@ struct alignas(64) RankInfo {
     std::atomic<std::int32_t> core;   // on which it last waited for a message, counted from 1
     std::atomic<bool> stood_still;    // it was stopped when the first wait of the world timed out
     std::array<char, 256> why;        // it was lost though it lived on; complete once it is dead
+    std::array<char, 256> raised;     // under way when it last closed; complete before that is shown
     // For those who look on: the group in which it began a call last, and the bytes of all calls.
     std::atomic<std::uint64_t> group_now, moved;
 };
@@ -205,6 +206,8 @@ class World : public std::enable_shared_from_this<World> {
     // Tell everybody; only the first call counts.
     void fail(Trouble kind, int culprit, int finder, std::uint64_t group, std::uint64_t call,
               const std::string& text);
+    // By which exception a rank closes.
+    void set_raised(int rank, const std::string& text);
     bool dead(int rank) { return this->rank(rank).life.load() == Life::dead; }
     bool troubled() const {
         return header_->trouble.load(std::memory_order_acquire) != Trouble::none;

@@ -188,6 +188,7 @@ void register_world(nb::module_& module) {
         .def("spared", [](World& world, int rank) { return int(world.rank(rank).loss.load()); })
         .def_prop_ro("losses", [](World& world) { return world.header().losses.load(); })
         .def("why", [](World& world, int rank) { return as_str(world.rank(rank).why.data()); })
+        .def("set_raised", &World::set_raised)
         .def("set_step",
              [](World& world, int rank, std::uint64_t step) { world.rank(rank).step = step; })
         .def("step", [](World& world, int rank) { return world.rank(rank).step.load(); })

@@ -56,6 +56,8 @@ FEW = 50  # descriptors: of pools and worlds that other files use too
 #: every parameter; in these files, whose cells take long or are very many, one in so many.
 LARGE, ONE_IN = 12, 3
 SAMPLED = {
+    "cli/test_run_raised.py": 3,
+    "communicator/test_end_raised.py": 6,
     "communicator/test_every_call.py": 3,
     "communicator/test_fault_mismatch.py": 4,
     "engines/test_every_engine.py": 12,

@@ -274,6 +274,8 @@ class RankFailed(RoundelayError):  # noqa: N818 - says what happened
 class CommunicationError(RoundelayError, RuntimeError):
     """A call that the ranks could not finish together; the group is broken from then on."""
 
+    ended: int | None = None  # the rank of which it tells only that it has ended, or closed
+
 
 class CollectiveMismatch(CommunicationError):  # noqa: N818 - the public name
     """Ranks made different calls; the message is a table of who called what, where."""

@@ -27,6 +27,7 @@ if not hasattr(_core, "World"):
 from roundelay.communicator import Communicator  # noqa: E402 - only where it can be imported
 from roundelay.communicator.selection import Selection  # noqa: E402 - likewise
 from roundelay.engines.shared_memory import SharedMemory  # noqa: E402 - likewise
+from roundelay.processes.death import raised  # noqa: E402 - likewise
 
 GIVE_UP = 60.0  # seconds after which a test world counts as hanging
 
@@ -83,7 +84,7 @@ def _attempt(world: Any, rank: int, fn: Callable[[Any], Any], options: dict[str,
     except BaseException as error:  # noqa: BLE001 - how it ended is what the test asks
         found = Outcome(None, type(error).__name__, str(error), traceback.format_exc())
         ended = time.monotonic()
-        comm._engine.fail("failed", f"{type(error).__name__}: {error}")
+        comm._engine.fail(*raised(type(error), error))
         comm._engine.close()
     found.ended = ended
     return found

@@ -216,6 +216,27 @@ def test_what_a_rank_fails_by_is_told_to_the_others(tmp_path: Path) -> None:
         assert told == "PeerLost: Rank 1 failed: ValueError: no such layer"
 
 
+@pytest.mark.parametrize("inside", ["all", "group"])
+@pytest.mark.parametrize("then", ["calls", "closes"])
+def test_who_cleans_up_as_it_fails_is_told_by_its_error(inside: str, then: str) -> None:
+    """Unless nobody needs it any more; then only its own error is left."""
+
+    def work(comm: rd.Communicator) -> None:
+        used = comm if inside == "all" else comm.split(0)
+        try:
+            used.all_reduce(np.ones(3))
+            if comm.rank == 1:
+                raise ValueError("no data")
+            if then == "calls":
+                used.all_reduce(np.ones(3))
+        finally:
+            used.close()
+
+    with pytest.raises(RankFailed) as caught:
+        rd.run(work, 3, engine="gloo", timeout=60)
+    assert str(caught.value) == "rank 1 raised ValueError: no data"
+
+
 def test_what_was_sent_arrives_though_its_sender_has_gone() -> None:
     def work(comm: rd.Communicator) -> float:
         if comm.rank == 0:

@@ -21,7 +21,8 @@ import roundelay as rd  # noqa: E402 - only with torch
 from roundelay import _core  # noqa: E402
 from roundelay.errors import InvalidArgumentError, PeerLost, RankFailed  # noqa: E402
 from roundelay.launch.ending import Ending, RankEnd  # noqa: E402
-from roundelay.launch.spared import SpareLine, tell_launcher  # noqa: E402
+from roundelay.launch.spared import SpareLine  # noqa: E402
+from roundelay.processes.launcher_line import tell_launcher  # noqa: E402
 
 PS = rd.ParameterServer
 STEPS, LAST = 9, 4  # steps of each worker, and those of who is lost

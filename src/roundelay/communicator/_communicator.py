@@ -22,6 +22,7 @@ from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.start import Handle, Start
 from roundelay.engines import CollectiveCall, Engine, no_fast_path
 from roundelay.errors import InvalidArgumentError
+from roundelay.processes.death import note_handled, raised_now
 from roundelay.records import Trace
 from roundelay.reductions import Array, Op
 
@@ -54,6 +55,7 @@ class Communicator(GroupCalls, ObjectCalls):
         self._followers: WeakSet[Communicator] = WeakSet()  # whose timeout is this one's
         self._objects_sent = count()
         self._call_trace: CallTrace | None = None  # where the engine does not take down its calls
+        note_handled()  # who makes a communicator goes on
 
     @cached_property
     def start(self) -> Start:
@@ -150,18 +152,24 @@ class Communicator(GroupCalls, ObjectCalls):
 
         Waits for what was begun. The communicator of all ranks also waits for all of them to
         close, but no longer than `timeout`. A group waits for nobody: the last rank to close it
-        compares.
+        compares. While an exception is under way, as in `finally`, ranks that still need this one
+        hear that it failed by that exception, and nothing is raised over it here.
         """
         self.end("closed", together=True)
 
     def end(self, how: str, *, together: bool) -> None:
         """Close, by one of `ENDINGS`; without `together` wait for no other rank."""
+        raised = raised_now() if how == "closed" else None
+        if raised is not None:
+            how = "raised" if raised.word == "failed" else "cancelled"
         try:
             while self._goodbyes:
                 self._goodbyes.pop()()
         finally:  # whatever is raised, all of it is done
             try:
-                self._engine.end_calls(how, together=self._parent is None and together)
+                together = self._parent is None and together
+                why = "" if raised is None else raised.text
+                self._engine.end_calls(how, together=together, why=why)
             finally:
                 try:
                     self._engine.close()

@@ -213,11 +213,12 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def end_calls(self, how: str, *, together: bool) -> None:
+    def end_calls(self, how: str, *, together: bool, why: str = "") -> None:
         """Make no more calls, in one of `ENDINGS`; raise if the ranks did not make the same ones.
 
         With `together`, wait for all ranks to do so, though not for ever. Who has raised an error
-        of this group before is not told once more.
+        of this group before is not told once more. A rank that has "raised" or was "cancelled" says
+        `why`: those who need it hear that, and it raises nothing of it.
         """
 
     @abstractmethod

@@ -37,8 +37,9 @@ def wire_name(collective: str, wire: str) -> str:
     return f"{collective} wire={wire}"
 
 
-#: How a rank ends its calls: by `close`, by the end of its function or script, by letting go.
-ENDINGS = ("closed", "returned", "script", "dropped")
+#: How a rank ends its calls: by `close`, by the end of its function or script, by letting go; and
+#: by `close` while an exception was under way, which Ctrl-C raised where it was cancelled.
+ENDINGS = ("closed", "returned", "script", "dropped", "raised", "cancelled")
 
 
 @dataclass(slots=True)

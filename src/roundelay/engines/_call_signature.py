@@ -15,10 +15,11 @@ import numpy as np
 from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.engines._call import CollectiveCall
-from roundelay.errors import CollectiveMismatch, ranks_text
+from roundelay.errors import CollectiveMismatch, CommunicationError, PeerLost, ranks_text
 from roundelay.reductions import Array
 
 LONGEST = 512  # bytes of a description that others see
+FAILED = "failed: "  # no call is described like this
 
 _core.set_package(f"{Path(__file__).parent.parent}/")  # whose lines no error shows
 
@@ -31,6 +32,7 @@ class CallSignature:
     what: str
     details: str = ""
     site: str = ""
+    raised: str = ""  # by what it ends, which is news to those who do not end as well
 
     @property
     def number(self) -> int:
@@ -39,6 +41,8 @@ class CallSignature:
         return int.from_bytes(blake2b(said, digest_size=7).digest(), "little")
 
     def __str__(self) -> str:
+        if self.raised:
+            return f"{FAILED}{self.raised}"
         return f"{self.what}{f' at {self.site}' if self.site else ''}"
 
 
@@ -61,9 +65,9 @@ def signature_of(
     return CallSignature(ranks, what, " ".join(map(str, call.counts)), site)
 
 
-def end_signature(ranks: tuple[int, ...]) -> CallSignature:
-    """Return what the end of all calls is to others."""
-    return CallSignature(ranks, "closed the communicator", "", _user_site())
+def end_signature(ranks: tuple[int, ...], raised: str = "") -> CallSignature:
+    """Return what the end of all calls is to others; `raised` is by what."""
+    return CallSignature(ranks, "closed the communicator", "", _user_site(), raised)
 
 
 def encode(signature: CallSignature) -> Array:
@@ -74,18 +78,25 @@ def encode(signature: CallSignature) -> Array:
     return mine
 
 
-def mismatch(heard: Array) -> CollectiveMismatch:
+def mismatch(heard: Array) -> CommunicationError:
     """Return the error that lists who called what; one line for all ranks that did the same.
+
+    If one of them ends by an exception, that is what there is to tell.
 
     >>> calls = [((0,), "barrier"), ((1, 3), "scan int8[3]"), ((2,), "barrier")]
     >>> print(mismatch(np.stack([encode(CallSignature(*call)) for call in calls])))
     The ranks made different calls:
       ranks 0, 2: barrier
       ranks 1, 3: scan int8[3]
+    >>> calls.append(((4,), "closed", "", "", "ValueError: no data"))
+    >>> print(mismatch(np.stack([encode(CallSignature(*call)) for call in calls])))
+    Rank 4 failed: ValueError: no data
     """
     seen: dict[str, list[int]] = {}
     for row in heard:
         ranks, _, what = row.tobytes().rstrip(b"\0").decode(errors="replace").partition(" ")
+        if what.startswith(FAILED):
+            return PeerLost(f"Rank {ranks} {what}")
         seen.setdefault(what, []).extend(map(int, ranks.split(",")))
     lines = [f"  {ranks_text(sorted(ranks))}: {what}" for what, ranks in seen.items()]
     return CollectiveMismatch("\n".join(["The ranks made different calls:", *lines]))

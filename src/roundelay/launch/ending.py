@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roundelay.errors import ranks_text
-from roundelay.processes.death import killed_by
+from roundelay.processes.death import CONSEQUENCES, killed_by
 
 __all__ = ["Ending", "RankEnd"]
 
-#: What a rank raises because another one is in trouble.
-CONSEQUENCES = ("CommunicationError", "PeerLost")
 SIGNALLED = 128
 
 

@@ -19,12 +19,11 @@ from roundelay.communicator.tracing import found_trace, start_trace
 from roundelay.engines import Engine
 from roundelay.engines.mpi.library import version_of_mpi
 from roundelay.errors import InvalidArgumentError, RoundelayError
-from roundelay.launch.ending import CONSEQUENCES
 from roundelay.launch.environment import found_place, found_timeout, refuse_split
 from roundelay.launch.local import check_timeout, end_rank, engine_called
-from roundelay.launch.spared import BLAMES, tell_launcher
 from roundelay.launch.store import job_store
-from roundelay.processes.death import ServerFinished
+from roundelay.processes.death import ServerFinished, raised
+from roundelay.processes.launcher_line import tell_blame, tell_launcher
 
 __all__ = ["be_rank", "init"]
 
@@ -43,18 +42,14 @@ class _Started:
 
     def tell(self, kind: type[BaseException], error: BaseException) -> None:
         """Let the others know of an exception that ends this rank."""
-        word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
-        self._engine.fail(word, f"{kind.__name__}: {error}")
+        self._engine.fail(*raised(kind, error))
 
     def _tell_and_show(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         mine = os.getpid() == self.pid
         if mine:
-            first = self._engine.failed_first()
-            if first is None and kind.__name__ not in CONSEQUENCES:
-                first = self.comm.rank
-            tell_launcher(self.comm.rank, f"{BLAMES} {first}")
+            tell_blame(self.comm.rank, error, self._engine.failed_first())
             # The others hear of it before this rank has even printed it.
             self.tell(kind, error)
         self._show(kind, error, trace)

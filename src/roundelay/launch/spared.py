@@ -1,9 +1,4 @@
-"""How `roundelay run` learns what ranks know: by lines from them, on a pipe.
-
-The launcher starts processes and sees how they end, but what that means for the job is in the
-memory that they share. So a rank without which the job goes on says so beforehand; and a rank that
-raises says whose failure came first, which need not be the first that has ended.
-"""
+"""The launcher's end of the pipe on which ranks tell it what they know."""
 
 from __future__ import annotations
 
@@ -12,13 +7,10 @@ import os
 from collections.abc import Mapping
 
 from roundelay.processes.death import LOSSES
+from roundelay.processes.launcher_line import BLAMES, VARIABLE
 
-__all__ = ["BLAMES", "SpareLine", "tell_launcher"]
+__all__ = ["SpareLine"]
 
-VARIABLE = (
-    "ROUNDELAY_SPARED"  # the descriptor, and the number of the pipe, so that none is mistaken
-)
-BLAMES = "blames"
 ROOM = 1 << 16
 
 
@@ -54,11 +46,3 @@ class SpareLine:
         """Let go of both ends."""
         os.close(self.read)
         os.close(self.fd)
-
-
-def tell_launcher(rank: int, what: str) -> None:
-    """Say it from a rank; nothing where no `roundelay run` is listening."""
-    fd, _, number = os.environ.get(VARIABLE, "").partition(":")
-    with contextlib.suppress(OSError, ValueError):
-        if os.fstat(int(fd)).st_ino == int(number):
-            os.write(int(fd), f"{rank} {what}\n".encode())

@@ -39,6 +39,8 @@ LIVE_WORDS = {
                 "rank {finder} 等 rank {rank} 超时{where}"),
     "failed": ("rank {rank} failed: {text}", "rank {rank} 失败：{text}"),
     "closed": ("closed the communicator", "已关闭通信器"),
+    "raised": ("closed the communicator, as it failed", "因失败而关闭了通信器"),
+    "cancelled": ("closed the communicator, as it was interrupted", "因中断而关闭了通信器"),
     "returned": ("returned from its function", "已从函数返回"),
     "script": ("came to the end of its script", "已到脚本末尾"),
     "dropped": ("let go of the group", "已释放该组"),

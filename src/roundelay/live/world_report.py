@@ -15,7 +15,8 @@ CallRecord = tuple[int, int, int, int, int, int, int, str]
 
 CALL, RECV = _core.WAITS.index("call"), _core.WAITS.index("recv")
 OWN = ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter")
-ENDED = ("closed", "returned", "script", "dropped")  # each is a key of the words
+#: Each is a key of the words.
+ENDED = ("closed", "returned", "script", "dropped", "raised", "cancelled")
 
 
 class WorldReport:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
+from typing import NamedTuple
 
 from roundelay import _core
 from roundelay.errors import PeerLost, RoundelayError
 from roundelay.processes.amx import why_illegal
 
 __all__ = [
+    "CONSEQUENCES",
     "DEAD",
     "LOSSES",
     "ServerFinished",
@@ -16,10 +19,15 @@ __all__ = [
     "goes_on",
     "is_consequence",
     "killed_by",
+    "note_handled",
     "passes",
+    "raised",
+    "raised_now",
     "step_of",
 ]
 
+#: What a rank raises because another one is in trouble.
+CONSEQUENCES = ("CommunicationError", "PeerLost")
 #: What the loss of a rank does to the job: it ends; it goes on, and fails when all others have
 #: ended; it goes on.
 LOSSES = _core.LOSSES
@@ -40,6 +48,50 @@ def exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+#: Of an exception: a communicator was made while it was handled, so it ends nothing.
+HANDLED = "_roundelay_handled"
+
+
+def note_handled() -> None:
+    """Remember that the exception under way is one after which the program goes on."""
+    if (error := sys.exception()) is not None:
+        setattr(error, HANDLED, True)
+
+
+class Raised(NamedTuple):
+    """By what a rank fails, as `Engine.fail` takes it."""
+
+    word: str  # "failed", or "interrupted" by Ctrl-C
+    text: str
+
+
+def raised_now() -> Raised | None:
+    """Return the exception that is under way in this thread; None if none is that is a failure.
+
+    Python does not tell whether somebody will catch an exception for which `finally` runs, nor
+    whether an `except` has. So this only says that there is one: it is news where a rank that
+    closes is still needed, and nowhere else.
+
+    >>> try:
+    ...     1 / 0
+    ... except ZeroDivisionError:
+    ...     print(raised_now())
+    Raised(word='failed', text='ZeroDivisionError: division by zero')
+    """
+    error = sys.exception()
+    if error is None or hasattr(error, HANDLED) or isinstance(error, GeneratorExit):
+        return None
+    if isinstance(error, SystemExit) and exit_code(error) == 0:
+        return None
+    return raised(type(error), error)
+
+
+def raised(kind: type[BaseException], error: BaseException) -> Raised:
+    """Say of an exception by what a rank fails that it ends."""
+    word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+    return Raised(word, f"{kind.__name__}: {error}")
 
 
 def killed_by(number: int) -> str:

@@ -124,10 +124,10 @@ class DevicesGroup(ProcessGroup):
         super()._wait_for_pending_works()
         self.others._wait_for_pending_works()
 
-    def shutdown(self) -> None:
+    def shutdown(self, how: str = "closed") -> None:
         """Finish what is under way and say goodbye to the other ranks, on every device."""
         try:
-            super().shutdown()
+            super().shutdown(how)
         finally:
             self.others.shutdown()
 

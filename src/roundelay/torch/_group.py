@@ -93,6 +93,10 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
             )
         return self
 
+    def failed_first(self) -> int | None:
+        """Return the rank whose failure was told first in this group, if that is known."""
+        return self.comm._engine.failed_first()  # noqa: SLF001 - our own
+
     # ---- memory
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
@@ -204,12 +208,12 @@ class ProcessGroup(Reductions, Moves, Messages, dist.ProcessGroup):  # type: ign
                 errors.append(error)
         return None if heard or not errors else errors[0]
 
-    def shutdown(self) -> None:
-        """Finish what is under way and say goodbye to the other ranks."""
+    def shutdown(self, how: str = "closed") -> None:
+        """Finish what is under way and say goodbye to the other ranks, by one of `ENDINGS`."""
         self._await_queued()
         lost = self._finish_works()
         # Ranks destroy torch's groups in any order: the last one to do so compares.
-        self.comm.end("closed", together=False)
+        self.comm.end(how, together=False)
         if lost is not None:
             raise lost
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from roundelay import _core
+from roundelay.processes.death import raised
+from roundelay.processes.launcher_line import tell_blame
 from roundelay.torch._work import let_futures_complete
 
 if TYPE_CHECKING:
@@ -30,16 +32,24 @@ class _End:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._pid:
-            word = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+            self._tell_launcher(error)
             for group in self.groups:
-                group.fail(word, f"{kind.__name__}: {error}")
+                group.fail(*raised(kind, error))
         self._show(kind, error, trace)
+
+    def _tell_launcher(self, error: BaseException) -> None:
+        """Say whose failure came first; a rank is known by its number in the group of all."""
+        groups = sorted(self.groups, key=lambda group: -group.comm.size)
+        known = [(group, group.failed_first()) for group in groups]
+        first = [group.global_ranks[at] for group, at in known if at is not None]
+        if groups:
+            tell_blame(groups[0].global_ranks[groups[0].comm.rank], error, next(iter(first), None))
 
     def _leave(self) -> None:
         if os.getpid() == self._pid:
             for group in list(self.groups):
                 try:
-                    group.shutdown()
+                    group.shutdown("script")
                 except Exception as error:  # noqa: BLE001 - of a call that nobody waited for
                     self._show(type(error), error, error.__traceback__)
                     _core.fail_at_exit()  # a job whose calls differed has not succeeded

@@ -149,6 +149,17 @@ def test_who_waits_in_join_is_told_of_ranks_that_have_left(first: str) -> None:
     assert "rank 1 has shut down and will not join" in decided[0].text
 
 
+@pytest.mark.parametrize("waits", [submit(0, 3), (0, Said.JOIN)])
+@pytest.mark.parametrize("first", ["waits", "leaves"])
+def test_who_leaves_as_it_raises_something_is_told_once_it_is_missed(
+    waits: tuple[int, ...], first: str
+) -> None:
+    said = [waits, (1, Said.LEAVE, 1)]
+    decided = heard(Coordinator(3), *(said if first == "waits" else said[::-1]))
+    assert decided == [Decision((1,), Outcome.MISSED)]
+    assert heard(Coordinator(3), (1, Said.LEAVE, 1)) == []
+
+
 def test_lines_that_differ_are_told_of_once() -> None:
     coordinator = Coordinator(2)
 

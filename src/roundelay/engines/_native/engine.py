@@ -329,11 +329,13 @@ class NativeEngine(Engine):
         self._root.heard = True
         self.world.fail(word, self.ranks[self.rank], text)
 
-    def end_calls(self, how: str, *, together: bool) -> None:
+    def end_calls(self, how: str, *, together: bool, why: str = "") -> None:
         """Finish what was begun, show the end as a last call, and compare the one before it."""
         native = self.native
         if self._closed or native is None:
             return
+        if why:
+            self.world.set_raised(self.ranks[self.rank], why)
         native.close()  # which may be refused
         self._closed = True
         if self.world.foreign:

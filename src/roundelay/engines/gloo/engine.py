@@ -33,6 +33,7 @@ from roundelay.errors import (
     CollectiveTimeout,
     CommunicationError,
     InvalidArgumentError,
+    PeerLost,
     RendezvousError,
 )
 from roundelay.processes.call_queue import CallQueue, QueuedCall
@@ -62,6 +63,7 @@ class Gloo(Engine):
         self._selector = select(rendezvous.size, cores=0)
         self._timeout = timeout
         self._made = 0  # groups so far, which all ranks count alike
+        self._raised = ""  # by what this rank closes
         self._groups: weakref.WeakSet[Gloo] = weakref.WeakSet()
         self._trouble = Trouble(rendezvous)
         self._queue = CallQueue()
@@ -185,13 +187,16 @@ class Gloo(Engine):
             self._trouble.tell(CommunicationError(f"Rank {self.rank} {how}"))
             self._hang_up()
 
-    def end_calls(self, how: str, *, together: bool) -> None:
+    def end_calls(self, how: str, *, together: bool, why: str = "") -> None:
         """Compare the end as a last call; all before it were compared when they were made."""
-        del how
+        self._raised = why
+        for group in list(self._groups):
+            group.end_calls(how, together=False, why=why)
         if not together or self._group is None or self._trouble.told is not None:
             return
-        signature = end_signature((self.rank,))
-        with contextlib.suppress(CollectiveTimeout):  # who takes longer to end does no harm
+        signature = end_signature((self.rank,), why)
+        own = (PeerLost,) if why else ()  # what is on its way already
+        with contextlib.suppress(CollectiveTimeout, *own):  # who ends late does no harm
             self._queue.run(lambda: self._agree_on(signature))
 
     def _agree_on(self, signature: CallSignature) -> None:
@@ -206,7 +211,7 @@ class Gloo(Engine):
             return
         self._queue.run(lambda: None)
         if self._trouble.told is None:
-            self._trouble.leave()
+            self._trouble.leave(self._raised)
             self._messages.close(self._timeout)
         self._hang_up()
 

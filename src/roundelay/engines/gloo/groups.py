@@ -151,10 +151,10 @@ class Trouble:
             if self._claim():
                 self._say(error)
 
-    def leave(self) -> None:
-        """Say that this rank is done, so that its end is no death."""
+    def leave(self, raised: str = "") -> None:
+        """Say that this rank is done, so that its end is no death; `raised` is by what."""
         with contextlib.suppress(Exception):
-            self._store.set(f"left/{self._rank}", b"")
+            self._store.set(f"left/{self._rank}", raised.encode())
 
     def has_left(self, rank: int) -> bool:
         """Tell whether a rank has said that it is done."""
@@ -244,7 +244,11 @@ class Trouble:
         return CollectiveTimeout(f"{error} {why[0].upper()}{why[1:]}.") if why else error
 
     def _gone(self, error: BaseException, why: str = "") -> CommunicationError:
-        left = [self._ranks[rank] for rank in range(self._size) if self.has_left(rank)]
+        gone = [rank for rank in range(self._size) if self.has_left(rank)]
+        left = [self._ranks[rank] for rank in gone]
+        for rank in gone:
+            if raised := self._store.look(f"left/{rank}"):
+                return PeerLost(f"Rank {self._ranks[rank]} failed: {raised.decode()}")
         if left:
             who = f"Rank {left[0]} has" if len(left) == 1 else f"Ranks {_listed(left)} have"
             return PeerLost(f"{who} finished, but rank {self._me} still needs it. ({_gist(error)})")

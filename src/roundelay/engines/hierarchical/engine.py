@@ -182,7 +182,7 @@ class Hierarchical(Engine):
         for engine in self._engines():
             engine.fail(word, text)
 
-    def end_calls(self, how: str, *, together: bool) -> None:
+    def end_calls(self, how: str, *, together: bool, why: str = "") -> None:
         """Compare the end as a last call: with all hosts, and then inside this one."""
         if together and self._calls is not None and self._told is None:
             nothing = np.empty(0, np.uint8)
@@ -195,7 +195,12 @@ class Hierarchical(Engine):
                 self._queue.run(self._work(self._calls, met, None, signature))
             except CollectiveTimeout:  # who takes longer to end does no harm
                 return
-        self._inside.end_calls(how, together=together)
+            except CommunicationError:
+                if not why:  # else the reason is on its way already
+                    raise
+        for engine in filter(None, (self._lane, self._everyone)):
+            engine.end_calls(how, together=False, why=why)
+        self._inside.end_calls(how, together=together, why=why)
 
     def close(self) -> None:
         """Say goodbye, here and elsewhere, once all that was begun is over."""

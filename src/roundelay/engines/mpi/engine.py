@@ -29,7 +29,12 @@ from roundelay.engines.mpi._point_to_point import WALK_TAG, MpiMessage, MpiPoint
 from roundelay.engines.mpi._progress import MpiProgress, PolledCall, PolledQueue, Requests, Steps
 from roundelay.engines.mpi._ranks import MpirunRanks
 from roundelay.engines.mpi.library import in_our_words, load_mpi
-from roundelay.errors import CollectiveTimeout, CommunicationError, InvalidArgumentError
+from roundelay.errors import (
+    CollectiveTimeout,
+    CommunicationError,
+    InvalidArgumentError,
+    PeerLost,
+)
 from roundelay.reductions import Array
 from roundelay.rendezvous.place import JobPlace
 from roundelay.rendezvous.store import OpenStore, no_store
@@ -151,13 +156,14 @@ class Mpi(Engine):
             return None
         return type(self)(self._mpi, split, self._progress, self._select, self.timeout, self._most)
 
-    def end_calls(self, how: str, *, together: bool) -> None:
+    def end_calls(self, how: str, *, together: bool, why: str = "") -> None:
         """Compare the end as a last call; all before it were compared when they were made."""
         del how
         if not together or not self._open or self._error is not None:
             return
-        come = self._agreement.steps(end_signature((self.rank,)))
-        with contextlib.suppress(CollectiveTimeout):  # who takes longer to end does no harm
+        come = self._agreement.steps(end_signature((self.rank,), why))
+        own = (PeerLost,) if why else ()  # what is on its way already
+        with contextlib.suppress(CollectiveTimeout, *own):  # who ends late does no harm
             self._begin(come, "close", background=False).wait()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ class Said(IntEnum):
     SUBMIT = SUBMIT
     JOIN = 1
     STALLED = 2  # it has waited for this operation as long as it may
-    LEAVE = 3
+    LEAVE = 3  # not by choice, if the process set is not 0: the rank raised something
     WAITS = 4  # it has waited for this operation for a while
     WONDERS = 5  # so long that its user should know for whom
 
@@ -37,11 +37,12 @@ class Outcome(IntEnum):
     RUN = 0  # with an argument other than 0, members first tell one another their lines
     RUN_WITH_JOINED = 1  # the argument is a rank that has the terms
     MISMATCH = 2  # members tell one another their terms, and fail
-    FAIL = 3
+    FAIL = 3  # the argument is 1 more than the rank that has left, if that is why
     ALL_JOINED = 4  # the argument is who was last
     END = 5
     KINDS_DIFFER = 6  # members tell one another what they call by one name, and fail
     LATE = 7  # nothing yet: who has not submitted it is told
+    MISSED = 8  # told to who has left as it raised something: others need it
 
 
 RUN = Outcome.RUN  # by far the most
@@ -67,6 +68,7 @@ class Coordinator:
         self._waiting: dict[tuple[int, int], dict[int, RankMessage]] = {}  # by key and rank
         self._joined: dict[int, None] = {}  # in the order they did
         self._left: set[int] = set()
+        self._raised: set[int] = set()  # of these, who did not choose to
         self._paired: set[frozenset[int]] = set()  # different lines that were told of
 
     def heard(self, entry: RankMessage) -> Iterable[Decision]:
@@ -106,6 +108,8 @@ class Coordinator:
             yield Decision((rank,), Outcome.LATE, *key, text=text)
         elif said == Said.LEAVE:
             self._left.add(rank)
+            if numbers[0]:
+                self._raised.add(rank)
             yield from self._settle(tuple(self._waiting))
             yield from self._never_joined()
             if len(self._left) == len(self.members[0]):
@@ -146,8 +150,10 @@ class Coordinator:
     ) -> Iterator[Decision]:
         missing = [rank for rank in members if rank not in told]
         entries = [*told.values()]
-        if gone := self._left.intersection(missing):
-            yield self._fail(key, f"{_have(gone)} shut down and will not submit it.")
+        if raised := self._raised.intersection(missing):
+            yield Decision((min(raised),), Outcome.MISSED)
+        elif gone := self._left.intersection(missing):
+            yield self._fail(key, f"{_have(gone)} shut down and will not submit it.", min(gone))
         elif key[0] == 0 and self._joined.keys() >= {*missing}:
             kind = entries[0].kind
             if kind not in (ALLREDUCE, BARRIER):
@@ -162,14 +168,17 @@ class Coordinator:
     def _never_joined(self) -> Iterator[Decision]:
         """Tell those that wait in `join` of ranks that have left and will not."""
         if self._joined and (gone := self._left - self._joined.keys()):
+            if raised := self._raised - self._joined.keys():
+                yield Decision((min(raised),), Outcome.MISSED)
+                return
             told = tuple(self._joined)
             self._joined.clear()
             text = f"{_have(gone)} shut down and will not join."
-            yield Decision(told, Outcome.FAIL, *JOINED, text=text)
+            yield Decision(told, Outcome.FAIL, *JOINED, 1 + min(gone), text)
 
-    def _fail(self, key: tuple[int, int], text: str) -> Decision:
+    def _fail(self, key: tuple[int, int], text: str, gone: int = -1) -> Decision:
         told = self._waiting.pop(key)
-        return Decision(tuple(told), Outcome.FAIL, *key, text=text)
+        return Decision(tuple(told), Outcome.FAIL, *key, 1 + gone, text)
 
     def _missing(self, key: tuple[int, int]) -> list[int]:
         told = self._waiting[key]

@@ -36,6 +36,7 @@ from roundelay.fronts.horovod.operation import (
     number_of,
 )
 from roundelay.fronts.horovod.turns import Turns, refuse_nested
+from roundelay.processes.death import raised_now
 
 __all__ = ["Negotiation"]
 
@@ -72,7 +73,8 @@ class Negotiation:
         self._removed: list[int] = []  # process sets, since the last decisions
         self._next_set = 1
         self.epoch = 0  # how often all have joined
-        self._leaving = False
+        self._leaving = self._missed = False
+        self._fail = comm._engine.fail  # noqa: SLF001 - our own
         self._unheard: list[Operation] = []  # failed, and nobody has waited for them yet
         self._turns = Turns(self._step, self._needed, self._break)
 
@@ -162,16 +164,23 @@ class Negotiation:
             refuse_nested()
 
     def leave(self) -> None:
-        """Submit nothing more, and wait until the others do not either."""
+        """Submit nothing more, and wait until the others do not either.
+
+        If an exception is under way, that is a failure to those who need this rank.
+        """
+        raised = raised_now()
         if self._turns.alive() and self._broken is None:
             with suppress(CommunicationError):  # a broken group is left as well
-                self._say(Said.LEAVE)
+                self._say(Said.LEAVE, raised is not None)
             self._leaving = True
             self._turns.end(self._timeout)
+        if self._missed and raised is not None:
+            self._fail(*raised)
         for comm in self.comms.values():
             comm.close()
         self._control.close()
-        self._tell_unheard()
+        if raised is None:  # else there is worse to tell
+            self._tell_unheard()
 
     # ---- how it goes
 
@@ -262,7 +271,8 @@ class Negotiation:
     def _act(self, decision: CoordinatorMessage) -> bool:
         """Do what has been decided, and tell whether somebody waited for it."""
         outcome, process_set, name, argument, text = decision
-        if outcome == Outcome.END:
+        if outcome in (Outcome.END, Outcome.MISSED):
+            self._missed = outcome == Outcome.MISSED
             self._turns.stop()
             return False
         if outcome == Outcome.LATE:
@@ -281,8 +291,9 @@ class Negotiation:
             raise HorovodInternalError("An operation was decided that this rank did not submit.")
         try:
             if comm is None or outcome in FAILING:
-                text = self._why(operation, outcome, comm, text)
-                operation.finish(None, HorovodInternalError(text))
+                error = HorovodInternalError(self._why(operation, outcome, comm, text))
+                error.ended = argument - 1 if argument else None
+                operation.finish(None, error)
             else:
                 if outcome == Outcome.RUN and argument:
                     self._warn(operation, comm)
