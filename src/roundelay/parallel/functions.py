@@ -15,7 +15,7 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.parallel.cut_tensor import unmarked
-from roundelay.parallel.passes import going_back, number_of
+from roundelay.parallel.passes import going_back, number_of, whole_gradients_of
 
 __all__ = [
     "all_gather",
@@ -145,6 +145,8 @@ def by(layer: str, x: torch.Tensor, crossing: str = "") -> torch.Tensor:
 
 TAKES = ("reduce", "reduce_scatter", "all_gather", "gather")  # parts, and know of the others
 
+MAKES_WHOLE = ("reduce", "gather")  # so that gradients that come are whole, and go on as parts
+
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # noqa: SLF001 - as torch marks its own
 def _apply(name: str, x: torch.Tensor, comm: Communicator, run: Change, back: Back) -> torch.Tensor:
@@ -165,11 +167,14 @@ class _Collective(torch.autograd.Function):
     ) -> torch.Tensor:  # Any: torch's
         ctx.crossing = name
         ctx.comm, ctx.number, ctx.back = comm, number_of(comm), back
+        ctx.watch = whole_gradients_of(comm) if name in MAKES_WHOLE else None
         return run(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         layer = getattr(ctx, "layer", "")
+        if ctx.watch is not None:
+            ctx.watch.note_output(layer or f"{ctx.crossing}()", ctx.number, grads[0])
         with going_back("a divided layer or sequence", ctx.comm, ctx.number, layer) as ranks:
             return ctx.back(grads[0], ranks), None, None, None, None
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
@@ -21,7 +22,16 @@ from roundelay import _core
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch
 
-__all__ = ["calling_layer", "going_back", "label_of", "layer_number", "number_of"]
+__all__ = [
+    "OutputWatch",
+    "calling_layer",
+    "going_back",
+    "label_of",
+    "layer_number",
+    "number_of",
+    "watch_whole_gradients",
+    "whole_gradients_of",
+]
 
 # Source lines in errors are the user's, not those of torch between him and us.
 _core.skip_package(f"{Path(torch.__file__).parent}/")
@@ -36,6 +46,24 @@ def number_of(comm: Communicator) -> int:
     """Return the number of a forward pass over ranks: all ranks that pass there have the same."""
     passes: count[int] = vars(comm).setdefault("forward_passes", count(1))
     return next(passes)
+
+
+class OutputWatch(Protocol):
+    """Who compares the gradients of what all ranks have whole."""
+
+    def note_output(self, layer: str, number: int, grad: torch.Tensor) -> None:
+        """Look at the gradient of what a layer has put together in a numbered forward pass."""
+
+
+def watch_whole_gradients(comm: Communicator, watch: OutputWatch | None) -> None:
+    """Have gradients of forward passes over these ranks, from here on, be shown to somebody."""
+    vars(comm)["whole_gradients"] = watch
+
+
+def whole_gradients_of(comm: Communicator) -> OutputWatch | None:
+    """Return who compares the gradients of a forward pass that goes on now, if anybody does."""
+    watch: OutputWatch | None = vars(comm).get("whole_gradients")
+    return watch
 
 
 def layer_number(comm: Communicator, layer: torch.nn.Module) -> int:

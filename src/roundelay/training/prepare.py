@@ -27,6 +27,7 @@ from roundelay.training._mesh_ranks import MeshRanks
 from roundelay.training._run import FIRST_UNPREPARE, Run, refuse_prepared
 from roundelay.training._setup import Setup, agree, find_parameters, send_from_first
 from roundelay.training._shared_memory import refuse_shared_memory
+from roundelay.training._shared_outputs import watch_outputs
 from roundelay.training._sparse import refuse_odd
 from roundelay.training.materialize import is_later, start_from_first
 from roundelay.training.optimizer.joined import JoinedOptimizers
@@ -123,7 +124,7 @@ def prepare(
     setup.scaler = scaler_of(setup.precision)
     hooks = cast_inputs(model, setup.precision)
     run = Run(chosen, setup)
-    run.hooks += hooks
+    run.hooks += [*hooks, *watch_outputs(setup)]
     join_norms(run)
     join_experts(run)
     for place, one in enumerate(setup.optimizer.all):

@@ -123,7 +123,8 @@ class Column(LayerPlan):
         """Return the outputs, whole if the plan says so."""
         if "gather" not in self.place.words:
             return self.source.marked(x, training=self.place.module.training)
-        return functions.gather(x, self.axis.comm, x.dim() - 1, self.parts)
+        whole = functions.gather(x, self.axis.comm, x.dim() - 1, self.parts)
+        return functions.by(self.place.label, whole)
 
     def _divide_groups(self, features: int) -> None:
         """Have the module that counts queries for each head of keys count those of this rank."""

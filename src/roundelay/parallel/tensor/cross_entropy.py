@@ -12,7 +12,7 @@ from roundelay.arguments import index_of, number, shown
 from roundelay.communicator import Communicator
 from roundelay.errors import CollectiveMismatch, CommunicationError, InvalidArgumentError
 from roundelay.parallel.cut_tensor import CutTensor, unmarked
-from roundelay.parallel.passes import label_of
+from roundelay.parallel.passes import label_of, number_of, whole_gradients_of
 from roundelay.training.shards.operands import digest
 
 __all__ = ["cross_entropy"]
@@ -169,6 +169,7 @@ class _CrossEntropy(torch.autograd.Function):
         label: int,
     ) -> torch.Tensor:
         ctx.crossing, ctx.comm = "cross_entropy", comm
+        ctx.watch, ctx.number = whole_gradients_of(comm), number_of(comm)
         start, total = part
         here = kept & (targets >= start) & (targets < start + logits.size(1))
         column = (targets - start).masked_fill(~here, 0)
@@ -196,6 +197,8 @@ class _CrossEntropy(torch.autograd.Function):
                 "rd.cross_entropy has no second derivative: leave out create_graph=True, or gather "
                 "the logits ('column gather' in the plan) and take torch's."
             )
+        if ctx.watch is not None:
+            ctx.watch.note_output("rd.cross_entropy()", ctx.number, grads[0])
         logits, log_sum, column, here, kept = ctx.saved_tensors
         grad = (logits.to(log_sum.dtype) - log_sum[:, None]).exp_()
         if ctx.smoothing:
