@@ -162,3 +162,17 @@ def test_two_models_of_the_same_ranks_are_each_looked_at() -> None:
         return told
 
     assert rd.run(body, 2, "threads") == [["right", "right", "refused", "right"]] * 2
+
+
+def test_many_gradients_at_once_are_let_through() -> None:
+    """They are no gradients of a step: nothing is noted of them, and nothing is in their way."""
+
+    def body(comm: rd.Communicator) -> None:
+        trained = Trained(comm, "ddp", "summed")
+        out, weight = trained.model(torch.ones(1, 4, 8)).flatten(), trained.model.head.weight
+        each = [torch.autograd.grad(one, weight, retain_graph=True)[0] for one in out]
+        every = torch.autograd.grad(out, weight, torch.eye(len(out)), is_grads_batched=True)[0]
+        torch.testing.assert_close(rd.local(every), torch.stack([rd.local(one) for one in each]))
+        trained.step("nothing", apart=False)
+
+    rd.run(body, 2, "threads")

@@ -62,7 +62,7 @@ class SharedGradients:
         A layer may run in many passes before ranks compare: their numbers add up, each times
         another one, so that two passes that change places are seen, in whatever order they come.
         """
-        if not self._due(grad) or _functorch.is_functorch_wrapped_tensor(grad):
+        if not self._due(grad) or _stacked(grad):
             return
         value = _number_of(grad) * (1 + number % 7)
         size, rounding = value.abs(), _rounding(grad)
@@ -129,6 +129,12 @@ class SharedGradients:
         return {
             key: (next(numbers), next(numbers) * one.rounding) for key, one in self._found.items()
         }
+
+
+def _stacked(grad: torch.Tensor) -> bool:
+    """Say whether it stands for many gradients at once, as `is_grads_batched=True` makes them."""
+    wrapped = _functorch.is_functorch_wrapped_tensor(grad)
+    return wrapped or _functorch.is_legacy_batchedtensor(grad)
 
 
 def _rounding(grad: torch.Tensor) -> float:
