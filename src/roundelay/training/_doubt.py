@@ -17,8 +17,9 @@ from roundelay.training.precision import cast_to, master_dtype
 __all__ = ["DoubleCheck", "last_digit", "small_beside", "sure_of", "unlike", "widened"]
 
 #: Below what, in last digits of the largest gradient, an element is so small that its sign may be
-#: rounding; and in 16 bits, in what rounding was seen to do to gradients of the same parameter.
-DIGITS, TIMES = 640, 16
+#: rounding; and in 16 bits, in what rounding was seen to do to gradients of the same parameter:
+#: about what verify compares to, as Adam's later steps are off by as much of their length.
+DIGITS, TIMES = 640, 32
 
 Gradients = Mapping[str, torch.Tensor]
 Masks = dict[str, torch.Tensor]
