@@ -223,6 +223,7 @@ def test_who_cleans_up_as_it_fails_is_told_by_its_error(inside: str, then: str) 
 
     def work(comm: rd.Communicator) -> None:
         used = comm if inside == "all" else comm.split(0)
+        assert used is not None
         try:
             used.all_reduce(np.ones(3))
             if comm.rank == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from roundelay.arguments import shown
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError
 from roundelay.fronts.horovod import session
@@ -40,6 +41,8 @@ def run(
 
     Returns what each gave, pickled on its way, in the order of ranks. `np` is the older name.
     """
+    if not callable(func):
+        raise InvalidArgumentError(f"horovod.run needs a function to call, not {shown(func)}.")
     ranks = num_proc if np is None else np
     _check(ranks, hosts, options)
 
