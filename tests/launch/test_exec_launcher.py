@@ -152,6 +152,8 @@ def test_other_hosts_are_mpiruns_as_they_are_horovodruns(
 
     monkeypatch.setattr(run_command, "exec_launcher", note)
     monkeypatch.setattr(exec_launcher, "find_mpirun", lambda: "/bin/true")
+    monkeypatch.chdir(Path(script).parent)
+    Path("list").write_text("node0 slots=2\n")
     CliRunner().invoke(command, [*options, script, "-H", "7"])
     expected = ["/bin/true", "-n", count, *words, sys.executable, script, "-H", "7"]
     assert started == [expected]

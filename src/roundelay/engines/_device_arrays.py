@@ -58,7 +58,7 @@ class DeviceArray:
 
     def place(self) -> Array:
         """Return an array of numpy's with these addresses, to be compared and never to be read."""
-        return np.asarray(_Place(self))
+        return np.asarray(_Extent(self))
 
     def __setitem__(self, where: Any, values: Any) -> None:
         if isinstance(values, DeviceArray):
@@ -83,7 +83,7 @@ def on_device(array: object) -> bool:
     return isinstance(array, DeviceArray)
 
 
-class _Place:
+class _Extent:
     """Where a tensor lies, as numpy asks for it."""
 
     def __init__(self, array: DeviceArray) -> None:

@@ -16,8 +16,8 @@ import torch
 
 from roundelay.communicator import Communicator
 from roundelay.errors import InvalidArgumentError, NotFiniteError
-from roundelay.training._read_loss import ReadLoss
 from roundelay.training.precision import Precision
+from roundelay.training.read_loss import ReadLoss
 
 __all__ = ["Scaler", "scaler_of"]
 

@@ -14,8 +14,8 @@ from roundelay.errors import InvalidArgumentError
 from roundelay.parallel.mesh import Mesh
 from roundelay.training._exchange import refuse_frozen
 from roundelay.training._mesh_state import meet
-from roundelay.training._read_loss import ReadLoss
 from roundelay.training._run import Run, found_run, live_runs, run_of
+from roundelay.training.read_loss import ReadLoss
 from roundelay.training.scaler import Scaler
 
 __all__ = [

@@ -153,3 +153,8 @@ def test_run_is_called_as_horovods() -> None:
 def test_run_refuses_what_it_would_not_do(options: dict[str, Any], says: str) -> None:
     with pytest.raises(RoundelayError, match=re.escape(says)):
         run(size, **{"num_proc": 2, **options})
+
+
+def test_run_refuses_what_is_no_function() -> None:
+    with pytest.raises(RoundelayError, match="needs a function to call, not 3"):
+        run(3, np=2)  # type: ignore[arg-type] # on purpose

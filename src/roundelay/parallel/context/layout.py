@@ -149,10 +149,10 @@ class _Unshard(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         comm, *how = ctx.how
         with going_back("rd.unshard_sequence", comm, ctx.number) as ranks:
-            return _apply(_Summed, grads[0], ranks, *how), None, None, None
+            return _apply(_SumOfWholes, grads[0], ranks, *how), None, None, None
 
 
-class _Summed(torch.autograd.Function):
+class _SumOfWholes(torch.autograd.Function):
     """The sum of what all ranks have of the whole, of which each keeps its tokens."""
 
     @staticmethod

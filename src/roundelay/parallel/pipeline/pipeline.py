@@ -34,7 +34,7 @@ from roundelay.parallel.pipeline._tied import TiedParameters
 from roundelay.parallel.pipeline._walk import Batch, StepRecord, Walk, is_elsewhere
 from roundelay.parallel.staging import stage_model
 from roundelay.pipelines import PipelineSchedule
-from roundelay.training._read_loss import ReadLoss
+from roundelay.training.read_loss import ReadLoss
 from roundelay.training.steps import StepPasses, loss_scaler, passes_of, stepped, take_scaled
 
 __all__ = ["Pipeline"]
