@@ -157,4 +157,4 @@ def test_run_refuses_what_it_would_not_do(options: dict[str, Any], says: str) ->
 
 def test_run_refuses_what_is_no_function() -> None:
     with pytest.raises(RoundelayError, match="needs a function to call, not 3"):
-        run(3, np=2)  # type: ignore[arg-type] # on purpose
+        run(3, np=2)
