@@ -24,8 +24,8 @@ AHEAD: dict[str, tuple[int, Call]] = {
     "reduce": (-1, lambda c, x: c.reduce(x, root=0)),
     "scan": (0, lambda c, x: c.scan(x)),
 }
-#: float64: of a line; of a cell where there is one slot; and so that a turn just fits.
-COUNTS = (1, 7, 45)
+#: float64: of a line; of several; and so that three slots just fit in a cell.
+COUNTS = (1, 7, 42)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
