@@ -22,6 +22,7 @@ __all__ = [
     "start_up",
     "two_hosts",
     "two_ranks",
+    "ways",
 ]
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
@@ -238,6 +239,52 @@ def call_cost(results: Path = RESULTS) -> str:
     told = (
         f"Measured on {measured.cores} cores, Python {measured.python}, numpy {measured.numpy}, "
         f"torch {measured.torch}, with `{measured.command}`."
+    )
+    return "\n".join([*lines, "", told, ""])
+
+
+class WaysOf(msgspec.Struct, frozen=True):
+    """How long each way to run a call takes."""
+
+    ranks: int
+    collective: str
+    bytes: int
+    microseconds: dict[str, float]
+
+
+class WaysFile(msgspec.Struct, frozen=True):
+    """A file of such."""
+
+    command: str
+    python: str
+    cores: int
+    instruction_set: str
+    rows: list[WaysOf]
+
+
+RACED = "as raced"
+
+
+def ways(results: Path = RESULTS) -> str:
+    """Return what the usual way takes, what the quickest does, and what a job gets."""
+    path = results / "ways.json"
+    if not path.exists():
+        return missing("ways")
+    measured = msgspec.json.decode(path.read_bytes(), type=WaysFile)
+    lines = [
+        "| ranks | call | bytes | the usual way (µs) | the quickest (µs) | which | as raced (µs) |"
+    ]
+    lines.append("|---:|---|---:|---:|---:|---|---:|")
+    for row in measured.rows:
+        ways = {way: took for way, took in row.microseconds.items() if way != RACED}
+        best = min(ways, key=lambda way: ways[way])
+        usual = next(iter(ways.values()))
+        cells = [row.ranks, f"`{row.collective}`", nbytes_text(row.bytes), usual, ways[best]]
+        cells += [best, row.microseconds[RACED]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    told = (
+        f"Measured on {measured.cores} cores ({measured.instruction_set}), "
+        f"Python {measured.python}, with `{measured.command}`."
     )
     return "\n".join([*lines, "", told, ""])
 

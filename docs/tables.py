@@ -106,6 +106,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "strategies": strategies_table,
     "all_reduce": speed.all_reduce,
     "call_cost": speed.call_cost,
+    "ways": speed.ways,
     "collectives": ahead.ahead,
     "horovod": speed.horovod,
     "many_ranks": speed.many_ranks,

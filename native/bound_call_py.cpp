@@ -81,7 +81,7 @@ void BoundCall::walk(Group& here, const void* in, void* out, Waiter& waiter) con
     one.in = static_cast<const std::byte*>(in);
     one.out = static_cast<std::byte*>(out);
     if (untouched > 0) std::memset(out, 0, untouched);
-    here.run(one, ways, {}, count, waiter);
+    here.run(one, *ways, {}, count, waiter);
 }
 
 Outcome BoundCall::run(const void* in, void* out) const {

@@ -24,7 +24,7 @@ enum class Outcome { done, broken, closed, nested, interrupted };
 // run long after the group was closed.
 struct BoundCall {
     Call call;
-    Ways ways;
+    const Ways* ways = nullptr;
     nb::object kept;        // their programs, as Python holds them
     std::size_t count;
     std::size_t untouched;  // bytes of a result that this rank gets nothing for: they become zeros

@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
+#include <numeric>
 #include <stdexcept>
 
 #include "peer_memory.hpp"
@@ -24,6 +26,8 @@ constexpr std::uint64_t look_around_every = 1 << 16;  // turns
 // Results from here on are written past the caches, in which they would not stay; four times that where
 // others fold meanwhile. Both were measured.
 constexpr std::size_t stream_bytes = 8 * 1024 * 1024;
+// Of less, no way is much quicker than another.
+constexpr std::size_t race_from = 4 * 1024;
 
 // Areas, then cells, then large slots.
 std::size_t slots_at(int size) {
@@ -141,14 +145,22 @@ void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> count
                 Waiter& waiter) {
     begin(call);
     CallMark mark(*world_, world_rank(rank_), at_, trace_.get());
-    const std::uint64_t bytes = show(mark, call, *ways.by_slots, counts, count);
-    Program& program = choose(call, ways, waiter);
+    const Program& usual = *ways.by_slots.front();
+    const std::uint64_t bytes = show(mark, call, usual, counts, count);
+    const std::size_t most = counts.empty() ? usual.most * count : std::reduce(counts.begin(), counts.end());
+    const Way way = choose(call, ways, most * call.item, waiter);
+    Program& program = *way.program;
+    past_ = way.past;
     if (counts.empty()) {
-        const bool read_by_others = far_ && &program == ways.by_reading && call.record.in_at == World::nowhere;
-        if (read_by_others) huge_pages_.note_read(call.in, program.in_here * count * call.item);
+        const bool read = far_ && program.reaches_in && call.record.in_at == World::nowhere;
+        if (read) huge_pages_.note_read(call.in, program.in_here * count * call.item);
         slices(call, program, program.even(count), waiter);
     } else {
         slices(call, program, program.uneven(counts), waiter);
+    }
+    if (run_ != nullptr) {
+        run_->ended.store(now_ns(), std::memory_order_relaxed);
+        races_.ended(turns_);
     }
     mark.done(bytes);
     mine_->finished.store(calls_, std::memory_order_relaxed);
@@ -179,13 +191,45 @@ void Group::begin(Call& call) {
     }
 }
 
-Program& Group::choose(const Call& call, const Ways& ways, Waiter& waiter) {
-    const bool reads = ways.by_reading != nullptr && all_read(call, waiter);
+Group::Way Group::choose(const Call& call, const Ways& ways, std::size_t bytes, Waiter& waiter) {
+    run_ = nullptr;
+    const bool reads = !ways.by_reading.empty() && all_read(call, waiter);
     if (ways.in_arena != nullptr || reads) buffers_.assign(std::size_t(size_), {});
-    // Whose inputs can be read wherever they lie need not agree on where that is.
-    if (reads && ways.in_arena == ways.by_reading) return *ways.by_reading;
-    if (ways.in_arena != nullptr && agree(call, *ways.in_arena, waiter)) return *ways.in_arena;
-    return reads ? *ways.by_reading : *ways.by_slots;
+    const bool in_arena = ways.in_arena != nullptr && agree(call, *ways.in_arena, waiter);
+    std::array<Way, most_ways> found;
+    std::size_t count = 0;
+    const auto add = [&](Program* program) {
+        const bool streams = program->slots > 0 && can_stream();
+        for (const bool past : {false, true})
+            if (count < most_ways && (streams || !past)) found[count++] = {program, past};
+    };
+    if (in_arena) {
+        add(ways.in_arena);
+        if (ways.in_arena->in_place) return found[0];  // nothing moves less
+    }
+    for (Program* program : ways.by_slots) add(program);
+    for (Program* program : ways.by_reading)
+        if (reads && !in_arena) add(program);
+    if (const auto forced = Races::forced(count)) return found[*forced];
+    return bytes < race_from || count == 1 ? found[0] : race(call, {found.data(), count}, in_arena, bytes, waiter);
+}
+
+Group::Way Group::race(const Call& call, std::span<const Way> ways, bool in_arena, std::size_t bytes,
+                       Waiter& waiter) {
+    const CallRecord& record = call.record;
+    const std::uint64_t kind = (std::uint64_t(record.collective) + 1) << 32 | std::uint64_t(record.algorithm) << 24 |
+                               std::uint64_t(std::bit_width(bytes)) << 16 | ways.size() << 8 | (in_arena ? 1 : 0);
+    // Before a turn is taken, all are known to have left the one a window ago.
+    const Races::Turn turn = races_.next(
+        kind, ways.size(), bytes, turns_, window, size_,
+        [&](int rank) -> const Spans& { return areas_[rank].spans; }, mine_->spans);
+    run_ = turn.run;
+    if (run_ != nullptr) {
+        // All begin together: what some have done before others came would be no part of the time.
+        run_->began.store(now_ns(), std::memory_order_relaxed);
+        meet(call, waiter);
+    }
+    return ways[turn.way];
 }
 
 // Large messages first show where their buffers lie, so that all ranks take the same path. Who has a

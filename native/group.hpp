@@ -14,6 +14,7 @@
 #include "huge_pages.hpp"
 #include "kill_point.hpp"
 #include "program.hpp"
+#include "race.hpp"
 #include "reduce.hpp"
 #include "trace.hpp"
 #include "wait.hpp"
@@ -97,6 +98,7 @@ struct alignas(64) RankArea {
     std::atomic<std::uint32_t> size, world_rank, made;
     std::atomic<std::uint64_t> serial;
     std::atomic<std::uint64_t> finished;  // its last call that came to its end
+    Spans spans;
 
     CallRecord record(std::uint64_t call) const { return records[call % record_count].get(); }
     CallRecord latest() const;
@@ -121,12 +123,11 @@ struct Call {
     std::uint32_t name = 0;
 };
 
-// The ways to run a call: by slots alone; where the buffers of all ranks lie in shared memory; where all
-// can read one another's private memory. The last two may be none.
+// The programs by which a call may run, each to the same bits: by slots alone, the usual one first; where
+// all ranks can read one another's private memory; where the buffers of all lie in shared memory, or none.
 struct Ways {
-    Program* by_slots = nullptr;
+    std::vector<Program*> by_slots, by_reading;
     Program* in_arena = nullptr;
-    Program* by_reading = nullptr;
 };
 
 // How the caller wants to wait: told when it blocks, asked from time to time whether to go on.
@@ -212,7 +213,13 @@ class Group {
     std::uint64_t first_difference(int rank) const;
     [[noreturn]] void differ(int rank, std::uint64_t number);
     void show_core();
-    Program& choose(const Call& call, const Ways& ways, Waiter& waiter);
+    // A program, and whether what it writes into large slots goes past the caches.
+    struct Way {
+        Program* program;
+        bool past;
+    };
+    Way choose(const Call& call, const Ways& ways, std::size_t bytes, Waiter& waiter);
+    Way race(const Call& call, std::span<const Way> ways, bool in_arena, std::size_t bytes, Waiter& waiter);
     bool agree(const Call& call, const Program& program, Waiter& waiter);
     void meet(const Call& call, Waiter& waiter);
     bool all_read(const Call& call, Waiter& waiter);
@@ -286,6 +293,9 @@ class Group {
     std::size_t small_from_ = 0;  // where small slots begin in a cell
     bool leads_ = false;          // the head of its program is a slice ahead of the rest
     bool streams_ = false;        // the result of this call is written past the caches
+    bool past_ = false;           // and so are its large slots
+    Races races_;
+    Spans::Span* run_ = nullptr;  // of a race, if this call is one
     Reads reads_ = Reads::unknown;  // agreed by all
     bool far_ = false;              // some of them by the kernel
     HugePages huge_pages_;

@@ -17,6 +17,9 @@ constexpr std::size_t piece_bytes = 32 * 1024;
 constexpr std::size_t scratch_bytes = 512 * 1024;
 // Until the death is told of a rank whose memory can't be read.
 constexpr std::int64_t unreadable_ns = 1'000'000'000;
+// What is folded is still in the first cache when it goes past all of them.
+constexpr std::size_t past_bytes = 16 * 1024;
+
 }  // namespace
 
 // What an instruction does with one slice: destinations, then sources. A source in another process's
@@ -31,14 +34,40 @@ struct Group::Fold {
     std::size_t dsts, srcs;
     int divisor;
     const std::byte* ahead;
-    bool streams;
+    bool past;  // the first destination is written past the caches
 
-    void run() const {
+    void run() {
+        if (!past) return run_into(places, dsts, count);
+        if (dsts == 1 && srcs == 1) {
+            stream(places[0], places[1], count);
+            return settle();
+        }
+        // Piece by piece: into another destination, or aside, and from there past the caches.
+        alignas(64) std::array<std::byte, past_bytes> aside;
+        std::byte* lone = aside.data();
+        const std::size_t piece = past_bytes / item, whole = count;
+        for (std::size_t done = 0; done < whole; done += piece) {
+            const std::size_t length = std::min(piece, whole - done);
+            std::byte** others = dsts > 1 ? places + 1 : &lone;
+            run_into(others, std::max<std::size_t>(1, dsts - 1), length);
+            stream(places[0], others[0], length * item);
+            go_on(std::ptrdiff_t(length * item));
+            if (ahead != nullptr) ahead += length * item;
+        }
+        go_on(-std::ptrdiff_t(whole * item));
+        settle();
+    }
+
+    void run_into(std::byte** to, std::size_t number, std::size_t length) const {
         if (srcs == 1)
-            move(reinterpret_cast<void* const*>(places), int(dsts), places[dsts], count, streams);
+            move(reinterpret_cast<void* const*>(to), int(number), places[dsts], length);
         else
-            fold(op, dtype, reinterpret_cast<void* const*>(places), dsts,
-                 reinterpret_cast<const void* const*>(places + dsts), srcs, count, divisor, ahead);
+            fold(op, dtype, reinterpret_cast<void* const*>(to), int(number),
+                 reinterpret_cast<const void* const*>(places + dsts), int(srcs), length, divisor, ahead);
+    }
+
+    void go_on(std::ptrdiff_t bytes) {
+        for (std::size_t index = 0; index < dsts + srcs; ++index) places[index] += bytes;
     }
 };
 
@@ -98,7 +127,14 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
     const bool divides = instruction.complete && call.op == Op::avg;
     // A lone contribution is only moved: as bytes, whatever they mean.
     const bool moves = instruction.srcs == 1;
-    const Fold fold{.op = moves ? Op::bor : call.op,
+    // A slot that others have read lies in their caches, from where a store fetches every line.
+    bool past = streams_ && moves && !pulls && instruction.dsts == 1 &&
+                program.operands[instruction.first].space == Space::out;
+    for (std::size_t index = 0; past_ && large_ && !past && index < instruction.dsts; ++index) {
+        past = program.operands[instruction.first + index].space == Space::slot;
+        if (past) std::swap(places[0], places[index]);
+    }
+    Fold fold{.op = moves ? Op::bor : call.op,
                     .dtype = moves ? DType::uint8 : call.dtype,
                     .item = moves ? 1 : call.item,
                     .count = moves ? count * call.item : count,
@@ -109,7 +145,7 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
                     .srcs = instruction.srcs,
                     .divisor = divides && !moves ? size_ : 0,
                     .ahead = ahead,
-                    .streams = streams_ && program.operands[instruction.first].space == Space::out};
+                    .past = past};
     if (pulls)
         pull(fold);
     else
@@ -117,9 +153,10 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
 }
 
 // Piece by piece: what is read from other processes is folded while it lies in the cache. What is only
-// moved is read to where it goes.
+// moved is read to where it goes, from where it may go past the caches.
 void Group::pull(Fold fold) {
     const bool moves = fold.srcs == 1;
+    fold.past &= !moves || fold.dsts > 1;
     std::size_t piece = fold.count;
     if (!moves || fold.dsts > 1) {
         const std::size_t bytes = std::clamp(scratch_bytes / fold.srcs, piece_bytes, 4 * piece_bytes);
@@ -135,14 +172,14 @@ void Group::pull(Fold fold) {
         for (std::size_t turn = 0; turn < fold.srcs; ++turn) {
             const std::size_t source = (turn + std::size_t(rank_)) % fold.srcs;
             if (fold.far[source] == 0) continue;
-            std::byte* to = moves ? fold.places[0] : scratch_.data() + source * piece * fold.item;
+            std::byte* to = moves ? fold.places[fold.past ? 1 : 0]
+                                  : scratch_.data() + source * piece * fold.item;
             read(fold.operands[source].rank, to, fold.far[source] + done * fold.item, bytes,
                  done + piece >= count);
             fold.places[fold.dsts + source] = to;
         }
         if (!moves || fold.dsts > 1) fold.run();
-        for (std::size_t index = 0; index < fold.dsts + fold.srcs; ++index)
-            fold.places[index] += bytes;
+        fold.go_on(std::ptrdiff_t(bytes));
     }
 }
 

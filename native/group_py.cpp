@@ -1,5 +1,7 @@
 // The Python face of groups and the programs that they walk.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -35,24 +37,29 @@ struct Closed : std::exception {
     const char* what() const noexcept override { return "the group is closed"; }
 };
 
+// Programs as Python holds them, which keeps them alive.
+struct PyWays {
+    Ways ways;
+    nb::tuple kept;
+};
+
 struct PreparedCall {
     Call call;
-    Ways ways;
+    const Ways* ways;
     std::vector<std::size_t> counts;
     std::size_t count;
     CallBuffers::Extent in, out;
 
     void run(Group& group, Waiter& waiter) {
-        if (ways.in_arena == nullptr) return group.run(call, ways, counts, count, waiter);
+        if (ways->in_arena == nullptr) return group.run(call, *ways, counts, count, waiter);
         const CallBuffers seen(group.world(), call, in, out);
-        group.run(call, ways, counts, count, waiter);
+        group.run(call, *ways, counts, count, waiter);
     }
 };
 
-// The programs for messages of up to so many bytes: by slots, or none while nobody has asked for it; in
-// the arena; by reading others' memory; the number of the algorithm; and whether it rounds halves once,
-// else it is not for them.
-using SizeClass = std::tuple<std::size_t, Program*, Program*, Program*, int, bool>;
+// The programs for messages of up to so many bytes, or none while nobody has asked for them, and the number
+// of the algorithm; then both once more for what is to be rounded once: halves, and means.
+using SizeClass = std::tuple<std::size_t, PyWays*, int, PyWays*, int>;
 
 // How the shapes of input and output go together: alike; or the output, the input, or both have blocks of
 // all ranks.
@@ -150,21 +157,17 @@ class PyGroup {
         group_->set_trace(std::move(trace));
     }
 
-    void call(Program& program, Program* in_arena, Program* by_reading, View* in, View* out, int collective, int algorithm,
-              int root, int dtype, int op, std::size_t item, std::size_t count,
-              const std::vector<std::size_t>& counts) {
-        PreparedCall prepared = prepare({&program, in_arena, by_reading}, in, out, collective, algorithm,
-                                        root, dtype, op, item, count, counts);
+    void call(PyWays& ways, View* in, View* out, int collective, int algorithm, int root, int dtype, int op,
+              std::size_t item, std::size_t count, const std::vector<std::size_t>& counts) {
+        PreparedCall prepared = prepare(ways, in, out, collective, algorithm, root, dtype, op, item, count, counts);
         run(prepared);
     }
 
-    std::shared_ptr<PyCallRequest> start(Program& program, Program* in_arena, Program* by_reading,
-                                         View* in, View* out, int collective, int algorithm,
-                                         int root, int dtype, int op, std::size_t item,
-                                  std::size_t count, const std::vector<std::size_t>& counts) {
-        auto prepared = std::make_shared<PreparedCall>(prepare({&program, in_arena, by_reading}, in, out, collective,
-                                                         algorithm, root, dtype, op, item, count,
-                                                         counts));
+    std::shared_ptr<PyCallRequest> start(PyWays& ways, View* in, View* out, int collective, int algorithm, int root,
+                                         int dtype, int op, std::size_t item, std::size_t count,
+                                         const std::vector<std::size_t>& counts) {
+        auto prepared = std::make_shared<PreparedCall>(
+            prepare(ways, in, out, collective, algorithm, root, dtype, op, item, count, counts));
         if (Trace* trace = group_->trace(); trace != nullptr) {
             prepared->call.asked_ns = now_ns();
             prepared->call.name = trace->take_name();
@@ -180,20 +183,20 @@ class PyGroup {
         };
         queue_->submit(task);
         // The buffers stay while the call is under way, even if nobody keeps its handle.
-        kept_->keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(program),
-                                         nb::find(in_arena), nb::find(by_reading)));
+        kept_->keep(task, nb::make_tuple(nb::find(in), nb::find(out), nb::find(ways)));
         return task;
     }
 
     // A call whose buffers come later, from a compiled program: its number. See BoundCall.
-    std::int64_t bind(Program& program, Program* by_reading, int collective, int algorithm, int root, int dtype, int op,
-                      std::size_t item, std::size_t count, bool shared) {
-        const PreparedCall prepared = prepare({&program, nullptr, by_reading}, nullptr, nullptr, collective,
-                                              algorithm, root, dtype, op, item, count, {});
+    std::int64_t bind(PyWays& ways, int collective, int algorithm, int root, int dtype, int op, std::size_t item,
+                      std::size_t count, bool shared) {
+        const PreparedCall prepared =
+            prepare(ways, nullptr, nullptr, collective, algorithm, root, dtype, op, item, count, {});
+        const Program& program = *ways.ways.by_slots.front();
         auto bound = std::make_unique<BoundCall>();
         bound->call = prepared.call;
         bound->ways = prepared.ways;
-        bound->kept = nb::make_tuple(nb::find(program), nb::find(by_reading));
+        bound->kept = nb::make_tuple(nb::find(ways));
         bound->count = count;
         bound->untouched = program.out_here == 0 ? program.most * count * item : 0;
         bound->shared = shared;
@@ -287,13 +290,15 @@ class PyGroup {
         if (known.reduces && logical && group_->size() == 1) return false;  // nobody folds it to 0 and 1
         const std::size_t item = itemsize(some.dtype);
         const bool half = some.dtype == DType::float16 || some.dtype == DType::bfloat16;
-        for (const auto& [most, program, in_arena, by_reading, algorithm, once] : known.size_classes) {
+        const bool once = known.reduces && (half || kind == Op::avg);
+        for (const auto& [most, usual, usual_number, rounding, rounding_number] : known.size_classes) {
             if (count * item * known.most_blocks > most) continue;
-            if (program == nullptr || (known.reduces && !once && (half || kind == Op::avg)))
-                return false;
+            PyWays* ways = once ? rounding : usual;
+            if (ways == nullptr) return false;
             try {
-                PreparedCall prepared = prepare({program, in_arena, by_reading}, in ? &*in : nullptr, to, collective,
-                                          algorithm, root | label, int(some.dtype), op, item, count, {});
+                PreparedCall prepared = prepare(*ways, in ? &*in : nullptr, to, collective,
+                                                once ? rounding_number : usual_number, root | label,
+                                                int(some.dtype), op, item, count, {});
                 run(prepared);
             } catch (const Broken&) {
                 const Stay here;
@@ -371,12 +376,12 @@ class PyGroup {
         return false;
     }
 
-    PreparedCall prepare(const Ways& ways, const View* in, const View* out, int collective,
+    PreparedCall prepare(const PyWays& ways, const View* in, const View* out, int collective,
                     int algorithm, int root, int dtype, int op, std::size_t item,
                     std::size_t count, const std::vector<std::size_t>& counts) {
         if (world().foreign()) throw Broken{};
         if (*closed_) throw Closed{};
-        PreparedCall prepared{{}, ways, counts, count, {}, {}};
+        PreparedCall prepared{{}, &ways.ways, counts, count, {}, {}};
         Call& call = prepared.call;
         call.in = in == nullptr ? nullptr : in->data;
         call.out = out == nullptr ? nullptr : out->data;
@@ -387,7 +392,7 @@ class PyGroup {
         call.item = item;
         const std::uint64_t kind =
             std::uint64_t(std::uint32_t(root)) << 16 | std::uint64_t(dtype) << 8 | unsigned(op);
-        std::uint32_t hash = mix(mix(2166136261u, ways.by_slots->name), kind);
+        std::uint32_t hash = mix(mix(2166136261u, ways.ways.by_slots.front()->name), kind);
         hash = mix(hash, count);
         for (std::size_t length : counts) hash = mix(hash, length);
         call.record.hash = hash;
@@ -431,6 +436,37 @@ class PyGroup {
 
 namespace {
 
+// For tests: the ways that each rank takes in calls of these kinds, one after the other; `took` says when
+// each rank began and ended its part of a call, in nanoseconds, if it is measured.
+std::vector<std::vector<std::size_t>> simulate_races(int size, const std::vector<std::uint64_t>& kinds, std::size_t ways,
+                                                     std::size_t bytes, const nb::callable& took) {
+    std::vector<Races> races{std::size_t(size)};
+    std::vector<Spans> spans{std::size_t(size)};
+    std::vector<std::vector<std::size_t>> taken{std::size_t(size)};
+    for (std::size_t call = 0; call < kinds.size(); ++call)
+        for (std::size_t rank = 0; rank < std::size_t(size); ++rank) {
+            const Races::Turn turn = races[rank].next(
+                kinds[call], ways, bytes, call, window, size,
+                [&](int other) -> const Spans& { return spans[std::size_t(other)]; }, spans[rank]);
+            taken[rank].push_back(turn.way);
+            if (turn.run == nullptr) continue;
+            const auto [began, ended] =
+                nb::cast<std::pair<std::int64_t, std::int64_t>>(took(call, rank, kinds[call], turn.way));
+            turn.run->began = began;
+            turn.run->ended = ended;
+            races[rank].ended(call + 1);
+        }
+    return taken;
+}
+
+PyWays* make_ways(std::vector<Program*> by_slots, std::vector<Program*> by_reading, Program* in_arena) {
+    if (by_slots.empty()) throw std::invalid_argument("a call runs by slots where nothing else is there");
+    nb::list kept;
+    for (const auto& programs : {by_slots, by_reading, {in_arena}})
+        for (Program* program : programs) kept.append(nb::find(program));
+    return new PyWays{{std::move(by_slots), std::move(by_reading), in_arena}, nb::tuple(kept)};
+}
+
 Program* make_program(nb::bytes data) {
     std::vector<std::uint32_t> words(data.size() / sizeof(std::uint32_t));
     std::memcpy(words.data(), data.c_str(), words.size() * sizeof(std::uint32_t));
@@ -451,12 +487,19 @@ bool fast_path(PyGroup& group, int collective, nb::handle given, nb::handle resu
 }
 
 void register_group(nb::module_& module) {
+    module.def("force_way", &Races::force, nb::arg("way").none());
+    module.def("simulate_races", &simulate_races, nb::arg("size"), nb::arg("kinds"), nb::arg("ways"), nb::arg("nbytes"),
+               nb::arg("took"));
     module.def("cut", &cut, nb::arg("count"), nb::arg("parts"), nb::arg("part"));
     nb::class_<Program>(module, "Program")
-        .def(nb::new_(&make_program), nb::rv_policy::take_ownership)
-        .def_ro("in_here", &Program::in_here)
-        .def_ro("out_here", &Program::out_here)
-        .def_ro("most", &Program::most);
+        .def(nb::new_(&make_program), nb::rv_policy::take_ownership);
+    nb::class_<PyWays>(module, "Ways")
+        .def(nb::new_(&make_ways), nb::rv_policy::take_ownership, nb::arg("by_slots"), nb::arg("by_reading"),
+             nb::arg("in_arena").none())
+        // Of the usual program, as of any other: blocks of this rank's input and output, and of any buffer.
+        .def_prop_ro("in_here", [](const PyWays& self) { return self.ways.by_slots.front()->in_here; })
+        .def_prop_ro("out_here", [](const PyWays& self) { return self.ways.by_slots.front()->out_here; })
+        .def_prop_ro("most", [](const PyWays& self) { return self.ways.by_slots.front()->most; });
     // When it ran, in seconds of the monotonic clock; to be asked once it is done.
     nb::class_<PyCallRequest>(module, "CallRequest")
         .def_prop_ro("done", &PyCallRequest::is_done)
@@ -497,17 +540,14 @@ void register_group(nb::module_& module) {
              [](PyGroup& self, double seconds) {
                  self.group().set_spin(std::int64_t(seconds * 1e9));
              })
-        .def("call", &PyGroup::call, nb::arg("program"), nb::arg("in_arena").none(),
-             nb::arg("by_reading").none(), nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
+        .def("call", &PyGroup::call, nb::arg("ways"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
-        .def("start", &PyGroup::start, nb::arg("program"), nb::arg("in_arena").none(),
-             nb::arg("by_reading").none(), nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
+        .def("start", &PyGroup::start, nb::arg("ways"), nb::arg("input").none(), nb::arg("output").none(), nb::arg("collective"),
              nb::arg("algorithm"), nb::arg("root"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("item"), nb::arg("count"), nb::arg("counts"))
-        .def("bind", &PyGroup::bind, nb::arg("program"), nb::arg("by_reading").none(), nb::arg("collective"), nb::arg("algorithm"),
-             nb::arg("root"), nb::arg("dtype"), nb::arg("op"), nb::arg("item"), nb::arg("count"),
-             nb::arg("shared"))
+        .def("bind", &PyGroup::bind, nb::arg("ways"), nb::arg("collective"), nb::arg("algorithm"), nb::arg("root"),
+             nb::arg("dtype"), nb::arg("op"), nb::arg("item"), nb::arg("count"), nb::arg("shared"))
         .def("close", &PyGroup::close)
         .def("drain", &PyGroup::drain, nb::arg("every"))
         .def_prop_ro("failed", &PyGroup::failed)

@@ -6,6 +6,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "host.hpp"
 #include "reduce_table.hpp"
 
@@ -46,10 +50,7 @@ Kernel kernel_of(const KernelTable& table, Op op, DType dtype) {
 
 bool supports(Op op, DType dtype) { return kernel_of(baseline_kernels, op, dtype) != nullptr; }
 
-void move(void* const* dsts, int dst_count, const void* src, std::size_t bytes, bool streams) {
-    const Move stream = active.load(std::memory_order_relaxed)->stream;
-    if (dst_count == 1 && streams && stream != nullptr && dsts[0] != src)
-        return stream(dsts[0], src, bytes);
+void move(void* const* dsts, int dst_count, const void* src, std::size_t bytes) {
     const std::size_t block = dst_count > 1 ? copy_block : bytes;
     for (std::size_t begin = 0; begin < bytes; begin += block) {
         const std::size_t length = std::min(block, bytes - begin);
@@ -59,6 +60,20 @@ void move(void* const* dsts, int dst_count, const void* src, std::size_t bytes, 
                         static_cast<const char*>(src) + begin, length);
         }
     }
+}
+
+bool can_stream() { return active.load(std::memory_order_relaxed)->stream != nullptr; }
+
+void stream(void* dst, const void* src, std::size_t bytes) {
+    if (dst == src) return;
+    const Move past = active.load(std::memory_order_relaxed)->stream;
+    past != nullptr ? past(dst, src, bytes) : void(std::memcpy(dst, src, bytes));
+}
+
+void settle() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
 }
 
 void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* const* srcs,

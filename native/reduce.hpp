@@ -72,8 +72,14 @@ constexpr std::size_t record_size(Op op, DType dtype) {
 void fold(Op op, DType dtype, void* const* dsts, int dst_count, const void* const* srcs,
           int src_count, std::size_t count, int divide_by, const void* ahead = nullptr);
 
-// Copy to every destination; a lone one past the caches, if it `streams`: of what will not be read soon.
-void move(void* const* dsts, int dst_count, const void* src, std::size_t bytes, bool streams = false);
+// Copy to every destination.
+void move(void* const* dsts, int dst_count, const void* src, std::size_t bytes);
+
+// Copy past the caches: what this core will not read soon, or others have in theirs. Nobody may be told
+// before `settle`. Where a CPU has no such stores it is a copy like any other.
+void stream(void* dst, const void* src, std::size_t bytes);
+void settle();
+bool can_stream();
 
 // Copy `count` elements and tell whether all are finite; the two must not overlap.
 bool copy_checked(DType dtype, void* dst, const void* src, std::size_t count);

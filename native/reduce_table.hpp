@@ -21,7 +21,7 @@ struct KernelTable {
     const char* name;
     Kernel kernels[op_count][dtype_count];
     CheckedCopy checked_copies[dtype_count];  // null for dtypes that are always finite
-    Move stream;                              // a copy past the caches; null where there is none
+    Move stream;                              // a copy past the caches, which `settle` ends; null where there is none
     Conversion to_bfloat16;  // of float32, and back
     Conversion from_bfloat16;
 };

@@ -64,6 +64,14 @@ class Forked:
 
 def available_cores() -> int: ...
 def available_memory(root: str = ...) -> int: ...
+def force_way(way: int | None) -> None: ...  # for tests: by which of its ways a call runs
+def simulate_races(
+    size: int,
+    kinds: list[int],
+    ways: int,
+    nbytes: int,
+    took: Callable[[int, int, int, int], tuple[int, int]],  # call, rank, kind, way: began, ended
+) -> list[list[int]]: ...
 def set_kill_point(points: int, by: int = ...) -> None: ...
 
 _CallRecord: TypeAlias = tuple[int, int, int, int, int, int, int, str]
@@ -129,10 +137,15 @@ class View:
 def cut(count: int, parts: int, part: int) -> int: ...
 
 class Program:
-    in_here: int
+    def __init__(self, data: bytes) -> None: ...
+
+class Ways:
+    in_here: int  # blocks of this rank's input and output, and of any buffer
     out_here: int
     most: int
-    def __init__(self, data: bytes) -> None: ...
+    def __init__(
+        self, by_slots: list[Program], by_reading: list[Program], in_arena: Program | None
+    ) -> None: ...
 
 class Shelf:
     def __init__(self, world: World, rank: int) -> None: ...
@@ -192,11 +205,10 @@ class Group:
     def set_trace(self, trace: Trace) -> None: ...
     reads_peers: bool | None  # private memory of other ranks; None while nobody has asked
     def moved(self, rank: int) -> tuple[int, int]: ...  # bytes pulled from it, pushed to it
-    # Any: the twelve arguments of a call, made in one place (communicator.py).
+    # Any: the ten arguments of a call, made in one place (programs.py).
     def call(self, *arguments: Any) -> None: ...
     def start(self, *arguments: Any) -> CallRequest: ...
-    # Any: of those, the programs by slots and by reading, and the seven that say what the call is;
-    # then whether ranks are threads.
+    # Any: of those, the ways, and the seven that say what it is; then whether ranks are threads.
     def bind(self, *arguments: Any) -> int: ...
     failed: bool
     def close(self) -> None: ...
@@ -212,7 +224,7 @@ class Group:
         in_blocks: int,
         out_blocks: int,
         most_blocks: int,
-        size_classes: list[tuple[int, Program | None, Program | None, Program | None, int, bool]],
+        size_classes: list[tuple[int, Ways | None, int, Ways | None, int]],
     ) -> None: ...
     def end(self, how: int, together: bool, on_slow: Callable[[int, float], None]) -> None: ...
 

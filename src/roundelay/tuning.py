@@ -41,6 +41,7 @@ FORMAT = "roundelay-tuning"
 VERSION = 1
 MOST_BYTES = 1 << 20  # of a file: a real one has a few kilobytes
 FEW = 2  # ranks: nobody's memory is read by two
+RIVALS_FROM, READING_FROM = 8 * 1024, 64 * 1024  # bytes
 SOME, MANY = 4, 6  # ranks from which on work is better divided
 CHAIN = 8  # ranks up to which a chain reduces in less time than two shots
 #: Proved in the tests, for every size.
@@ -84,19 +85,27 @@ class Tuning:
             "scatter": _always("scatter_direct"),
         }
     )
-    #: Where ranks can read one another's private memory: by which algorithm; "" is not to.
-    reading: Table = field(default_factory=dict, compare=False)
+    #: What gives the same bits and may be quicker here; the native core tries it, and measures.
+    rivals: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    #: The same where ranks can read one another's private memory.
+    reading: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
-    def choose_reading(self, collective: str, nbytes: int) -> str:
-        """Return the algorithm by which ranks read one another's inputs, or none.
+    def rivals_of(self, collective: str, nbytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the algorithms that may be quicker: by slots, and by reading others' memory.
 
-        >>> default_for(4).choose_reading("scatter", 8 << 20), DEFAULT.choose_reading("scan", 8)
-        ('scatter_direct', '')
+        >>> default_for(4).rivals_of("scatter", 8 << 20), default_for(4).rivals_of("scan", 8)
+        (((), ('scatter_direct',)), ((), ()))
         """
-        for choice in self.reading.get(collective, ()):
-            if nbytes <= choice.up_to:
-                return choice.algorithm
-        return ""
+        rivals = self.rivals.get(collective, ()) if nbytes >= RIVALS_FROM else ()
+        reading = self.reading.get(collective, ()) if nbytes >= READING_FROM else ()
+        return rivals, reading
+
+    def limits(self, collective: str) -> list[float]:
+        """Return up to how many bytes the same candidates are there, in rising order."""
+        limits = {choice.up_to for choice in self.table[collective]}
+        limits |= {RIVALS_FROM - 1} if self.rivals.get(collective) else set()
+        limits |= {READING_FROM - 1} if self.reading.get(collective) else set()
+        return sorted(limits)
 
     def choose(self, collective: str, nbytes: int) -> str:
         """Return the algorithm for a message of `nbytes`.
@@ -125,7 +134,8 @@ class Tuning:
             name: _checked(f"{place}.{name}", name, lines, size)
             for name, lines in tables[measured].items()
         }
-        return cls({**usual.table, **own}, usual.reading)
+        rivals = {name: found for name, found in usual.rivals.items() if name not in own}
+        return cls({**usual.table, **own}, rivals, usual.reading)
 
     def save(self, path: Path, *, size: int) -> None:
         """Write this table for `size` ranks; what the file says of other sizes stays."""
@@ -177,38 +187,35 @@ def default_for(size: int, *, cores: int | None = None) -> Tuning:
         for name, least in (("scan", SOME), ("exscan", MANY)):
             if size >= least:
                 table[name] = _up_to(16 * 1024, f"{name}_direct", f"{name}_pipeline")
-    return Tuning(table, _reading(size) if size > 1 else {})
+    return Tuning(table, _rivals(size), _reading(size))
 
 
-def _reading(size: int) -> Table:
-    """Return where it pays to read others' private memory: one copy in place of two.
+def _rivals(size: int) -> dict[str, tuple[str, ...]]:
+    """Return what may be quicker than the usual: that differs by ranks, cores and machine."""
+    if size == 1:
+        return {}
+    return {
+        "reduce": ("reduce_direct", "reduce_two_shot", "reduce_pipeline"),
+        "scan": ("scan_direct", "scan_pipeline"),
+        "exscan": ("exscan_direct", "exscan_pipeline"),
+    }
+
+
+def _reading(size: int) -> dict[str, tuple[str, ...]]:
+    """Return the algorithms by which ranks read others' private memory: one copy in place of two.
 
     Each read is a call of the kernel, which locks and looks up every page. So it pays for large
     data, and where few ranks read the same: many readers of one root's pages wait for one another.
-    A reduce by slots is faster: there folding and copying go on at the same time. So is what two
-    ranks bring and take, up to some megabytes: one copies in while the other copies out.
     """
-    kib, mib = 1024, 1024 * 1024
-    if size <= FEW:
-        return {
-            "scatter": _between(48 * kib, math.inf, "scatter_direct"),
-            "all_gather": _between(6 * mib, math.inf, "all_gather_direct"),
-            "all_to_all": _between(64 * kib, math.inf, "all_to_all_direct"),
-            "reduce_scatter": _between(4 * mib, math.inf, "reduce_scatter_direct"),
-        }
-    table = {
-        "scatter": _between(256 * kib, math.inf, "scatter_direct"),
-        "all_to_all": _between(256 * kib, math.inf, "all_to_all_direct"),
-        "reduce_scatter": _between(4 * mib, math.inf, "reduce_scatter_direct"),
+    if size == 1:
+        return {}
+    direct = ("all_gather", "gather", "scatter", "all_to_all", "reduce_scatter", "broadcast")
+    return {
+        **{name: (f"{name}_direct",) for name in direct},
+        **({"broadcast": ("broadcast_direct", "broadcast_two_shot")} if size >= MANY else {}),
+        "all_reduce": ("all_reduce_two_shot",),
+        "reduce": ("reduce_two_shot" if size > FEW else "reduce_direct",),
     }
-    if size >= MANY:
-        table["broadcast"] = _between(4 * mib, 32 * mib, "broadcast_two_shot")
-    return table
-
-
-def _between(least: int, most: float, algorithm: str) -> tuple[Choice, ...]:
-    choices = (Choice(least - 1, ""), Choice(most, algorithm))
-    return choices if math.isinf(most) else (*choices, Choice(math.inf, ""))
 
 
 def _up_to(limit: int, small: str, large: str) -> tuple[Choice, ...]:

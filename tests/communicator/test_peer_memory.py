@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,17 @@ from roundelay.algorithms import algorithms
 from roundelay.engines._native.programs import READABLE
 from roundelay.errors import PeerLost
 from roundelay.schedule import compile_schedule, prove_program
-from roundelay.tuning import Choice, default_for
+from roundelay.tuning import default_for
 
 SIZES = (2, 3, 4, 7)
 SWITCH = "ROUNDELAY_PEER_MEMORY"
 DTYPES = ("float32", "float16", "int8", "complex128")
-EVER = float("inf")
+LAST = -1  # of the ways of a call: by reading others' memory, for those who may
 
 
 def chosen(size: int) -> set[str]:
     """Return all algorithms by which ranks read, for any number of bytes."""
-    table = default_for(size).reading
-    return {choice.algorithm for choices in table.values() for choice in choices} - {""}
+    return {name for names in default_for(size).reading.values() for name in names}
 
 
 @pytest.mark.parametrize("size", range(2, 17))
@@ -41,31 +41,31 @@ def test_programs_are_proved_apart_and_in_place(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [*range(1, 20), 64])
-def test_the_table_has_a_choice_for_every_number_of_bytes(size: int) -> None:
-    for collective, choices in default_for(size).reading.items():
-        limits = [choice.up_to for choice in choices]
-        assert limits == sorted(set(limits))
-        assert limits[-1] == EVER
-        for choice in choices:
-            if choice.algorithm:
-                assert algorithms.load(choice.algorithm).collective.name == collective
-                assert tuning.keeps_every_bit(choice.algorithm, size)
-                assert tuning.rounds_once(choice.algorithm, size)
+def test_what_ranks_read_by_gives_the_bits_of_slots(size: int) -> None:
+    for collective, names in default_for(size).reading.items():
+        for name in names:
+            assert algorithms.load(name).collective.name == collective
+            assert tuning.keeps_every_bit(name, size)
+            assert tuning.rounds_once(name, size)
 
 
 @pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
+def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have every collective read, from one byte on, by all algorithms that ranks read by."""
 
-    def table(size: int) -> dict[str, tuple[Choice, ...]]:
+    def table(size: int) -> dict[str, tuple[str, ...]]:
         names = (
             *("all_gather_direct", "gather_direct", "scatter_direct", "all_to_all_direct"),
             *("reduce_scatter_direct", "all_reduce_two_shot", "reduce_two_shot"),
             "broadcast_two_shot" if size % 2 else "broadcast_direct",
         )
-        return {algorithms.load(name).collective.name: (Choice(EVER, name),) for name in names}
+        return {algorithms.load(name).collective.name: (name,) for name in names}
 
     monkeypatch.setattr(tuning, "_reading", table)
+    monkeypatch.setattr(tuning, "READING_FROM", 1)
+    _core.force_way(LAST)
+    yield
+    _core.force_way(None)
 
 
 def results(comm: Any) -> list[bytes]:

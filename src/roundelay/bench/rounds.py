@@ -20,7 +20,9 @@ __all__ = ["Contender", "buffers_for", "memory_pass", "time_all"]
 
 ROUNDS = 15
 FEWEST_ROUNDS = 5  # where one call takes long
-WARM_UPS = 3
+#: Calls before the clock counts, and seconds that they may take: libraries, ours too, find out
+#: meanwhile what is quickest here.
+FEWEST_WARM_UPS, MOST_WARM_UPS, WARM_UP_S = 3, 40, 1.5
 MOST_CALLS = 2000  # in one round
 #: How many buffers take turns, from so many bytes on.
 IN_TURN = {32 << 20: 2, 1 << 20: 4, 0: 8}
@@ -56,11 +58,11 @@ def time_all(
         name: 0 if name == unchecked else _count_wrong(comm, work, contender)
         for name, contender in contenders.items()
     }
+    one = {name: _warmed_up(comm, each) for name, each in contenders.items()}
     if spec.iterations:
         rounds = min(ROUNDS, spec.iterations)
         per_round = dict.fromkeys(contenders, -(-spec.iterations // rounds))
     else:
-        one = {name: _one_round(comm, each, WARM_UPS) for name, each in contenders.items()}
         rounds = int(min(max(spec.seconds / max(one.values()), FEWEST_ROUNDS), ROUNDS))
         wanted = {name: spec.seconds / rounds / took for name, took in one.items()}
         per_round = {name: int(min(max(each, 1), MOST_CALLS)) for name, each in wanted.items()}
@@ -72,6 +74,13 @@ def time_all(
         name: Timing(statistics.median(took), min(took), rounds * per_round[name], wrong[name])
         for name, took in times.items()
     }
+
+
+def _warmed_up(comm: Communicator, contender: Contender) -> float:
+    """Return the seconds of one call, after enough of them."""
+    took = _one_round(comm, contender, FEWEST_WARM_UPS)
+    calls = min(max(WARM_UP_S / took, FEWEST_WARM_UPS), MOST_WARM_UPS)
+    return _one_round(comm, contender, int(calls))
 
 
 def _one_round(comm: Communicator, contender: Contender, calls: int) -> float:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from roundelay.algorithms import algorithms
 from roundelay.arguments import shown
-from roundelay.engines import CollectiveCall, Selector, SizeClass
+from roundelay.engines import Candidates, CollectiveCall, Selector, SizeClass
 from roundelay.errors import InvalidArgumentError, UnknownNameError
 from roundelay.schedule import Schedule
 from roundelay.tuning import Tuning, default_for, host_tuning, rounds_once
@@ -41,27 +41,32 @@ class Selection(Selector):
         """Return the full name of the algorithm for a call."""
         if algorithm is not None:
             return _forced(call.collective, algorithm)
-        name = self.tuning.choose(call.collective, call.nbytes)
-        if (call.dtype in HALVES or call.op == "avg") and not rounds_once(name, self.size):
-            return self._rounding_once.choose(call.collective, call.nbytes)
-        return name
+        return self.candidates(call, None).by_slots[0]
 
-    def choose_reading(self, call: CollectiveCall, algorithm: str | None) -> str:
-        """Return the table's; an algorithm that was asked for runs by slots."""
+    def candidates(self, call: CollectiveCall, algorithm: str | None) -> Candidates:
+        """Return the tables'; an algorithm that was asked for has no rivals."""
         if algorithm is not None:
-            return ""
-        return self.tuning.choose_reading(call.collective, call.nbytes)
+            return Candidates((self.choose(call, algorithm),))
+        once = call.dtype in HALVES or call.op == "avg"
+        return self._candidates(call.collective, call.nbytes, once=once)
+
+    def _candidates(self, collective: str, nbytes: int, *, once: bool) -> Candidates:
+        usual = self.tuning.choose(collective, nbytes)
+        rivals, reading = self.tuning.rivals_of(collective, nbytes)
+        if once and not rounds_once(usual, self.size):
+            usual = self._rounding_once.choose(collective, nbytes)
+        fit = [name for name in rivals if not once or rounds_once(name, self.size)]
+        return Candidates(tuple(dict.fromkeys((usual, *fit))), reading)
 
     def size_classes(self, collective: str) -> list[SizeClass]:
-        """Return what both say by bytes, and for which of it halves must ask again."""
-        tuning = self.tuning
-        tables = (tuning.table[collective], tuning.reading.get(collective, ()))
+        """Return what the tables say by bytes, of plain calls."""
         found = []
-        for up_to in sorted({choice.up_to for table in tables for choice in table}):
+        for up_to in self.tuning.limits(collective):
             nbytes = int(min(up_to, EVER))
-            name = tuning.choose(collective, nbytes)
-            reading = tuning.choose_reading(collective, nbytes)
-            found.append(SizeClass(up_to, name, rounds_once(name, self.size), reading))
+            usual, once = (
+                self._candidates(collective, nbytes, once=once) for once in (False, True)
+            )
+            found.append(SizeClass(up_to, usual, once))
         return found
 
     def number(self, name: str) -> int:

@@ -23,7 +23,7 @@ from roundelay.engines._call import (
 from roundelay.engines._device_arrays import DeviceArray
 from roundelay.engines._inputs import ScheduleBuffer
 from roundelay.engines._run_schedule import ScheduleRunner
-from roundelay.engines._selector import ScheduleFor, Select, Selector, SizeClass
+from roundelay.engines._selector import Candidates, ScheduleFor, Select, Selector, SizeClass
 from roundelay.reductions import Op
 from roundelay.registry import Family, class_name
 from roundelay.schedule import Schedule
@@ -36,6 +36,7 @@ __all__ = [
     "WIRED",
     "WIRES",
     "Arena",
+    "Candidates",
     "CollectiveCall",
     "DeviceArray",
     "Engine",

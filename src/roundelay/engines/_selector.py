@@ -20,13 +20,19 @@ class Select(Protocol):
         """Return it."""
 
 
+class Candidates(NamedTuple):
+    """Algorithms that give the same bits; an engine may find out which is quickest."""
+
+    by_slots: tuple[str, ...]  # the usual one first
+    by_reading: tuple[str, ...] = ()  # where ranks can read one another's private memory
+
+
 class SizeClass(NamedTuple):
-    """The algorithm for messages of up to so many bytes."""
+    """The algorithms for messages of up to so many bytes."""
 
     up_to: float
-    algorithm: str
-    rounds_once: bool  # else halves and means take another
-    reading: str = ""  # the algorithm where ranks can read one another's memory, if any
+    candidates: Candidates
+    rounding_once: Candidates  # for halves and means
 
 
 class Selector(ABC):
@@ -43,14 +49,13 @@ class Selector(ABC):
     def choose(self, call: CollectiveCall, algorithm: str | None) -> str:
         """Return the full name of the algorithm for a call: the one asked for, or the best."""
 
-    def choose_reading(self, call: CollectiveCall, algorithm: str | None) -> str:
-        """Return the algorithm where ranks can read one another's private memory; "" for none."""
-        del call, algorithm
-        return ""
+    def candidates(self, call: CollectiveCall, algorithm: str | None) -> Candidates:
+        """Return that, and what gives the same bits and may be quicker."""
+        return Candidates((self.choose(call, algorithm),))
 
     @abstractmethod
     def size_classes(self, collective: str) -> Sequence[SizeClass]:
-        """Return what `choose` says of plain calls, in rising order of bytes."""
+        """Return what `candidates` says of plain calls, in rising order of bytes."""
 
     @abstractmethod
     def number(self, name: str) -> int:

@@ -161,10 +161,10 @@ class NativeEngine(Engine):
             return no_fast_path
         return labelled(self._open(), label)
 
-    def _register(self, collective: str, root: int, word: int, program: _core.Program) -> None:
+    def _register(self, collective: str, root: int, word: int, ways: _core.Ways) -> None:
         """Give the native core the programs of plain calls, by size."""
         self._registered[collective, root, word] = self._programs.made
-        self._open().register(*self._programs.plain_calls(collective, root, word, program))
+        self._open().register(*self._programs.plain_calls(collective, root, word, ways))
 
     def begin(self, call: CollectiveCall, algorithm: str | None) -> NativeCallRequest:
         """Have the native progress thread walk the program."""
@@ -181,8 +181,8 @@ class NativeEngine(Engine):
 
     def bind(self, call: CollectiveCall) -> int:
         """Give the native core all of a call but its buffers."""
-        by_slots, _, by_reading, _, _, *what, _ = self._programs.arguments(call, None)
-        return self._open().bind(by_slots, by_reading, *what, not self.in_processes)
+        ways, _, _, *what, _ = self._programs.arguments(call, None)
+        return self._open().bind(ways, *what, not self.in_processes)
 
     def trouble(self) -> CommunicationError:
         """Read it in the shared world."""

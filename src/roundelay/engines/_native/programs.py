@@ -18,7 +18,7 @@ from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.engines._call import AXIS, COLLECTIVES, CollectiveCall
 from roundelay.engines._native.encode import encoded, idle, view
-from roundelay.engines._selector import Selector
+from roundelay.engines._selector import Candidates, Selector
 from roundelay.live.call_words import word_of
 from roundelay.reductions import CODES, OPS
 from roundelay.schedule import Reach, Schedule, compile_schedule
@@ -42,10 +42,6 @@ READABLE = Reach(input=True)
 #: From here on, ranks first look whether all buffers lie in the arena.
 AGREE_FROM = 32 * 1024
 EVER = 1 << 62
-#: Beyond every cache the memory itself is slow. Where one rank would move all of it alone, on up to
-#: so many ranks, slots are quicker: both ends work then.
-ALONE = {"gather": EVER, "reduce": 2, "broadcast": 2}
-ALONE_UP_TO = 4 * 1024 * 1024
 
 #: Whose output (1), input (2) or both (3) have blocks of all ranks; of others, shapes are alike.
 SHAPES = {"all_gather": 1, "gather": 1, "scatter": 2, "reduce_scatter": 2, "all_to_all": 3}
@@ -54,10 +50,8 @@ SHAPES = {"all_gather": 1, "gather": 1, "scatter": 2, "reduce_scatter": 2, "all_
 ALONE_RANKS = 8
 PATIENCE_S = 30.0  # for a rank that compiles for all; then others do it for themselves
 
-#: Bytes; the programs by slots, in the arena and by reading others' memory; the number of the
-#: algorithm, and whether it rounds once.
-_Way = _core.Program | None
-NativeClass = tuple[int, _Way, _Way, _Way, int, bool]
+#: Bytes; the programs, and the number of the usual algorithm; both again for what is rounded once.
+NativeClass = tuple[int, _core.Ways | None, int, _core.Ways | None, int]
 
 
 class ProgramCache:
@@ -67,25 +61,22 @@ class ProgramCache:
         self.rank, self.size, self._selector = rank, selector.size, selector
         self._shelf = shelf
         self._known: dict[tuple[str, int, Reach], _core.Program] = {}
+        self._ways: dict[tuple[Candidates, int, bool], _core.Ways] = {}
 
     @property
     def made(self) -> int:
-        """Count the programs that are there."""
-        return len(self._known)
+        """Count the sets of programs that are there."""
+        return len(self._ways)
 
     def arguments(self, call: CollectiveCall, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
-        name = self._selector.choose(call, algorithm)
-        reaches = AGREE_FROM <= call.nbytes <= self._reach_up_to(call.collective)
-        reading = self._selector.choose_reading(call, algorithm)
+        candidates = self._selector.candidates(call, algorithm)
         return (
-            self.program(name, call.root),
-            self.in_arena(call.collective, name, call.root) if reaches else None,
-            self.program(reading, call.root, READABLE) if reading else None,
+            self.ways(candidates, call.root, self._reach(call.collective, call.nbytes)),
             None if call.input is None else view(call.input),
             None if call.output is None else view(call.output),
             COLLECTIVES[call.collective],
-            self._selector.number(name),
+            self._selector.number(candidates.by_slots[0]),
             word_of(call),
             CODES[call.dtype],
             OPS[call.op],
@@ -94,12 +85,26 @@ class ProgramCache:
             list(call.counts),
         )
 
+    def ways(self, candidates: Candidates, root: int, reach: Reach | None) -> _core.Ways:
+        """Return the programs of algorithms, of the usual one also that for the arena, if any."""
+        key = candidates, root, reach is not None
+        found = self._ways.get(key)
+        if found is None:
+            usual = candidates.by_slots[0]
+            made = _core.Ways(
+                [self.program(name, root) for name in candidates.by_slots],
+                [self.program(name, root, READABLE) for name in candidates.by_reading],
+                None if reach is None else self.program(usual, root, reach),
+            )
+            # Of two threads that make it at once, one keeps it: the native core must not lose it.
+            found = self._ways.setdefault(key, made)
+        return found
+
     def program(self, name: str, root: int, reach: Reach = PRIVATE) -> _core.Program:
         """Return the program of an algorithm, compiled once."""
         key = (name, root, reach)
         found = self._known.get(key)
         if found is None:
-            # Of two threads that make it at once, one keeps it: the native core must not lose it.
             found = self._known.setdefault(key, _core.Program(self._compiled(name, root, reach)))
         return found
 
@@ -126,48 +131,40 @@ class ProgramCache:
             self._shelf.drop(key)  # if it could not be made, another rank may try
         return parts[self.rank]
 
-    def in_arena(self, collective: str, name: str, root: int) -> _core.Program | None:
-        """Return the program for buffers in the arena, where there is one."""
-        reach = self._reach(collective)
-        return None if reach is None else self.program(name, root, reach)
-
-    def _reach(self, collective: str) -> Reach | None:
-        return IN_ARENA.get(collective) if self.size > 1 else None
+    def _reach(self, collective: str, nbytes: int) -> Reach | None:
+        """Return what can be reached into where the buffers of all ranks lie in the arena."""
+        return IN_ARENA.get(collective) if self.size > 1 and nbytes >= AGREE_FROM else None
 
     def plain_calls(
-        self, collective: str, root: int, word: int, program: _core.Program
+        self, collective: str, root: int, word: int, ways: _core.Ways
     ) -> tuple[Any, ...]:
         """Return what the native core must know to run plain calls by itself, in its order."""
-        blocks = program.in_here, program.out_here, program.most
+        blocks = ways.in_here, ways.out_here, ways.most
         shapes, along_axis = SHAPES.get(collective, 0), bool(word & AXIS)
         reduces = collectives.load(collective).reduces
         number, classes = COLLECTIVES[collective], self.size_classes(collective, root)
         return (number, word, shapes, along_axis, reduces, *blocks, classes)
 
     def size_classes(self, collective: str, root: int) -> list[NativeClass]:
-        """Return the programs of plain calls by size; those that were asked for need no Python."""
+        """Return the ways of plain calls by size; those that were asked for need no Python."""
         found: list[NativeClass] = []
-        reach, limit = self._reach(collective), self._reach_up_to(collective)
         below = 0
-        for up_to, name, once, reading in self._selector.size_classes(collective):
-            # Cut where the arena begins and ends to count, so that each class has one set of ways.
+        for up_to, *both in self._selector.size_classes(collective):
+            # Cut where the arena begins to count, so that each class has one set of ways.
             most = int(min(up_to, EVER))
-            cuts = [cut for cut in (AGREE_FROM - 1, limit) if below <= cut < most]
-            for end in (*cuts, most):
-                in_arena = reach if AGREE_FROM <= end <= limit else None
-                wanted = ((name, PRIVATE), (name, in_arena), (reading, reading and READABLE))
-                made = [self._known.get((each, root, way)) if way else None for each, way in wanted]
-                if any(way and not program for (_, way), program in zip(wanted, made, strict=True)):
-                    made = [None] * 3  # the long way makes what is missing
-                by_slots, arena, by_reading = made
-                number = self._selector.number(name)
-                found.append((end, by_slots, arena, by_reading, number, once))
+            for end in (AGREE_FROM - 1, most) if below < AGREE_FROM <= most else (most,):
+                reaches = self._reach(collective, end) is not None
+                one, other = (self._made(candidates, root, reaches=reaches) for candidates in both)
+                found.append((end, *one, *other))
             below = most + 1
         return found
 
-    def _reach_up_to(self, collective: str) -> int:
-        """Return the bytes up to which buffers in the arena are reached into."""
-        return ALONE_UP_TO if self.size <= ALONE.get(collective, 0) else EVER
+    def _made(
+        self, candidates: Candidates, root: int, *, reaches: bool
+    ) -> tuple[_core.Ways | None, int]:
+        """Return the ways, which the long way makes if they are missing, and the usual's number."""
+        number = self._selector.number(candidates.by_slots[0])
+        return self._ways.get((candidates, root, reaches)), number
 
 
 @contextlib.contextmanager
