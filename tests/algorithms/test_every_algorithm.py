@@ -162,6 +162,7 @@ FORMS: Mapping[str, Form] = {
     "all_to_all_bruck": Form(log, set_bits),
     "all_to_all_direct": Form(some, others),
     "all_to_all_pairwise": Form(lambda n: n - 1, others),
+    "barrier_direct": Form(some, lambda _: 0),
     "barrier_dissemination": Form(log, lambda _: 0),
     "barrier_tree": Form(lambda n: 2 * log(n), lambda _: 0),
     "broadcast_binomial": Form(log, log),
@@ -257,8 +258,10 @@ def test_a_parameter_server_is_the_bottleneck(size: int) -> None:
 def test_barriers_send_messages_but_no_bytes(size: int) -> None:
     dissemination = priced(algorithms.load("barrier_dissemination").schedule(size))
     tree = priced(algorithms.load("barrier_tree").schedule(size))
+    direct = priced(algorithms.load("barrier_direct").schedule(size))
     assert (dissemination.messages, tree.messages) == (size * log(size), 2 * (size - 1))
-    assert sum(dissemination.sent) == sum(tree.sent) == 0
+    assert direct.messages == size * (size - 1)
+    assert sum(dissemination.sent) == sum(tree.sent) == sum(direct.sent) == 0
 
 
 def contributions(schedule: Schedule, *, after: int) -> dict[Cell, list[int]]:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, takewhile
 from pathlib import Path
@@ -23,8 +24,22 @@ AT_ONCE = 4  # worlds side by side: most of their time is sleep
 ONE_IN = 12  # points of a sample; without --sample it is every point
 
 
+PAST, READ = 1, -1  # of the ways of a call: slots written past the caches; reading others' memory
+
+
+@contextmanager
+def way(comm: Any, number: int) -> Iterator[None]:
+    """Have all ranks take this way, which ranks that are threads are told together."""
+    _core.force_way(number)
+    comm.barrier()
+    yield
+    comm.barrier()
+    _core.force_way(None)
+    comm.barrier()
+
+
 def workload(comm: Any) -> None:
-    """Call a bit of everything: small, sliced, in the arena, read, in the background, mail."""
+    """Call a bit of everything: small, sliced, in the arena, read, raced, in the background, mail."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     arena = comm.empty(10_000, np.float32)
     arena[:] = 1
@@ -33,11 +48,15 @@ def workload(comm: Any) -> None:
     for x in (np.ones(2), np.ones(1000), np.ones(70_000), arena, registered):  # one in three slices
         assert (comm.all_reduce(x) == comm.size).all()
     assert (comm.broadcast(np.full(10, comm.rank), comm.size - 1) == comm.size - 1).all()
-    # Of these, inputs are read in the memory of other processes: moved, and folded piece by piece.
-    moved = comm.all_to_all(np.full((comm.size, 40_000), comm.rank))
-    assert (moved[:, 0] == np.arange(comm.size)).all()
-    folded = comm.reduce_scatter(np.ones((comm.size, (4 << 20) // 8 // comm.size + 1)))
-    assert (folded == comm.size).all()
+    for _ in range(4):  # of the second on, each is a run of a race
+        assert (comm.scan(np.ones(1000)) == comm.rank + 1).all()
+    with way(comm, PAST):
+        assert (comm.all_reduce(np.ones(70_000)) == comm.size).all()
+    with way(comm, READ):  # moved, and folded piece by piece
+        moved = comm.all_to_all(np.full((comm.size, 40_000), comm.rank))
+        assert (moved[:, 0] == np.arange(comm.size)).all()
+        folded = comm.reduce_scatter(np.ones((comm.size, (4 << 20) // 8 // comm.size + 1)))
+        assert (folded == comm.size).all()
     pending = comm.start.all_to_all(np.full((comm.size, 5), comm.rank))
     coming = comm.start.recv(np.empty(3), left, tag=1)
     more_than_fits = np.full(9000, comm.rank)
