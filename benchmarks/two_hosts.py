@@ -4,10 +4,10 @@ The hosts are network namespaces of this machine with a cable between them, each
 the cores. All contenders reduce float32 buffers in the same processes, in turns; a turn takes as
 long as its slowest rank, and the median of all turns counts. Ours run once as they are, and once
 with `wire="bf16"`. The cable is as quick as memory, unless `--gbit` gives it the speed of a
-network. Needs root, `ip`, `tc` and torch. Writes results/two_hosts.json, or two_hosts_R_gbit.json.
+network. Needs root, `ip`, `tc` and torch. Writes results/two_hosts.json, or what `--out` says.
 
     python benchmarks/two_hosts.py
-    python benchmarks/two_hosts.py --gbit 1 --ranks 4
+    python benchmarks/two_hosts.py --gbit 1 --ranks 4 --out benchmarks/results/two_hosts_1_gbit.json
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2, help="ranks of each host (2)")
     parser.add_argument("--gbit", type=int, help="gigabits per second of the cable, each way")
+    parser.add_argument("--out", type=Path, default=RESULTS / "two_hosts.json")
     options = parser.parse_args()
     ranks = [options.ranks] * HOSTS
     path = HERE.parent / "tests" / "engines" / "two_hosts.py"
@@ -129,7 +130,6 @@ def main() -> None:
     rows = found[0][1]
     for row in rows:
         print(row)
-    named = "" if not options.gbit else f"_{options.gbit}_gbit"
     result = {
         "command": " ".join(["python benchmarks/two_hosts.py", *sys.argv[1:]]),
         "python": platform.python_version(),
@@ -139,8 +139,8 @@ def main() -> None:
         "gbit": options.gbit,
         "all_reduce_float32_sum": rows,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"two_hosts{named}.json").write_text(json.dumps(result, indent=2) + "\n")
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

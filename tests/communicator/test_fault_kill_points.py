@@ -39,7 +39,7 @@ def way(comm: Any, number: int) -> Iterator[None]:
 
 
 def workload(comm: Any) -> None:
-    """Call a bit of everything: small, sliced, in the arena, read, raced, in the background, mail."""
+    """Call a bit of everything: small, sliced, in the arena, by every way, in background, mail."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     arena = comm.empty(10_000, np.float32)
     arena[:] = 1
