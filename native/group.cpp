@@ -160,7 +160,7 @@ void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> count
     }
     if (run_ != nullptr) {
         run_->ended.store(now_ns(), std::memory_order_relaxed);
-        races_.ended(turns_);
+        races_.ended(kind_, turns_);
     }
     mark.done(bytes);
     mine_->finished.store(calls_, std::memory_order_relaxed);
@@ -217,11 +217,11 @@ Group::Way Group::choose(const Call& call, const Ways& ways, std::size_t bytes, 
 Group::Way Group::race(const Call& call, std::span<const Way> ways, bool in_arena, std::size_t bytes,
                        Waiter& waiter) {
     const CallRecord& record = call.record;
-    const std::uint64_t kind = (std::uint64_t(record.collective) + 1) << 32 | std::uint64_t(record.algorithm) << 24 |
+    kind_ = (std::uint64_t(record.collective) + 1) << 32 | std::uint64_t(record.algorithm) << 24 |
                                std::uint64_t(std::bit_width(bytes)) << 16 | ways.size() << 8 | (in_arena ? 1 : 0);
     // Before a turn is taken, all are known to have left the one a window ago.
     const Races::Turn turn = races_.next(
-        kind, ways.size(), bytes, turns_, window, size_,
+        kind_, ways.size(), bytes, turns_, window, size_,
         [&](int rank) -> const Spans& { return areas_[rank].spans; }, mine_->spans);
     run_ = turn.run;
     if (run_ != nullptr) {

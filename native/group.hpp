@@ -296,6 +296,7 @@ class Group {
     bool past_ = false;           // and so are its large slots
     Races races_;
     Spans::Span* run_ = nullptr;  // of a race, if this call is one
+    std::uint64_t kind_ = 0;      // of this call, or of the last that could be one
     Reads reads_ = Reads::unknown;  // agreed by all
     bool far_ = false;              // some of them by the kernel
     HugePages huge_pages_;

@@ -454,7 +454,7 @@ std::vector<std::vector<std::size_t>> simulate_races(int size, const std::vector
                 nb::cast<std::pair<std::int64_t, std::int64_t>>(took(call, rank, kinds[call], turn.way));
             turn.run->began = began;
             turn.run->ended = ended;
-            races[rank].ended(call + 1);
+            races[rank].ended(kinds[call], call + 1);
         }
     return taken;
 }

@@ -5,8 +5,8 @@ namespace roundelay {
 namespace {
 
 constexpr std::size_t most_kinds = 1024;
-// A race that calls of other kinds interrupt for so many turns is given up.
-constexpr std::uint64_t patience = 1 << 16;
+// A race that so many calls of other kinds interrupt is given up, where one of them wants its track.
+constexpr std::uint64_t patience = 64;
 // Of large messages few runs say enough, and of small ones many cost little.
 constexpr std::size_t large_bytes = 256 * 1024, few_runs = 3, look_runs = 2;
 // What is taken stays unless another way takes at most so much of its time.
@@ -19,15 +19,8 @@ constexpr std::int64_t least_gap = 2, most_gap = 2048;
 
 }  // namespace
 
-void Races::begin(std::uint64_t kind, std::size_t ways, std::size_t runs) {
-    racing_ = kind;
-    ways_ = ways;
-    runs_ = runs;
-    run_ = 0;
-    ++number_;
-}
-
-Races::Turn Races::take(std::uint64_t kind, std::size_t ways, std::size_t bytes, std::uint64_t turns, Spans& mine) {
+Races::Turn Races::take(Race& race, std::array<std::array<Spans::Span, most_runs>, 2>& mine, std::uint64_t kind,
+                        std::size_t ways, std::size_t bytes) {
     const auto found = known_.find(kind);
     if (found == known_.end()) {
         if (known_.size() < most_kinds) known_.try_emplace(kind);
@@ -36,28 +29,26 @@ Races::Turn Races::take(std::uint64_t kind, std::size_t ways, std::size_t bytes,
     Known& known = found->second;
     if (known.rest > 0) --known.rest;
     if (known.look > 0) --known.look;
-    if (runs_ > 0 && racing_ != kind && turns - since_ > patience) runs_ = 0;
-    if (runs_ == 0) {
-        since_ = turns;
-        const std::size_t many = std::min(ways, most_ways);
-        if (known.rest == 0)
-            begin(kind, many, many * (bytes < large_bytes ? most_runs / many : few_runs));
-        else if (known.look == 0)
-            begin(kind, 1, look_runs);
+    if (race.runs > 0 && race.kind != kind && ++race.waited > patience) race.runs = 0;
+    if (race.runs == 0 && (known.rest == 0 || known.look == 0)) {
+        const std::size_t many = known.rest == 0 ? std::min(ways, most_ways) : 1;
+        const std::size_t each = many == 1 ? look_runs : bytes < large_bytes ? most_runs / many : few_runs;
+        race = {.kind = kind, .number = race.number + 1, .ways = many, .runs = many * each};
     }
-    if (runs_ == 0 || racing_ != kind || run_ == runs_) return {.way = known.way};
-    const std::size_t run = run_++;
-    return {.way = ways_ == 1 ? known.way : run % ways_, .run = &mine.of[number_ % 2][run]};
+    if (race.runs == 0 || race.kind != kind || race.run == race.runs) return {.way = known.way};
+    race.waited = 0;
+    const std::size_t run = race.run++;
+    return {.way = race.ways == 1 ? known.way : run % race.ways, .run = &mine[race.number % 2][run]};
 }
 
-void Races::decide(const std::array<std::int64_t, most_runs>& took) {
-    Known& known = known_[racing_];
+void Races::decide(Race& race, const std::array<std::int64_t, most_runs>& took) {
+    Known& known = known_[race.kind];
     std::array<std::int64_t, most_ways> median{};
     std::int64_t whole = 0;
-    for (std::size_t way = 0; way < ways_; ++way) {
+    for (std::size_t way = 0; way < race.ways; ++way) {
         std::array<std::int64_t, most_runs> own{};
         std::size_t count = 0;
-        for (std::size_t run = way; run < runs_; run += ways_) {
+        for (std::size_t run = way; run < race.runs; run += race.ways) {
             own[count++] = took[run];
             whole += took[run];
         }
@@ -65,9 +56,9 @@ void Races::decide(const std::array<std::int64_t, most_runs>& took) {
         std::nth_element(own.begin(), middle, own.begin() + std::ptrdiff_t(count));
         median[way] = *middle;
     }
-    const auto runs = std::int64_t(runs_);
-    const bool looked = ways_ == 1;
-    runs_ = 0;
+    const auto runs = std::int64_t(race.runs);
+    const bool looked = race.ways == 1;
+    race.runs = 0;
     if (looked) {
         known.look = known.gap;
         if (median[0] * 100 <= known.median * worse_percent) return;
@@ -75,7 +66,7 @@ void Races::decide(const std::array<std::int64_t, most_runs>& took) {
         known.gap = std::min<std::uint64_t>(2 * known.gap, most_gap);
         return;
     }
-    const auto best = std::size_t(std::min_element(median.begin(), median.begin() + std::ptrdiff_t(ways_)) -
+    const auto best = std::size_t(std::min_element(median.begin(), median.begin() + std::ptrdiff_t(race.ways)) -
                                   median.begin());
     const bool changes = median[best] * 100 < median[known.way] * better_percent;
     if (changes) known.way = best;

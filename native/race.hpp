@@ -13,15 +13,16 @@
 namespace roundelay {
 
 constexpr std::size_t most_ways = 8;
-constexpr std::size_t most_runs = 32;  // of one race
+constexpr std::size_t most_runs = 24;  // of one race
+constexpr std::size_t tracks = 8;      // on which races are under way at the same time
 
-// When a rank began and ended its part of each run: of two races in turn, as some ranks may still read
-// about the last one.
+// When a rank began and ended its part of each run, on each track: of two races in turn, as some ranks may
+// still read about the last one.
 struct Spans {
     struct Span {
         std::atomic<std::int64_t> began, ended;
     };
-    std::array<std::array<Span, most_runs>, 2> of;
+    std::array<std::array<std::array<Span, most_runs>, 2>, tracks> of;
 };
 
 // Ways that give the same bits differ by the machine: how cores share caches, how large pages are, how many
@@ -51,13 +52,15 @@ class Races {
     template <class SpansOf>
     Turn next(std::uint64_t kind, std::size_t ways, std::size_t bytes, std::uint64_t turns, std::uint64_t window,
               int size, SpansOf spans_of, Spans& mine) {
-        if (runs_ > 0 && run_ == runs_ && turns >= over_ + window) {
+        const std::size_t number = track_of(kind);
+        Race& race = races_[number];
+        if (race.runs > 0 && race.run == race.runs && turns >= race.over + window) {
             std::array<std::int64_t, most_runs> took{};
-            for (std::size_t run = 0; run < runs_; ++run) {
+            for (std::size_t run = 0; run < race.runs; ++run) {
                 // From when the last rank came until the last one went.
                 std::int64_t began = 0, ended = 0;
                 for (int rank = 0; rank < size; ++rank) {
-                    const Spans::Span& span = spans_of(rank).of[number_ % 2][run];
+                    const Spans::Span& span = spans_of(rank).of[number][race.number % 2][run];
                     const std::int64_t from = span.began.load(std::memory_order_relaxed);
                     const std::int64_t to = span.ended.load(std::memory_order_relaxed);
                     began = rank == 0 ? from : std::max(began, from);
@@ -65,14 +68,25 @@ class Races {
                 }
                 took[run] = std::max<std::int64_t>(1, ended - began);
             }
-            decide(took);
+            decide(race, took);
         }
-        return take(kind, ways, bytes, turns, mine);
+        return take(race, mine.of[number], kind, ways, bytes);
     }
-    // A run is over; this many turns have been taken by now.
-    void ended(std::uint64_t turns) { over_ = turns; }
+    // A run of this kind is over; this many turns have been taken by now.
+    void ended(std::uint64_t kind, std::uint64_t turns) { races_[track_of(kind)].over = turns; }
 
    private:
+    static std::size_t track_of(std::uint64_t kind) { return (kind * 0x9e3779b97f4a7c15u) >> 61; }
+    static_assert(tracks == 8);  // which three bits count
+
+    // What is under way on a track: a race, or a look, which has one way.
+    struct Race {
+        std::uint64_t kind = 0;
+        std::uint64_t waited = 0;  // calls of other kinds since its last run
+        std::uint64_t over = 0;    // when that was, in turns
+        std::uint64_t number = 0;  // of all of this track
+        std::size_t ways = 0, runs = 0, run = 0;
+    };
     struct Known {
         std::size_t way = 0;
         std::int64_t median = 0;  // of its runs, when it was last raced
@@ -80,20 +94,15 @@ class Races {
         std::uint64_t look = 0;   // and until the next look at how long the way takes
         std::uint64_t gap = 0;    // between two looks
     };
-    Turn take(std::uint64_t kind, std::size_t ways, std::size_t bytes, std::uint64_t turns, Spans& mine);
-    void begin(std::uint64_t kind, std::size_t ways, std::size_t runs);
-    void decide(const std::array<std::int64_t, most_runs>& took);
+    Turn take(Race& race, std::array<std::array<Spans::Span, most_runs>, 2>& mine, std::uint64_t kind,
+              std::size_t ways, std::size_t bytes);
+    void decide(Race& race, const std::array<std::int64_t, most_runs>& took);
 
     static constexpr int none = INT_MAX;
     static inline std::atomic<int> forced_{none};
 
     std::unordered_map<std::uint64_t, Known> known_;
-    // The race under way, or the look, which has one way.
-    std::uint64_t racing_ = 0;
-    std::uint64_t since_ = 0;   // in turns
-    std::uint64_t over_ = 0;    // when the last run was
-    std::uint64_t number_ = 0;  // of all races and looks
-    std::size_t ways_ = 0, runs_ = 0, run_ = 0;
+    std::array<Race, tracks> races_;
 };
 
 }  // namespace roundelay
