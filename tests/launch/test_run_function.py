@@ -135,6 +135,25 @@ def test_a_process_that_ends_without_a_result_is_named(
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize("way", ["raises", "exits", "returns"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_a_rank_has_forked_speaks_for_nobody(way: str, size: int) -> None:
+    """Its end is not the rank's, its error is nobody's failure, and what it returns no result."""
+
+    def work(comm: Any) -> str:
+        if comm.rank == size - 1 and (child := os.fork()) == 0:
+            if way == "raises":
+                raise ValueError(way)
+            if way == "exits":
+                sys.exit(3)
+            return "the child's"
+        if comm.rank == size - 1:
+            os.waitpid(child, 0)
+        return f"{comm.all_reduce(np.ones(1))[0]}"
+
+    assert rd.run(work, ranks=size) == [f"{size}.0"] * size
+
+
 def test_a_rank_that_computes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roundelay.processes.reports.GRACE_S", 0.2)
 

@@ -67,12 +67,13 @@ class Children:
 
     def _be_rank(self, body: Body, forked: _core.Forked) -> NoReturn:
         """Run in the child: nothing may get out of here into the parent's program."""
-        code, rank, world = 1, forked.rank, None
+        code, rank, world, own = 1, forked.rank, None, os.getpid()
         try:
             world = forked.join(self.world)
             if world is not None:
                 body(world, rank, Channel(forked.channel))
-                world.leave(rank)
+                if os.getpid() == own:  # else what the rank has forked came back here
+                    world.leave(rank)
             code = 0
         except SystemExit as error:
             code = exit_code(error)

@@ -42,10 +42,19 @@ _read = msgspec.msgpack.Decoder(RankFailure).decode
 
 
 def report(work: Callable[[], bytes], world: _core.World, rank: int, channel: Channel) -> bool:
-    """Do the work and send its result; a failure is sent too, and told to all other ranks."""
+    """Do the work and send its result; a failure is sent too, and told to all other ranks.
+
+    What the work forked may come back here, too; it is no rank, and neither its end nor its error
+    is the rank's.
+    """
+    own = os.getpid()
     try:
-        channel.send(DONE + work())
-    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        result = work()
+        if os.getpid() == own:
+            channel.send(DONE + result)
+    except BaseException as error:
+        if os.getpid() != own:
+            raise
         failure = RankFailure(
             is_consequence(world, rank, error),
             time.monotonic_ns(),
