@@ -135,17 +135,17 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
         if (past) std::swap(places[0], places[index]);
     }
     Fold fold{.op = moves ? Op::bor : call.op,
-                    .dtype = moves ? DType::uint8 : call.dtype,
-                    .item = moves ? 1 : call.item,
-                    .count = moves ? count * call.item : count,
-                    .places = places,
-                    .far = far + instruction.dsts,
-                    .operands = program.operands.data() + instruction.first + instruction.dsts,
-                    .dsts = instruction.dsts,
-                    .srcs = instruction.srcs,
-                    .divisor = divides && !moves ? size_ : 0,
-                    .ahead = ahead,
-                    .past = past};
+              .dtype = moves ? DType::uint8 : call.dtype,
+              .item = moves ? 1 : call.item,
+              .count = moves ? count * call.item : count,
+              .places = places,
+              .far = far + instruction.dsts,
+              .operands = program.operands.data() + instruction.first + instruction.dsts,
+              .dsts = instruction.dsts,
+              .srcs = instruction.srcs,
+              .divisor = divides && !moves ? size_ : 0,
+              .ahead = ahead,
+              .past = past};
     if (pulls)
         pull(fold);
     else
