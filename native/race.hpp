@@ -14,7 +14,7 @@ namespace roundelay {
 
 constexpr std::size_t most_ways = 8;
 constexpr std::size_t most_runs = 24;  // of one race
-constexpr std::size_t tracks = 8;      // on which races are under way at the same time
+constexpr std::size_t tracks = 4;      // on which races are under way at the same time
 
 // When a rank began and ended its part of each run, on each track: of two races in turn, as some ranks may
 // still read about the last one.
@@ -76,8 +76,8 @@ class Races {
     void ended(std::uint64_t kind, std::uint64_t turns) { races_[track_of(kind)].over = turns; }
 
    private:
-    static std::size_t track_of(std::uint64_t kind) { return (kind * 0x9e3779b97f4a7c15u) >> 61; }
-    static_assert(tracks == 8);  // which three bits count
+    static std::size_t track_of(std::uint64_t kind) { return (kind * 0x9e3779b97f4a7c15u) >> 62; }
+    static_assert(tracks == 4);  // which two bits count
 
     // What is under way on a track: a race, or a look, which has one way.
     struct Race {
