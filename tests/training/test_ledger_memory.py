@@ -24,7 +24,7 @@ WORDS = ("Pss_Anon", "Pss_Shmem", "SwapPss")
 STRATEGIES = [name for name in known_strategies() if not name.startswith("ps")]
 KINDS = {"fp32": "float32", "bf16": "bfloat16"}
 WIDTH, DEPTH = 512, 8  # 8 MiB of parameters in fp32
-LEAST, MOST = 0.95, 1.1
+LEAST, MOST = 0.95, 1.15
 NO_HUGE_PAGES, MMAP_THRESHOLD = 41, -3  # of prctl and of mallopt
 
 pytestmark = pytest.mark.skipif(
@@ -95,7 +95,10 @@ def in_processes(work: Any, size: int, *args: Any) -> list[Any]:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("precision", KINDS)
 def test_ranks_take_what_is_predicted(precision: str, size: int) -> None:
-    """But for Python's own objects and 0.5 MiB of slots, and a little over for kernels of torch."""
+    """But for Python's own objects, 0.5 MiB of slots, and a little over for kernels of torch.
+
+    Where reading others' memory is found to be quicker, 0.4 MiB to fold in are added.
+    """
     rd.run(lambda comm: [trained(comm, name, precision, 8) for name in STRATEGIES], 2, "threads")
     every = in_processes(be_rank, size, precision)
     for rank, found in enumerate(every):
