@@ -43,15 +43,22 @@ def calls(comm: Communicator) -> dict[str, dict[str, Call]]:
     """Return the calls to time, and each on every kind of array."""
     found: dict[str, dict[str, Call]] = {}
     for kind, ones in kinds().items():
-        x, out, rows = ones((2,)), ones((2,)), ones((comm.size, 2))
+        x, out, rows, other = ones((2,)), ones((2,)), ones((comm.size, 2)), ones((comm.size, 2))
         made: dict[str, Call] = {
             "all_reduce": partial(comm.all_reduce, x, "max"),
             "all_reduce(out=)": partial(comm.all_reduce, x, out=out),
             "broadcast": partial(comm.broadcast, x),
             "reduce": partial(comm.reduce, x, "max"),
             "scan": partial(comm.scan, x, "max"),
+            "reduce(out=)": partial(comm.reduce, x, out=out),
+            "scan(out=)": partial(comm.scan, x, out=out),
+            "all_gather(out=)": partial(comm.all_gather, x, out=other),
+            "gather(out=)": partial(comm.gather, x, out=other),
+            "scatter(out=)": partial(comm.scatter, rows, out=out),
+            "reduce_scatter(out=)": partial(comm.reduce_scatter, rows, out=out),
+            "all_to_all(out=)": partial(comm.all_to_all, rows, out=other),
+            "barrier": comm.barrier,
             "all_gather": partial(comm.all_gather, x),
-            "all_gather(out=)": partial(comm.all_gather, x, out=ones((comm.size, 2))),
             "reduce_scatter": partial(comm.reduce_scatter, rows),
             "all_to_all": partial(comm.all_to_all, rows),
         }

@@ -4,7 +4,7 @@ Prints:
 
     The ranks made different calls:
       ranks 0, 1, 3: all_reduce #1 float32[1000] op=sum (one_shot) at 09_find_the_rank.py:27
-      rank 2: barrier #1 (dissemination) at 09_find_the_rank.py:25
+      rank 2: broadcast #1 float32[1000] root=0 (direct) at 09_find_the_rank.py:25
     The group is broken: every later call fails at once, too.
 """
 
@@ -19,10 +19,10 @@ HASTY = 2
 
 
 def train(comm: rd.Communicator) -> str:
-    """Synchronise gradients, or on one rank wait for everybody: that can't end well."""
+    """Sum gradients, or on one rank wait for the next weights: that can't end well."""
     try:
         if comm.rank == HASTY:
-            comm.barrier()
+            comm.broadcast(np.ones(1000, np.float32))
         else:
             comm.all_reduce(np.ones(1000, np.float32))
     except CollectiveMismatch as error:

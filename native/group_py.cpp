@@ -268,11 +268,12 @@ class PyGroup {
         const PlainCalls& known = *found;
         const bool one = given.is(result);
         if (one && known.shapes == Shapes::both) return false;
+        TensorReader reader;
         std::optional<View> in, out;
-        if (known.in_blocks > 0 && !look(in, given)) return false;
-        if (known.out_blocks > 0 && !(one && in) && !look(out, result)) return false;
+        if (known.in_blocks > 0 && !look(in, given, reader)) return false;
+        if (known.out_blocks > 0 && !(one && in) && !look(out, result, reader)) return false;
         if (!in && !out) return false;
-        const View* to = known.out_blocks == 0 ? nullptr : one && in ? &*in : &*out;
+        View* to = known.out_blocks == 0 ? nullptr : one && in ? &*in : &*out;
         const View& some = in ? *in : *out;
         const std::size_t count = some.count / (in ? known.in_blocks : known.out_blocks);
         if (in && in->count != count * known.in_blocks) return false;
@@ -295,11 +296,15 @@ class PyGroup {
             if (count * item * known.most_blocks > most) continue;
             PyWays* ways = once ? rounding : usual;
             if (ways == nullptr) return false;
+            View* from = in ? &*in : nullptr;
+            if (ways->ways.in_arena != nullptr)  // where registered tensors are known by their storage
+                for (View* view : {from, to})
+                    if (view != nullptr) view->hold();
             try {
-                PreparedCall prepared = prepare(*ways, in ? &*in : nullptr, to, collective,
+                PreparedCall prepared = prepare(*ways, from, to, collective,
                                                 once ? rounding_number : usual_number, root | label,
                                                 int(some.dtype), op, item, count, {});
-                run(prepared);
+                run(prepared, {from, to});
             } catch (const Broken&) {
                 const Stay here;
                 on_broken_();  // raises what the caller is to see
@@ -340,8 +345,8 @@ class PyGroup {
         return recent;
     }
 
-    static bool look(std::optional<View>& view, nb::handle object) {
-        view.emplace(object.ptr(), View::Quietly{});
+    static bool look(std::optional<View>& view, nb::handle object, TensorReader& reader) {
+        view.emplace(object.ptr(), reader);
         return view->known && view->contiguous;
     }
 
@@ -406,7 +411,8 @@ class PyGroup {
         return prepared;
     }
 
-    void run(PreparedCall& prepared) {
+    // `views` are those of its buffers that nobody else keeps.
+    void run(PreparedCall& prepared, std::array<View*, 2> views = {}) {
         const CallRecord& record = prepared.call.record;
         const std::uint64_t number = ++made_;
         if (Inside::anything())
@@ -420,7 +426,7 @@ class PyGroup {
             if (!queue_->enter([&] { return waiter.goes_on(*queue_, world()); })) throw Broken{};
             const Turn turn{*this};
             prepared.run(*group_, waiter);
-        });
+        }, views);
     }
 
     std::shared_ptr<Group> group_;

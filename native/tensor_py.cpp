@@ -1,161 +1,171 @@
 #include "tensor_py.hpp"
 
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
-#include <utility>
+#include <exception>
+#include <string>
 
 namespace roundelay {
 
 namespace {
-
-// What we read of DLPack 1, by which a tensor tells of itself in one call from C; see dlpack.h.
-namespace dlpack {
-
-constexpr std::int32_t cpu = 1;
-
-struct DataType {
-    std::uint8_t code;
-    std::uint8_t bits;
-    std::uint16_t lanes;
-};
-
-struct Tensor {
-    void* data;
-    std::int32_t device_type, device_id;
-    std::int32_t ndim;
-    DataType dtype;
-    std::int64_t* shape;
-    std::int64_t* strides;
-    std::uint64_t byte_offset;
-};
-
-struct ExchangeApi {
-    std::uint32_t major, minor;
-    const ExchangeApi* older;
-    void* allocate;
-    void* managed_from_object;
-    void* managed_to_object;
-    int (*tensor_from_object)(void* object, Tensor* tensor);
-    void* current_work_stream;
-};
-
-std::optional<DType> dtype_of(DataType type) {
-    const auto by_bits = [&](DType of_8, DType of_16, DType of_32, DType of_64) {
-        switch (type.bits) {
-            case 8: return std::optional(of_8);
-            case 16: return std::optional(of_16);
-            case 32: return std::optional(of_32);
-            case 64: return std::optional(of_64);
-            default: return std::optional<DType>();
-        }
-    };
-    if (type.lanes != 1) return std::nullopt;
-    switch (type.code) {
-        case 0: return by_bits(DType::int8, DType::int16, DType::int32, DType::int64);
-        case 1: return by_bits(DType::uint8, DType::uint16, DType::uint32, DType::uint64);
-        case 2:
-            if (type.bits == 16) return DType::float16;
-            if (type.bits == 32) return DType::float32;
-            if (type.bits == 64) return DType::float64;
-            return std::nullopt;
-        case 4: return type.bits == 16 ? std::optional(DType::bfloat16) : std::nullopt;
-        case 5:
-            if (type.bits == 64) return DType::complex64;
-            if (type.bits == 128) return DType::complex128;
-            return std::nullopt;
-        case 6: return type.bits == 8 ? std::optional(DType::boolean) : std::nullopt;
-        default: return std::nullopt;
-    }
-}
-
-}  // namespace dlpack
 
 nb::object steal(PyObject* result) {
     if (result == nullptr) PyErr_Clear();
     return nb::steal(result);
 }
 
-// What an object of a class tells of itself, by the C function behind its attribute, or behind its method
-// without arguments: to be looked up by name takes longer than to answer.
+// A method of a class without arguments, by the C function behind it: to be looked up by name takes longer than
+// to answer.
 class Question {
    public:
     Question() = default;
     Question(nb::handle type, const char* name) : name_(PyUnicode_InternFromString(name)) {
         const nb::object found = nb::getattr(type, name, nb::none());
-        if (Py_TYPE(found.ptr()) == &PyGetSetDescr_Type) {
-            attribute_ = reinterpret_cast<PyGetSetDescrObject*>(found.ptr())->d_getset;
-        } else if (Py_TYPE(found.ptr()) == &PyMethodDescr_Type) {
-            const PyMethodDef* method = reinterpret_cast<PyMethodDescrObject*>(found.ptr())->d_method;
-            if (method->ml_flags == METH_NOARGS) method_ = method->ml_meth;
-        }
+        if (Py_TYPE(found.ptr()) != &PyMethodDescr_Type) return;
+        const PyMethodDef* method = reinterpret_cast<PyMethodDescrObject*>(found.ptr())->d_method;
+        if (method->ml_flags == METH_NOARGS) method_ = method->ml_meth;
     }
     // Nothing, and no Python error, where there is no answer.
     nb::object operator()(nb::handle object) const {
-        if (method_ != nullptr) return steal(method_(object.ptr(), nullptr));
-        if (attribute_ != nullptr) return steal(attribute_->get(object.ptr(), attribute_->closure));
-        return steal(PyObject_CallMethodNoArgs(object.ptr(), name_));
+        return steal(method_ != nullptr ? method_(object.ptr(), nullptr)
+                                        : PyObject_CallMethodNoArgs(object.ptr(), name_));
     }
 
    private:
     PyObject* name_ = nullptr;
     PyCFunction method_ = nullptr;
-    const PyGetSetDef* attribute_ = nullptr;
 };
 
-// A function of a module, without arguments or with one.
-class Function {
-   public:
-    Function() = default;
-    Function(nb::handle module, const char* name) : function_(nb::object(module.attr(name)).release().ptr()) {
-        if (PyCFunction_CheckExact(function_) == 0) return;
-        const int kind = PyCFunction_GET_FLAGS(function_);
-        if (kind == METH_NOARGS || kind == METH_O) direct_ = PyCFunction_GET_FUNCTION(function_);
-    }
-    PyObject* operator()(PyObject* given = nullptr) const {
-        if (direct_ != nullptr) return direct_(PyCFunction_GET_SELF(function_), given);
-        return given == nullptr ? PyObject_CallNoArgs(function_) : PyObject_CallOneArg(function_, given);
-    }
-
-   private:
-    PyObject* function_ = nullptr;
-    PyCFunction direct_ = nullptr;
-};
-
-// What we call of torch, found when the first tensor comes in, and never let go of.
+// What we call of torch, found when the first tensor comes in, and never let go of. What it offers to compiled
+// programs as functions of C, and some of C++ that take and give no more than addresses and numbers, are
+// called without Python: methods ask first whether anybody overrides them, which takes ten times as long as
+// the answer.
 struct Torch {
-    PyTypeObject* tensor = nullptr;
-    const dlpack::ExchangeApi* api = nullptr;  // null if this torch lacks any of what follows
-    Function increment_version, function_modes, dispatch_modes, transform_level;
-    Question requires_grad, is_neg, is_conj, untyped_storage, nbytes, storage_offset;
+    using Tensor = void;  // at::Tensor, as those functions know it
+    template <class Answer>
+    using Tell = std::int32_t(const Tensor*, Answer*);  // 0, or what went wrong
+
+    PyTypeObject* type = nullptr;  // null while nobody has looked
+    bool known = false;            // it has all that follows
+    std::int64_t (*function_modes)() = nullptr;
+    std::int64_t (*dispatch_modes)() = nullptr;
+    bool (*requires_grad)(const void* impl) = nullptr;
+    bool (*has_storage)(const void* impl) = nullptr;
+    bool (*is_neg)(const Tensor*) = nullptr;
+    bool (*is_conj)(const Tensor*) = nullptr;
+    void (*bump_version)(const Tensor*) = nullptr;
+    Tell<std::int32_t>*device = nullptr, *layout = nullptr, *dtype = nullptr;
+    Tell<std::int64_t>*dim = nullptr, *storage_size = nullptr, *storage_offset = nullptr;
+    Tell<std::int64_t*>*sizes = nullptr, *strides = nullptr;
+    Tell<void*>* data = nullptr;
+    std::int32_t cpu = 0, strided = 0;  // its numbers of these
+    std::array<std::int32_t, dtype_count> dtypes{};
+    nb::handle transform_level, increment_version;
+    Question untyped_storage;
+
+    std::optional<DType> dtype_of(const Tensor* tensor) const {
+        std::int32_t number = -1;
+        if (dtype(tensor, &number) != 0) return std::nullopt;
+        const auto found = std::ranges::find(dtypes, number);
+        return found == dtypes.end() ? std::nullopt : std::optional(DType(found - dtypes.begin()));
+    }
+    // A strided tensor on the host, the only ones of which the rest may be asked.
+    bool on_host(const Tensor* tensor) const {
+        std::int32_t where = -1, how = -1;
+        return device(tensor, &where) == 0 && where == cpu && layout(tensor, &how) == 0 && how == strided;
+    }
+    // Its lengths, if its elements lie one after the other, or if that does not matter.
+    std::optional<std::span<const std::int64_t>> shape(const Tensor* tensor, bool contiguous) const {
+        std::int64_t dims = 0, *lengths = nullptr, *steps = nullptr;
+        if (dim(tensor, &dims) != 0 || sizes(tensor, &lengths) != 0) return std::nullopt;
+        if (contiguous && strides(tensor, &steps) != 0) return std::nullopt;
+        std::int64_t count = 1;
+        for (std::int64_t at = contiguous ? dims : 0; at-- > 0; count *= lengths[at])
+            if (lengths[at] != 1 && steps[at] != count) return std::nullopt;
+        return std::span<const std::int64_t>(lengths, std::size_t(dims));
+    }
 };
 
-const dlpack::ExchangeApi* exchange_api(nb::handle type) {
-    constexpr const char* name = "dlpack_exchange_api";
-    const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
-    if (PyCapsule_IsValid(capsule.ptr(), name) == 0) return nullptr;
-    auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), name));
-    while (api != nullptr && api->major != 1) api = api->older;
-    return api != nullptr && api->tensor_from_object != nullptr ? api : nullptr;
+// The tensor behind a Python object: one address, that of its implementation.
+struct Object {
+    PyObject_HEAD
+    void* impl;
+};
+
+const Torch::Tensor* tensor_in(nb::handle object) { return &reinterpret_cast<Object*>(object.ptr())->impl; }
+
+template <class Function>
+bool find(Function*& function, const std::string& name) {
+    for (const char* library : {"libtorch_cpu.so", "libc10.so"}) {
+        void* loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+        if (loaded == nullptr) continue;
+        function = reinterpret_cast<Function*>(dlsym(loaded, name.c_str()));
+        dlclose(loaded);  // which only undoes what dlopen counted
+        if (function != nullptr) return true;
+    }
+    return false;
+}
+
+bool find_number(std::int32_t& number, const std::string& name) {
+    std::int32_t (*function)() = nullptr;
+    if (!find(function, "aoti_torch_" + name)) return false;
+    number = function();
+    return true;
+}
+
+bool find_all(Torch& torch) {
+    bool found = find(torch.function_modes, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv") &&
+                 find(torch.dispatch_modes, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv") &&
+                 find(torch.requires_grad, "_ZNK3c1010TensorImpl13requires_gradEv") &&
+                 find(torch.has_storage, "_ZNK3c1010TensorImpl11has_storageEv") &&
+                 find(torch.is_neg, "_ZN2at6native6is_negERKNS_6TensorE") &&
+                 find(torch.is_conj, "_ZN2at6native7is_conjERKNS_6TensorE") &&
+                 find(torch.bump_version, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE") &&
+                 find(torch.device, "aoti_torch_get_device_type") && find(torch.layout, "aoti_torch_get_layout") &&
+                 find(torch.dtype, "aoti_torch_get_dtype") && find(torch.dim, "aoti_torch_get_dim") &&
+                 find(torch.storage_size, "aoti_torch_get_storage_size") &&
+                 find(torch.storage_offset, "aoti_torch_get_storage_offset") &&
+                 find(torch.sizes, "aoti_torch_get_sizes") && find(torch.strides, "aoti_torch_get_strides") &&
+                 find(torch.data, "aoti_torch_get_data_ptr") && find_number(torch.cpu, "device_type_cpu") &&
+                 find_number(torch.strided, "layout_strided");
+    for (std::size_t dtype = 0; found && dtype < dtype_count; ++dtype)
+        found = find_number(torch.dtypes[dtype], "dtype_" + std::string(dtype_names[dtype]));
+    return found;
+}
+
+// What C says of a tensor is what Python says, or all tensors take the long way.
+bool agrees(const Torch& torch, const nb::object& tensor) {
+    const auto* inner = tensor_in(tensor);
+    const nb::object of_tensor = tensor.attr("untyped_storage")();
+    if (nb::cast<std::uintptr_t>(tensor.attr("_cdata")) != std::uintptr_t(*static_cast<void* const*>(inner)))
+        return false;
+    void* data = nullptr;
+    std::int64_t size = -1, offset = -1;
+    return torch.on_host(inner) && torch.data(inner, &data) == 0 && torch.storage_size(inner, &size) == 0 &&
+           torch.storage_offset(inner, &offset) == 0 && torch.dtype_of(inner) == DType::float32 &&
+           nb::cast<std::uintptr_t>(tensor.attr("data_ptr")()) == std::uintptr_t(data) &&
+           nb::cast<std::int64_t>(of_tensor.attr("nbytes")()) == size &&
+           nb::cast<std::int64_t>(tensor.attr("storage_offset")()) == offset;
 }
 
 Torch found_in(nb::handle module, nb::handle type) {
     Torch torch;
-    torch.tensor = reinterpret_cast<PyTypeObject*>(type.ptr());
+    torch.type = reinterpret_cast<PyTypeObject*>(type.ptr());
     try {
-        torch.requires_grad = Question(type, "requires_grad");
-        torch.is_neg = Question(type, "is_neg");
-        torch.is_conj = Question(type, "is_conj");
-        torch.untyped_storage = Question(type, "untyped_storage");
-        torch.storage_offset = Question(type, "storage_offset");
-        torch.nbytes = Question(module.attr("UntypedStorage"), "nbytes");
         const nb::object inner = module.attr("_C");
-        torch.increment_version = Function(inner, "_increment_version");
-        torch.function_modes = Function(inner, "_len_torch_function_stack");
-        torch.dispatch_modes = Function(inner, "_len_torch_dispatch_stack");
-        torch.transform_level = Function(inner.attr("_functorch"), "maybe_current_level");
-        torch.api = exchange_api(type);
-    } catch (const nb::python_error&) {
-        torch.api = nullptr;  // of another torch: its tensors take the long way
+        torch.untyped_storage = Question(type, "untyped_storage");
+        torch.increment_version = nb::object(inner.attr("_increment_version")).release();
+        torch.transform_level = nb::object(inner.attr("_functorch").attr("maybe_current_level")).release();
+        if (torch.type->tp_basicsize < Py_ssize_t(sizeof(Object)) || !find_all(torch)) return torch;
+        const nb::object some = module.attr("arange")(4, nb::arg("dtype") = module.attr("float32"),
+                                                      nb::arg("device") = "cpu");
+        torch.known = agrees(torch, some[nb::slice(1, 3, 1)]);
+    } catch (const std::exception&) {
+        torch.known = false;  // of another torch
     }
     return torch;
 }
@@ -163,7 +173,7 @@ Torch found_in(nb::handle module, nb::handle type) {
 // The torch that a type is the plain tensor of, if it is. Under the interpreter lock.
 const Torch* torch_of(PyTypeObject* type) {
     static Torch torch;
-    if (torch.tensor == nullptr) [[unlikely]] {
+    if (torch.type == nullptr) [[unlikely]] {
         const char* dot = std::strrchr(type->tp_name, '.');
         if (std::strcmp(dot == nullptr ? type->tp_name : dot + 1, "Tensor") != 0) return nullptr;
         PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
@@ -172,90 +182,73 @@ const Torch* torch_of(PyTypeObject* type) {
         if (tensor.ptr() != reinterpret_cast<PyObject*>(type)) return nullptr;
         torch = found_in(module, nb::object(tensor).release());
     }
-    return type == torch.tensor && torch.api != nullptr ? &torch : nullptr;
-}
-
-bool is_zero(const nb::object& number) {
-    return number.is_valid() && PyLong_Check(number.ptr()) && PyLong_AsLong(number.ptr()) == 0;
-}
-
-// -1 for what is no number.
-std::int64_t number_of(const nb::object& object) {
-    if (!object.is_valid() || !PyLong_Check(object.ptr())) return -1;
-    const std::int64_t number = PyLong_AsLongLong(object.ptr());
-    if (number < 0) PyErr_Clear();
-    return number;
-}
-
-// Whether somebody is told of all that torch does, and may make something else of it.
-bool somebody_looks_on(const Torch& torch) {
-    return !is_zero(steal(torch.function_modes())) || !is_zero(steal(torch.dispatch_modes())) ||
-           steal(torch.transform_level()).ptr() != Py_None;
-}
-
-// False for what is no memory of ours to read; also where torch itself says so.
-bool told(const Torch& torch, nb::handle object, dlpack::Tensor& tensor) {
-    if (torch.api->tensor_from_object(object.ptr(), &tensor) == 0)
-        return tensor.device_type == dlpack::cpu;
-    PyErr_Clear();
-    return false;
-}
-
-// The number of elements, if they lie one after the other.
-std::optional<std::size_t> contiguous_count(const dlpack::Tensor& tensor) {
-    std::int64_t count = 1;
-    for (std::int32_t dim = tensor.ndim - 1; dim >= 0; --dim) {
-        const std::int64_t length = tensor.shape[dim];
-        if (length != 1 && tensor.strides != nullptr && tensor.strides[dim] != count)
-            return std::nullopt;
-        count *= length;
-    }
-    return std::size_t(count);
+    return type == torch.type && torch.known ? &torch : nullptr;
 }
 
 }  // namespace
 
-std::optional<TensorMemory> read_tensor(nb::handle object) {
+bool TensorReader::somebody_looks_on(const void* found) {
+    const auto& torch = *static_cast<const Torch*>(found);
+    if (!asked_) {
+        asked_ = true;
+        looks_on_ = torch.function_modes() != 0 || torch.dispatch_modes() != 0 ||
+                    steal(PyObject_CallNoArgs(torch.transform_level.ptr())).ptr() != Py_None;
+    }
+    return looks_on_;
+}
+
+std::optional<TensorMemory> TensorReader::read(nb::handle object) {
     const Torch* torch = torch_of(Py_TYPE(object.ptr()));
-    if (torch == nullptr || somebody_looks_on(*torch)) return std::nullopt;
-    if (torch->requires_grad(object).ptr() != Py_False || torch->is_neg(object).ptr() != Py_False)
+    if (torch == nullptr || somebody_looks_on(torch)) return std::nullopt;
+    const Torch::Tensor* inner = tensor_in(object);
+    const void* impl = *static_cast<void* const*>(inner);
+    if (impl == nullptr || torch->requires_grad(impl) || !torch->on_host(inner) || !torch->has_storage(impl))
         return std::nullopt;
-    nb::object storage = torch->untyped_storage(object);
-    if (!storage.is_valid()) return std::nullopt;
-    const std::int64_t held = number_of(torch->nbytes(storage));
-    const std::int64_t offset = number_of(torch->storage_offset(object));
-    dlpack::Tensor tensor;
-    if (held < 0 || offset < 0 || !told(*torch, object, tensor)) return std::nullopt;
-    const auto dtype = dlpack::dtype_of(tensor.dtype);
-    const auto count = contiguous_count(tensor);
-    // What has no memory, or no element, is not ours to judge.
-    if (!dtype || !count || *count == 0 || tensor.data == nullptr) return std::nullopt;
-    const std::size_t reach = (std::size_t(offset) + *count) * itemsize(*dtype);
-    if (reach > std::size_t(held)) return std::nullopt;
+    const auto dtype = torch->dtype_of(inner);
+    const auto shape = torch->shape(inner, true);
+    if (!dtype || !shape) return std::nullopt;
+    std::size_t count = 1;
+    for (const std::int64_t length : *shape) count *= std::size_t(length);
+    if (count == 0) return std::nullopt;
+    std::int64_t held = 0, offset = 0;
+    if (torch->storage_size(inner, &held) != 0 || torch->storage_offset(inner, &offset) != 0 ||
+        held < 0 || offset < 0 || (std::size_t(offset) + count) * itemsize(*dtype) > std::size_t(held))
+        return std::nullopt;
     const bool complex = *dtype == DType::complex64 || *dtype == DType::complex128;
-    if (complex && torch->is_conj(object).ptr() != Py_False) return std::nullopt;
-    return TensorMemory{static_cast<std::byte*>(tensor.data) + tensor.byte_offset, *count, *dtype,
-                        {reinterpret_cast<const Py_ssize_t*>(tensor.shape), std::size_t(tensor.ndim)},
-                        std::move(storage)};
+    if (torch->is_neg(inner) || (complex && torch->is_conj(inner))) return std::nullopt;
+    void* data = nullptr;
+    if (torch->data(inner, &data) != 0 || data == nullptr) return std::nullopt;
+    return TensorMemory{static_cast<std::byte*>(data), count, *dtype,
+                        {reinterpret_cast<const Py_ssize_t*>(shape->data()), shape->size()}};
+}
+
+nb::object storage_of(nb::handle tensor) {
+    const Torch* torch = torch_of(Py_TYPE(tensor.ptr()));
+    return torch == nullptr ? nb::object() : torch->untyped_storage(tensor);
 }
 
 nb::object tensor_shape(nb::handle object) {
     const Torch* torch = torch_of(Py_TYPE(object.ptr()));
-    dlpack::Tensor tensor;
-    if (torch == nullptr || !told(*torch, object, tensor)) return nb::none();
-    nb::object shape = nb::steal(PyTuple_New(tensor.ndim));
+    if (torch == nullptr || !torch->on_host(tensor_in(object))) return nb::none();
+    const auto lengths = torch->shape(tensor_in(object), false);
+    if (!lengths) return nb::none();
+    nb::object shape = nb::steal(PyTuple_New(Py_ssize_t(lengths->size())));
     if (!shape.is_valid()) throw nb::python_error();
-    for (std::int32_t dim = 0; dim < tensor.ndim; ++dim)
-        PyTuple_SET_ITEM(shape.ptr(), dim, PyLong_FromLongLong(tensor.shape[dim]));
+    for (std::size_t dim = 0; dim < lengths->size(); ++dim)
+        PyTuple_SET_ITEM(shape.ptr(), Py_ssize_t(dim), PyLong_FromLongLong((*lengths)[dim]));
     return shape;
 }
 
 void bump_version(nb::handle tensor) {
     const Torch* torch = torch_of(Py_TYPE(tensor.ptr()));
     if (torch == nullptr) return;
-    const nb::tuple one = nb::make_tuple(tensor);
-    if (!nb::steal(torch->increment_version(one.ptr())).is_valid())
-        throw nb::python_error();
+    try {
+        torch->bump_version(tensor_in(tensor));
+    } catch (const std::exception&) {
+        // Of a tensor that may not be written now: torch says it once more, to Python.
+        (void)nb::steal(PyObject_CallOneArg(torch->increment_version.ptr(), nb::make_tuple(tensor).ptr()));
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    }
 }
 
 }  // namespace roundelay

@@ -18,13 +18,25 @@ struct TensorMemory {
     std::size_t count;
     DType dtype;
     std::span<const Py_ssize_t> shape;  // as the tensor holds it
-    nb::object storage;  // keeps the memory, whatever becomes of the tensor meanwhile
 };
 
-// The memory of a plain, dense, contiguous CPU tensor that autograd does not follow. Nothing, and no
-// Python error, for any other object: subclasses, what is lazy, what reaches beyond its storage, and
-// all of them while somebody looks on at what torch does (a mode, vmap, grad).
-std::optional<TensorMemory> read_tensor(nb::handle object);
+// Reads the tensors of one call. The memory stays where it is while the interpreter lock is held; who lets go
+// of that keeps `storage_of` the tensor first.
+class TensorReader {
+   public:
+    // The memory of a plain, dense, contiguous CPU tensor that autograd does not follow. Nothing, and no
+    // Python error, for any other object: subclasses, what is lazy, what reaches beyond its storage, and
+    // all of them while somebody looks on at what torch does (a mode, vmap, grad), and may make something
+    // else of it.
+    std::optional<TensorMemory> read(nb::handle object);
+
+   private:
+    bool somebody_looks_on(const void* torch);
+    bool asked_ = false, looks_on_ = false;
+};
+
+// Keeps the memory of a tensor that was read, whatever becomes of the tensor meanwhile.
+nb::object storage_of(nb::handle tensor);
 
 // The shape of a CPU tensor, not of a subclass; None for any other object, without a Python error.
 nb::object tensor_shape(nb::handle object);

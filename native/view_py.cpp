@@ -7,8 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include "tensor_py.hpp"
-
 namespace roundelay {
 
 namespace {
@@ -158,26 +156,29 @@ bool View::take(PyObject* object) {
     return true;
 }
 
-void View::take_tensor(PyObject* object) {
-    auto found = read_tensor(object);
+void View::take_tensor(PyObject* object, TensorReader& reader) {
+    const auto found = reader.read(object);
     if (!found) return;
     data = found->data;
     count = found->count;
     dtype = found->dtype;
     shape = found->shape;
-    storage_ = std::move(found->storage);
     tensor_ = object;
     writable = known = true;
+}
+
+void View::hold() {
+    if (tensor_.is_valid() && !storage_.is_valid()) storage_ = storage_of(tensor_);
 }
 
 void View::written() const {
     if (tensor_.is_valid()) bump_version(tensor_);
 }
 
-View::View(PyObject* object, Quietly) {
+View::View(PyObject* object, TensorReader& quietly) {
     if (take_array(object)) return;
     if (PyObject_CheckBuffer(object) == 0) {
-        take_tensor(object);
+        take_tensor(object, quietly);
         return;
     }
     // A class of Python's, a masked array say, may mean more than its memory: others look closer.

@@ -3,11 +3,13 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstdint>
 
 #include "group.hpp"
 #include "lock_py.hpp"
 #include "call_queue.hpp"
+#include "view_py.hpp"
 
 namespace roundelay {
 
@@ -18,12 +20,16 @@ constexpr std::int64_t slow_ns = 5'000'000'000;
 // Waits without the interpreter lock, lets signals through, and tells once when it takes long.
 class PyWaiter : public Waiter {
    public:
-    explicit PyWaiter(nb::handle on_slow) : on_slow_(on_slow) {}
+    // What is in `views` is held before the lock is let go of.
+    explicit PyWaiter(nb::handle on_slow, std::array<View*, 2> views = {}) : on_slow_(on_slow), views_(views) {}
     ~PyWaiter() override {
         if (saved_ != nullptr) const Stay back(saved_);
     }
     void blocks() override {
-        if (saved_ == nullptr) saved_ = PyEval_SaveThread();
+        if (saved_ != nullptr) return;
+        for (View* view : views_)
+            if (view != nullptr) view->hold();
+        saved_ = PyEval_SaveThread();
     }
     bool goes_on(int rank, std::int64_t waited) override {
         blocks();
@@ -51,6 +57,7 @@ class PyWaiter : public Waiter {
 
    private:
     nb::handle on_slow_;
+    std::array<View*, 2> views_;
     PyThreadState* saved_ = nullptr;
     bool told_ = false;
 };
@@ -76,10 +83,10 @@ class BackgroundWaiter : public Waiter {
 
 // Run `work` with a waiter; an exception that a signal left in the interpreter comes first.
 template <class Work>
-void with_waiter(nb::handle on_slow, Work work) {
+void with_waiter(nb::handle on_slow, Work work, std::array<View*, 2> views = {}) {
     bool broken = false;
     {
-        PyWaiter waiter(on_slow);
+        PyWaiter waiter(on_slow, views);
         try {
             work(waiter);
         } catch (const Broken&) {

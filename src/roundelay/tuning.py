@@ -44,6 +44,7 @@ FEW = 2  # ranks: nobody's memory is read by two
 RIVALS_FROM, READING_FROM = 8 * 1024, 64 * 1024  # bytes
 SOME, MANY = 4, 6  # ranks from which on work is better divided
 CHAIN = 8  # ranks up to which a chain reduces in less time than two shots
+CROWD = 16  # ranks up to which a barrier has each look at all others, where they share cores
 #: Proved in the tests, for every size.
 ONE_FOLD = {"reduce_two_shot"}
 
@@ -179,7 +180,10 @@ def default_for(size: int, *, cores: int | None = None) -> Tuning:
         alone = 192 * 1024 // size if size >= MANY else 192 * 1024
         table["reduce"] = _up_to(alone, "reduce_direct", "reduce_two_shot")
     # All ranks of a host must choose alike, so not the cores that this one may use.
-    if size <= (os.sysconf("SC_NPROCESSORS_ONLN") if cores is None else cores):
+    cores = os.sysconf("SC_NPROCESSORS_ONLN") if cores is None else cores
+    if cores < size <= CROWD and cores:
+        table["barrier"] = _always("barrier_direct")
+    if size <= cores:
         if SOME <= size <= CHAIN:
             few, (_, rest) = 2 * 1024 * 1024 - 1, table["reduce"]
             small = table["reduce"][0], Choice(few, rest.algorithm)

@@ -120,7 +120,7 @@ if comm.rank == 0:
     assert "PeerLost: Rank 1 has finished, but rank 0 still needs it:" in zero[2]
     assert "CollectiveMismatch: The ranks made different calls:" in one[2]
     for told in (zero[2], one[2]):
-        assert "rank 0: barrier #1 (dissemination) at <string>:" in told
+        assert "rank 0: barrier #1 (" in told
         assert "rank 1: came to the end of its script" in told
 
 
