@@ -249,7 +249,8 @@ void Group::slices(const Call& call, const Program& program, const Geometry& geo
     // What this rank has just brought from there lies in its cache.
     const bool brought = program.in_here > 0 && call.in == call.out && !program.folds;
     streams_ = !brought &&
-               out_blocks * geometry.longest * call.item >= (program.folds ? 4 : 1) * stream_bytes;
+               out_blocks * geometry.longest * (call.wide_out ? sizeof(float) : call.item) >=
+                   (program.folds ? 4 : 1) * stream_bytes;
     const std::size_t slots = program.slots * geometry.longest * call.item;
     // A line that others look at is written once: several slots lie behind it.
     small_from_ = program.slots > 1 ? line_bytes : 0;

@@ -119,6 +119,8 @@ struct Call {
     DType dtype = DType::uint8;
     Op op = Op::sum;
     std::size_t item = 1;  // bytes of one element
+    // A buffer of float32, of a call on bfloat16: rounded as it goes in, widened as it comes out.
+    bool wide_in = false, wide_out = false;
     std::int64_t asked_ns = 0;  // for a trace, as is its name: when it was asked for, if not now
     std::uint32_t name = 0;
 };
@@ -234,6 +236,8 @@ class Group {
               std::size_t last, std::size_t from, std::size_t width, Waiter& waiter);
     void apply(const Call& call, const Program& program, const Geometry& geometry, std::size_t number,
                std::size_t from, std::size_t width);
+    void apply_rounding(const Call& call, const Instruction& instruction, const Operand* operands,
+                        std::byte** places, std::size_t count);
     struct Fold;
     void pull(Fold fold);
     void read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes, bool last);
@@ -302,6 +306,7 @@ class Group {
     HugePages huge_pages_;
     std::vector<Buffers> buffers_;  // of this call, by rank
     std::vector<std::byte> scratch_;
+    std::vector<const void*> rounded_;  // sources of one piece
     std::vector<std::uint32_t> known_;   // flags as last seen
     std::vector<std::uint64_t> compared_;  // call in which a rank's hash was last compared
     std::vector<std::atomic<std::uint64_t>> pulled_, pushed_;  // by rank

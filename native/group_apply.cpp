@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <vector>
 
 #include "group.hpp"
@@ -19,6 +20,14 @@ constexpr std::size_t scratch_bytes = 512 * 1024;
 constexpr std::int64_t unreadable_ns = 1'000'000'000;
 // What is folded is still in the first cache when it goes past all of them.
 constexpr std::size_t past_bytes = 16 * 1024;
+// Elements that are rounded or widened at a time: they stay in the first cache meanwhile.
+constexpr std::size_t rounded_count = 4096;
+
+// Bytes of an element of an operand: one of this rank's own buffers may be float32 where bfloat16 travels.
+std::size_t item_of(const Call& call, Space space) {
+    const bool wide = space == Space::in ? call.wide_in : space == Space::out && call.wide_out;
+    return wide ? sizeof(float) : call.item;
+}
 
 }  // namespace
 
@@ -104,7 +113,8 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
             places[index] = slot(operand.rank, operand.at, width * call.item);
             continue;
         }
-        const std::size_t offset = (geometry.operands[instruction.first + index] + from) * call.item;
+        const std::size_t offset =
+            (geometry.operands[instruction.first + index] + from) * item_of(call, operand.space);
         std::byte* buffer = nullptr;
         if (operand.rank == rank_) {
             buffer = operand.space == Space::in ? const_cast<std::byte*>(call.in) : call.out;
@@ -119,6 +129,8 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
         }
         places[index] = buffer + offset;
     }
+    if (call.wide_in || call.wide_out)
+        return apply_rounding(call, instruction, program.operands.data() + instruction.first, places, count);
     const Geometry::Ahead& next = geometry.ahead[number];
     const std::byte* ahead = nullptr;
     const std::size_t coming = from + (leads_ ? 2 : 1) * width;  // the slice that is brought next
@@ -150,6 +162,67 @@ void Group::apply(const Call& call, const Program& program, const Geometry& geom
         pull(fold);
     else
         fold.run();
+}
+
+// Of a call whose float32 travels as bfloat16. What is not in the caller's buffers is bfloat16.
+void Group::apply_rounding(const Call& call, const Instruction& instruction, const Operand* operands,
+                           std::byte** places, std::size_t count) {
+    const std::size_t dsts = instruction.dsts, srcs = instruction.srcs, narrow_bytes = rounded_count * call.item;
+    const auto wide = [&](std::size_t index) { return item_of(call, operands[index].space) != call.item; };
+    const auto past = [&](std::size_t index) {
+        return operands[index].space == Space::slot ? past_ && large_ : streams_ && wide(index);
+    };
+    // A result, what it is widened to, and what comes from the caller's buffers.
+    std::size_t rounded = 0;
+    for (std::size_t index = dsts; index < dsts + srcs; ++index) rounded += wide(index) ? 1 : 0;
+    scratch_.resize(std::max(scratch_.size(), narrow_bytes * (3 + rounded)));
+    std::byte* const aside = scratch_.data();
+    std::byte* const widened = aside + narrow_bytes;
+    const auto put = [&](std::size_t index, std::byte* to, const std::byte* from, std::size_t bytes) {
+        if (past(index))
+            stream(to, from, bytes);
+        else if (to != from)
+            std::memcpy(to, from, bytes);
+    };
+    const auto* direct = std::find_if(operands, operands + dsts, [&](const Operand& operand) {
+        return operand.space == Space::slot && !(past_ && large_);
+    });
+    for (std::size_t done = 0; done < count; done += rounded_count) {
+        const std::size_t length = std::min(rounded_count, count - done);
+        const auto at = [&](std::size_t index) {
+            return places[index] + done * item_of(call, operands[index].space);
+        };
+        std::byte* result = direct == operands + dsts ? aside : at(std::size_t(direct - operands));
+        std::vector<const void*>& from = rounded_;
+        from.clear();
+        rounded = 0;
+        for (std::size_t index = dsts; index < dsts + srcs; ++index) {
+            std::byte* one = at(index);
+            if (wide(index)) {
+                std::byte* const to = srcs == 1 ? result : aside + (3 + rounded++) * narrow_bytes;
+                to_bfloat16(to, one, length);
+                one = to;
+            }
+            from.push_back(one);
+        }
+        void* const into = result;
+        if (srcs == 1)
+            result = static_cast<std::byte*>(const_cast<void*>(from[0]));
+        else
+            fold(call.op, call.dtype, &into, 1, from.data(), int(srcs), length,
+                 instruction.complete && call.op == Op::avg ? size_ : 0, nullptr);
+        for (std::size_t index = 0; index < dsts; ++index) {
+            if (!wide(index)) {
+                put(index, at(index), result, length * call.item);
+            } else if (past(index)) {
+                from_bfloat16(widened, result, length);
+                stream(at(index), widened, length * sizeof(float));
+            } else {
+                from_bfloat16(at(index), result, length);
+            }
+        }
+    }
+    if (streams_ || past_) settle();
 }
 
 // Piece by piece: what is read from other processes is folded while it lies in the cache. What is only

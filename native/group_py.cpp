@@ -395,6 +395,11 @@ class PyGroup {
         call.dtype = DType(dtype);
         call.op = Op(op);
         call.item = item;
+        const auto wide = [&](const View* view) {
+            return call.dtype == DType::bfloat16 && view != nullptr && view->dtype == DType::float32;
+        };
+        call.wide_in = wide(in);
+        call.wide_out = wide(out);
         const std::uint64_t kind =
             std::uint64_t(std::uint32_t(root)) << 16 | std::uint64_t(dtype) << 8 | unsigned(op);
         std::uint32_t hash = mix(mix(2166136261u, ways.ways.by_slots.front()->name), kind);

@@ -43,6 +43,7 @@ MOST_BYTES = 1 << 20  # of a file: a real one has a few kilobytes
 FEW = 2  # ranks: nobody's memory is read by two
 RIVALS_FROM, READING_FROM = 8 * 1024, 64 * 1024  # bytes
 SOME, MANY = 4, 6  # ranks from which on work is better divided
+ONE_MEETING = 1 << 20  # bytes up to which two ranks that are far apart meet once, and both add up
 CHAIN = 8  # ranks up to which a chain reduces in less time than two shots
 CROWD = 16  # ranks up to which a barrier has each look at all others, where they share cores
 #: Proved in the tests, for every size.
@@ -172,6 +173,8 @@ def default_for(size: int, *, cores: int | None = None) -> Tuning:
     ['all_reduce_one_shot', 'all_reduce_two_shot']
     """
     limit = max(256, 128 * 1024 // size**2)
+    if size == FEW and cores == 0:
+        limit = ONE_MEETING
     table = {
         **DEFAULT.table,
         "all_reduce": _up_to(limit, "all_reduce_one_shot", "all_reduce_two_shot"),

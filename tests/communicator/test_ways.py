@@ -62,6 +62,16 @@ def results(comm: Any, count: int) -> list[bytes]:
         arena = comm.empty(count, dtype)
         arena[:] = x
         found += [comm.all_reduce(arena), comm.all_gather(arena), comm.gather(arena, root=last)]
+        if dtype == "float32":
+            found += [
+                comm.all_reduce(x.copy(), wire="bf16"),
+                comm.all_reduce(x, "avg", out=np.empty_like(x), wire="bf16"),
+                comm.reduce_scatter(rows, wire="bf16"),
+                comm.all_gather(x, wire="bf16"),
+                comm.all_gather(x[: lengths[comm.rank]], axis=0, counts=lengths, wire="bf16")
+                if count > 20
+                else None,
+            ]
     return [digest(one) for one in found]
 
 

@@ -114,3 +114,25 @@ def test_arrays_of_every_form(ranks: Any) -> None:
         ]
 
     assert ranks(2, work) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_large_results_that_go_past_the_caches(ranks: Any, size: int) -> None:
+    """In place and not, of many slices, what comes is that of the call on bfloat16."""
+    count = 9_000_001  # more than 32 MiB
+
+    def work(comm: Any) -> list[bool]:
+        x = np.random.default_rng(comm.rank).standard_normal(count, np.float32)
+        narrow = x.astype(ml_dtypes.bfloat16)
+        rows = x[: count // size * size].reshape(size, -1)
+        pairs = [
+            (comm.all_gather(x, wire="bf16"), comm.all_gather(narrow)),
+            (comm.reduce_scatter(rows, wire="bf16"),
+             comm.reduce_scatter(rows.astype(ml_dtypes.bfloat16))),
+            (comm.all_reduce(x, "avg", out=np.empty_like(x), wire="bf16"),
+             comm.all_reduce(narrow.copy(), "avg")),
+            (comm.all_reduce(x, wire="bf16"), comm.all_reduce(narrow)),
+        ]  # fmt: skip
+        return [np.array_equal(found, due.astype(np.float32)) for found, due in pairs]
+
+    assert ranks(size, work) == [[True] * 4] * size

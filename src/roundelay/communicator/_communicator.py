@@ -20,7 +20,7 @@ from roundelay.communicator.groups import GroupCalls, not_over
 from roundelay.communicator.memory import require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.start import Handle, Start
-from roundelay.engines import CollectiveCall, Engine, no_fast_path
+from roundelay.engines import CollectiveCall, Engine, narrowed, no_fast_path
 from roundelay.errors import InvalidArgumentError
 from roundelay.processes.death import note_handled, raised_now
 from roundelay.records import Trace
@@ -180,10 +180,15 @@ class Communicator(GroupCalls, ObjectCalls):
 
     # ---- how a call runs
 
-    def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Any:
+    def _for_engine(self, call: CollectiveCall) -> CollectiveCall:
+        """Return a call as the engine takes it."""
         if not self._engine.devices:
             require_host(call.collective, (call.input, call.output))
         call.label = call.label or self._label
+        return call if self._engine.rounds else narrowed(call, self._engine.own_memory)
+
+    def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Any:
+        call = self._for_engine(call)
         began = perf_counter()
         if self._call_trace is None:
             self._engine.run(call, algorithm)
@@ -192,17 +197,12 @@ class Communicator(GroupCalls, ObjectCalls):
         self.seconds += perf_counter() - began
         return call.finish()
 
-    def _own_memory(self, nbytes: int) -> Array:
-        return self._engine.own_memory(nbytes)
-
     def _custom_ops(self, op: Op) -> CustomOps:
         del op
         return CustomOps(self)
 
     def _begin(self, call: CollectiveCall, algorithm: str | None) -> Handle:
-        if not self._engine.devices:
-            require_host(call.collective, (call.input, call.output))
-        call.label = call.label or self._label
+        call = self._for_engine(call)
         if self._call_trace is None:
             return Handle(self, self._engine.begin(call, algorithm), call.finish)
         request = self._call_trace.begin(self._engine, call, algorithm)

@@ -27,7 +27,7 @@ from roundelay.communicator.fast_method import fast
 from roundelay.communicator.wire import on_wire, require_built_in
 from roundelay.engines import AXIS, COLLECTIVES, CollectiveCall, FastPath
 from roundelay.errors import InvalidArgumentError, rank_count
-from roundelay.reductions import DTYPES, LOGICAL, OPS, Array, Located, Op, reduction
+from roundelay.reductions import DTYPES, LOGICAL, OPS, Located, Op, reduction
 
 __all__ = ["ArrayCalls"]
 
@@ -64,10 +64,6 @@ class ArrayCalls(ABC):
         """Run a call, or begin it; return what the caller gets, of whichever kind."""
 
     @abstractmethod
-    def _own_memory(self, nbytes: int) -> Array:
-        """Return bytes that the engine reaches best, for this rank alone."""
-
-    @abstractmethod
     def _custom_ops(self, op: Op) -> CustomOps:
         """Return what folds by a reduction of the user's own."""
 
@@ -96,7 +92,7 @@ class ArrayCalls(ABC):
             require_built_in("all_reduce", op, wire)
             return self._custom_ops(op).all_reduce(x, op, out)
         call = self._build.all_reduce(x, _named(op), out)
-        return self._run(on_wire(call, wire, self._own_memory), algorithm)
+        return self._run(on_wire(call, wire), algorithm)
 
     @overload
     def reduce(
@@ -152,7 +148,7 @@ class ArrayCalls(ABC):
             if self._fast_path(ALL_GATHER, x, result, MOVED, _word(axis)):
                 return result
         call = self._build.all_gather(x, out, axis, counts)
-        call = on_wire(call, wire, self._own_memory)
+        call = on_wire(call, wire)
         call.label = label
         return self._run(call, algorithm)
 
@@ -231,7 +227,7 @@ class ArrayCalls(ABC):
             require_built_in("reduce_scatter", op, wire)
             return self._custom_ops(op).reduce_scatter(x, op, out, axis, counts)
         call = self._build.reduce_scatter(x, _named(op), out, axis, counts)
-        return self._run(on_wire(call, wire, self._own_memory), algorithm)
+        return self._run(on_wire(call, wire), algorithm)
 
     @fast(ALL_TO_ALL, axis_bit=AXIS)
     def all_to_all(

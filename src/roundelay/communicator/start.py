@@ -14,7 +14,7 @@ from roundelay.communicator.fast_method import FUNCTIONS
 from roundelay.communicator.point_to_point import Exchange, Message, Wanted
 from roundelay.engines import CollectiveCall, Request
 from roundelay.errors import InvalidArgumentError
-from roundelay.reductions import Array, Op
+from roundelay.reductions import Op
 
 if TYPE_CHECKING:
     from roundelay.communicator._communicator import Communicator
@@ -119,9 +119,6 @@ class Start:
 
     def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Handle:
         return self._comm._begin(call, algorithm)
-
-    def _own_memory(self, nbytes: int) -> Array:
-        return self._comm._own_memory(nbytes)
 
     def _custom_ops(self, op: Op) -> NoReturn:
         del op

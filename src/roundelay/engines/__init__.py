@@ -22,6 +22,7 @@ from roundelay.engines._call import (
 )
 from roundelay.engines._device_arrays import DeviceArray
 from roundelay.engines._inputs import ScheduleBuffer
+from roundelay.engines._narrow import narrowed
 from roundelay.engines._run_schedule import ScheduleRunner
 from roundelay.engines._selector import Candidates, ScheduleFor, Select, Selector, SizeClass
 from roundelay.reductions import Op
@@ -52,6 +53,7 @@ __all__ = [
     "Selector",
     "SizeClass",
     "engines",
+    "narrowed",
     "no_fast_path",
     "run_schedule",
     "wire_name",

@@ -44,6 +44,7 @@ class Engine(ABC):
     size: int
     in_processes = True  # else ranks share objects, and give back what they return as it is
     devices = False  # whether it takes memory that is not the host's, as `DeviceArray`
+    rounds = False  # whether it takes calls that are `wide`; else they come rounded
     names_ranks_of_all = False  # whether the errors of a smaller group name ranks as the whole does
     _timeout: float
     tells_slow = True  # of ranks that run, but let this one wait; else whoever uses it does so

@@ -62,6 +62,7 @@ class CollectiveCall:
     part_of: str = ""  # what the user called, where this is but a part of it
     custom_op: str = ""  # which reduction of the user's own is to fold what comes
     signature: CallSignature | None = None  # of the user's call, where this is a part of it
+    wide: bool = False  # the caller's buffers are float32, and what travels is of `dtype`
 
 
 @dataclass(slots=True)

@@ -72,6 +72,7 @@ class NativeEngine(Engine):
 
     told: CommunicationError | None = None  # of the root: what went wrong, once asked
     traces_calls = True
+    rounds = True
     heard = False  # of the root: whether any group of this rank has told it
     _closed = False
     _ending = False

@@ -71,8 +71,11 @@ class ProgramCache:
     def arguments(self, call: CollectiveCall, algorithm: str | None) -> tuple[Any, ...]:
         """Return the arguments of the native call, in its order."""
         candidates = self._selector.candidates(call, algorithm)
+        reach = self._reach(call.collective, call.nbytes)
+        if call.wide:  # what others reach is rounded, and so lies in slots
+            candidates, reach = Candidates(candidates.by_slots), None
         return (
-            self.ways(candidates, call.root, self._reach(call.collective, call.nbytes)),
+            self.ways(candidates, call.root, reach),
             None if call.input is None else view(call.input),
             None if call.output is None else view(call.output),
             COLLECTIVES[call.collective],

@@ -17,6 +17,7 @@ from roundelay import _core
 from roundelay.collectives import collectives
 from roundelay.engines._base import Engine
 from roundelay.engines._call import CollectiveCall
+from roundelay.engines._narrow import NARROW, narrowed, widen
 from roundelay.engines.hierarchical._cells import HostCells, same
 from roundelay.reductions import Array
 from roundelay.rendezvous.topology import HostTopology
@@ -83,7 +84,10 @@ class HierarchicalCalls:
     ) -> Iterator[None]:
         """Go through the phases; in the background, pause while data travels between hosts."""
         for number, phase in enumerate(phases):
-            part = None if phase.call is None else _part_of(phase, phase.call, cells, call, number)
+            part = None
+            if phase.call is not None:
+                last = number + 1 == len(phases)
+                part = _part_of(phase, phase.call, cells, call, number, last=last)
             done: Callable[[], None] = _nothing
             if part is not None and phase.axis == "inside":
                 self._inside.run(part, None)
@@ -124,7 +128,10 @@ class HierarchicalCalls:
                 call, collective="barrier", input=None, output=None, count=0, nbytes=0, counts=()
             )
             self._between(met, background=False)()
-        self._everyone.run(call, algorithm)
+        sent = narrowed(call, self._inside.own_memory)
+        self._everyone.run(sent, algorithm)
+        if call.wide and call.output is not None and sent.output is not None:
+            widen(sent.output, call.output)
 
     def _divide(self, call: CollectiveCall, share: Array) -> None:
         if call.op == "avg" and share.size:
@@ -157,6 +164,8 @@ def _nothing() -> None:
 
 
 def _dtype(call: CollectiveCall) -> np.dtype[np.generic]:
+    if call.wide:
+        return NARROW
     array = call.output if call.input is None else call.input
     return np.dtype(f"V{call.item}") if array is None else array.dtype
 
@@ -170,11 +179,18 @@ def _part(call: CollectiveCall, run: slice) -> CollectiveCall:
 
 
 def _part_of(
-    phase: RankPhase, mine: NestedCall, cells: HostCells, call: CollectiveCall, number: int
-) -> CollectiveCall:
+    phase: RankPhase, mine: NestedCall, cells: HostCells, call: CollectiveCall, number: int,
+    *, last: bool,
+) -> CollectiveCall:  # fmt: skip
     """Return the call that carries out a phase, for a rank that makes one."""
-    given = None if phase.brings is None else cells.packed(phase.brings, f"in{number}")
-    output = None if phase.gets is None else cells.room(phase.gets, f"out{number}")
+    # What a library is to carry has been rounded, and so has what others get as it is.
+    rounded = phase.axis != "inside" or mine.collective.name == "broadcast"
+    given = output = None
+    if phase.brings is not None:
+        given = cells.packed(phase.brings, f"in{number}", rounded=rounded)
+    if phase.gets is not None:
+        aside = rounded or phase.completes or not last
+        output = cells.room(phase.gets, f"out{number}", rounded=aside)
     root = mine.collective.name == "broadcast"  # whose own may be locked: it is not written
     if given is not None and output is not None and (root or same(given, output)):
         output = given
@@ -190,4 +206,5 @@ def _part_of(
         op="sum" if call.op == "avg" else call.op,
         root=mine.root,
         counts=() if even else tuple(lengths),
+        wide=call.wide and not rounded,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from roundelay.engines._call import CollectiveCall
+from roundelay.engines._narrow import NARROW, narrow, widen
 from roundelay.reductions import Array
 from roundelay.schedule import NestedSchedule, split
 
@@ -13,7 +14,10 @@ Scratch = Callable[[str, int], Array]
 
 
 class HostCells:
-    """One rank's chunks while it walks a nested schedule; what lies in its place is not moved."""
+    """One rank's chunks while it walks a nested schedule; what lies in its place is not moved.
+
+    Of a call that is wide, the caller's buffers are float32, and what lies between is bfloat16.
+    """
 
     def __init__(
         self, nested: NestedSchedule, rank: int, call: CollectiveCall, scratch: Scratch
@@ -24,9 +28,10 @@ class HostCells:
             self._lengths: Sequence[int] = counts
         else:
             self._lengths = [_length(run) for n in counts for run in split(n, nested.parts)]
-        self._scratch = scratch
+        self._scratch, self._wide = scratch, call.wide
         self._at: dict[int, tuple[Array, int]] = {}  # the memory, and where a chunk begins there
         self._due: dict[int, int] = {}  # where chunks belong in the output
+        self._input: Array | None = None
         if call.input is not None:
             self._input = call.input.reshape(-1)
             starts = self._starts(collective.before(size, root, rank), nested.parts)
@@ -47,8 +52,8 @@ class HostCells:
         """Return how many elements these chunks have."""
         return sum(self._lengths[chunk] for chunk in chunks)
 
-    def packed(self, chunks: Sequence[int], name: str) -> Array:
-        """Return these chunks one after the other: as they lie, or copied."""
+    def packed(self, chunks: Sequence[int], name: str, *, rounded: bool) -> Array:
+        """Return these chunks one after the other: as they lie, or copied; or as they travel."""
         runs: list[tuple[Array, int, int]] = []
         for chunk in chunks:
             memory, start = self._at[chunk]
@@ -57,18 +62,25 @@ class HostCells:
                 runs[-1] = memory, runs[-1][1], end
             elif start < end:
                 runs.append((memory, start, end))
-        if len(runs) == 1:
+        if len(runs) == 1 and not (rounded and self._is_wide(runs[0][0])):
             memory, start, end = runs[0]
             return memory[start:end]
         packed, at = self._scratch(name, self.length(chunks)), 0
         for memory, start, end in runs:
-            packed[at : at + end - start] = memory[start:end]
+            place = packed[at : at + end - start]
+            if self._is_wide(memory):
+                narrow(memory[start:end], place)
+            else:
+                place[:] = memory[start:end]
             at += end - start
         return packed
 
-    def room(self, chunks: Sequence[int], name: str) -> Array:
+    def _is_wide(self, memory: Array) -> bool:
+        return self._wide and memory.dtype != NARROW
+
+    def room(self, chunks: Sequence[int], name: str, *, rounded: bool) -> Array:
         """Return where these chunks may come: their place in the output if that is one piece."""
-        start = self._due.get(chunks[0]) if chunks else None
+        start = self._due.get(chunks[0]) if chunks and not (rounded and self._wide) else None
         if start is None or any(chunk not in self._due for chunk in chunks):
             return self._scratch(name, self.length(chunks))
         end = start
@@ -90,6 +102,9 @@ class HostCells:
         bases: dict[int, int] = {}  # addresses, by memory: to ask for one takes its time
         for chunk, start in self._due.items():
             memory, at = self._at[chunk]
+            if self._wide and (memory.dtype == NARROW or memory is self._input):
+                self._deliver_rounded(chunk, start)
+                continue
             here, there = (
                 bases.get(id(each)) or bases.setdefault(id(each), each.ctypes.data)
                 for each in (memory, self._output)
@@ -97,6 +112,14 @@ class HostCells:
             if here - there != (start - at) * memory.itemsize:
                 length = self._lengths[chunk]
                 self._output[start : start + length] = memory[at : at + length]
+
+    def _deliver_rounded(self, chunk: int, start: int) -> None:
+        memory, at = self._at[chunk]
+        length = self._lengths[chunk]
+        piece = memory[at : at + length]
+        if memory.dtype != NARROW:  # nobody has sent it, and it is rounded all the same
+            piece = narrow(piece, self._scratch("own", length))
+        widen(piece, self._output[start : start + length])
 
 
 def same(one: Array, other: Array) -> bool:

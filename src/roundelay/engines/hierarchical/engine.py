@@ -34,6 +34,8 @@ class Hierarchical(Engine):
     that takes them from any rank has one place to look.
     """
 
+    rounds = True
+
     def __init__(self, places: HostTopology, inside: Engine, everyone: Engine | None) -> None:
         self.rank, self.size = places.rank, places.size
         self._places, self._inside, self._everyone = places, inside, everyone
