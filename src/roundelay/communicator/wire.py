@@ -8,8 +8,6 @@ into its slots, so that no copy of the caller's buffers is made; other engines g
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from roundelay.arguments import shown
 from roundelay.engines import WIRES, CollectiveCall, DeviceArray, wire_name
 from roundelay.errors import InvalidArgumentError, UnsupportedReductionError
@@ -22,7 +20,7 @@ ROUNDED = ("sum", "avg", "min", "max")
 
 
 def on_wire(call: CollectiveCall, wire: str | None) -> CollectiveCall:
-    """Return the call as it travels, on the caller's buffers; without `wire` as it is."""
+    """Make a call one that travels so, on the caller's buffers, and return it."""
     if wire is None:
         return call
     name = call.collective
@@ -42,14 +40,9 @@ def on_wire(call: CollectiveCall, wire: str | None) -> CollectiveCall:
             f"{name} with wire={wire!r} takes CPU memory. Pass tensor.bfloat16(), which travels "
             f"as it is."
         )
-    return replace(
-        call,
-        dtype="bfloat16",
-        item=2,
-        nbytes=call.nbytes // 2,
-        part_of=wire_name(name, wire),
-        wide=True,
-    )
+    call.dtype, call.item, call.nbytes = "bfloat16", 2, call.nbytes // 2
+    call.part_of, call.wide = wire_name(name, wire), True
+    return call
 
 
 def require_built_in(name: str, op: Op, wire: str | None) -> None:
