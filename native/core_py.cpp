@@ -71,6 +71,7 @@ NB_MODULE(_core, module) {
     export_names(module, "LOSSES", roundelay::loss_names);
     export_names(module, "WAITS", roundelay::waits_names);
     export_names(module, "TRACED", roundelay::traced_names);
+    export_names(module, "TRACED_WAYS", roundelay::way_names);
     module.attr("ENDING") = int(roundelay::ending);
     module.attr("INNER_TAGS") = roundelay::inner_tags;
     module.attr("WINDOW") = roundelay::window;

@@ -146,6 +146,7 @@ void Group::run(Call& call, const Ways& ways, std::span<const std::size_t> count
     const Way way = choose(call, ways, most * call.item, waiter);
     Program& program = *way.program;
     past_ = way.past;
+    mark.took(program.algorithm, way_number(ways, way));
     if (counts.empty()) {
         const bool read = far_ && program.reaches_in && call.record.in_at == World::nowhere;
         if (read) huge_pages_.note_read(call.in, program.in_here * count * call.item);

@@ -220,6 +220,7 @@ class Group {
         Program* program;
         bool past;
     };
+    static std::uint8_t way_number(const Ways& ways, const Way& way);
     Way choose(const Call& call, const Ways& ways, std::size_t bytes, Waiter& waiter);
     Way race(const Call& call, std::span<const Way> ways, bool in_arena, std::size_t bytes, Waiter& waiter);
     bool agree(const Call& call, const Program& program, Waiter& waiter);

@@ -478,10 +478,12 @@ PyWays* make_ways(std::vector<Program*> by_slots, std::vector<Program*> by_readi
     return new PyWays{{std::move(by_slots), std::move(by_reading), in_arena}, nb::tuple(kept)};
 }
 
-Program* make_program(nb::bytes data) {
+Program* make_program(nb::bytes data, int algorithm) {
     std::vector<std::uint32_t> words(data.size() / sizeof(std::uint32_t));
     std::memcpy(words.data(), data.c_str(), words.size() * sizeof(std::uint32_t));
-    return Program::decode(words).release();
+    auto program = Program::decode(words);
+    program->algorithm = std::uint8_t(algorithm);
+    return program.release();
 }
 
 }  // namespace
@@ -503,7 +505,7 @@ void register_group(nb::module_& module) {
                nb::arg("took"));
     module.def("cut", &cut, nb::arg("count"), nb::arg("parts"), nb::arg("part"));
     nb::class_<Program>(module, "Program")
-        .def(nb::new_(&make_program), nb::rv_policy::take_ownership);
+        .def(nb::new_(&make_program), nb::rv_policy::take_ownership, nb::arg("data"), nb::arg("algorithm") = 0xff);
     nb::class_<PyWays>(module, "Ways")
         .def(nb::new_(&make_ways), nb::rv_policy::take_ownership, nb::arg("by_slots"), nb::arg("by_reading"),
              nb::arg("in_arena").none())

@@ -28,9 +28,17 @@ std::uint64_t Group::show(CallMark& mark, const Call& call, const Program& progr
                 .site = record.site, .name = call.name, .thread = 0, .waits_for = -1,
                 .kind = Traced::call, .collective = record.collective,
                 .algorithm = record.algorithm, .dtype = record.dtype, .op = record.op,
-                .failed = 0, .unused = 0},
+                .failed = 0, .way = 0, .unused = 0},
                call.asked_ns);
     return bytes;
+}
+
+// As a trace numbers ways; 0 where nothing goes by any.
+std::uint8_t Group::way_number(const Ways& ways, const Way& way) {
+    if (way.program == ways.in_arena) return 5;
+    const bool reads = way.program->reaches_in;
+    if (!reads && way.program->slots == 0) return 0;
+    return std::uint8_t(1 + (reads ? 2 : 0) + (way.past ? 1 : 0));
 }
 
 }  // namespace roundelay

@@ -70,6 +70,7 @@ class Program {
 
     int rank = 0;
     int size = 1;
+    std::uint8_t algorithm = 0xff;  // its number, if it has one
     std::uint32_t posts = 0;
     std::uint32_t slots = 0;   // of the rank that has most
     std::uint32_t blocks = 1;

@@ -145,10 +145,18 @@ std::uint64_t Trace::begin(const TraceEvent& given, std::int64_t asked_ns) {
     event.dtype = given.dtype;
     event.op = given.op;
     event.failed = 0;
+    event.way = given.way;
     event.began_ns = now_ns();
     event.asked_ns = asked_ns == 0 ? event.began_ns : asked_ns;
     event.number.store(number, std::memory_order_release);
     return number;
+}
+
+void Trace::choose(std::uint64_t number, std::uint8_t algorithm, std::uint8_t way) {
+    TraceEvent& event = place(number);
+    if (event.number.load(std::memory_order_relaxed) != number) return;
+    event.algorithm = algorithm;
+    event.way = way;
 }
 
 void Trace::end(std::uint64_t number, std::int64_t waited_ns, std::int32_t waits_for, bool failed) {

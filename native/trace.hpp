@@ -54,6 +54,9 @@ enum class Traced : std::uint8_t { call, forward, backward, exchange, gather, st
 inline constexpr std::array<std::string_view, 9> traced_names = {
     "call", "forward", "backward", "exchange", "gather", "step", "checkpoint", "phase", "message"};
 
+inline constexpr std::array<std::string_view, 5> way_names = {
+    "slots", "slots past caches", "reading", "reading past caches", "arena"};
+
 struct TraceEvent {
     std::atomic<std::uint64_t> number;  // from 1; 0 while the event is written
     std::int64_t asked_ns, began_ns;
@@ -68,7 +71,7 @@ struct TraceEvent {
     std::int32_t waits_for;  // the rank that it waited for longest, or -1
     Traced kind;
     std::uint8_t collective, algorithm, dtype, op, failed;
-    std::uint16_t unused;
+    std::uint8_t way, unused;  // by which way a call ran: one of these below, and 1; 0 where nobody said
 };
 static_assert(sizeof(TraceEvent) == 96);
 
@@ -98,6 +101,8 @@ class Trace {
 
     // Begin an event; all but its number and clock is taken from `given`.
     std::uint64_t begin(const TraceEvent& given, std::int64_t asked_ns);
+    // Which algorithm a call takes, where there were several, and by which way.
+    void choose(std::uint64_t number, std::uint8_t algorithm, std::uint8_t way);
     void end(std::uint64_t number, std::int64_t waited_ns, std::int32_t waits_for, bool failed);
     // Source lines have the same numbers as in the world; each is copied when it first comes.
     void know_site(World& world, int world_rank, std::uint32_t site) {
@@ -138,6 +143,9 @@ class CallMark {
     bool traces() const { return trace_ != nullptr; }
     void begin(const TraceEvent& event, std::int64_t asked_ns) {
         number_ = trace_->begin(event, asked_ns);
+    }
+    void took(std::uint8_t algorithm, std::uint8_t way) {
+        if (trace_ != nullptr) [[unlikely]] trace_->choose(number_, algorithm, way);
     }
     // It has moved so much. Two threads at once may lose some: it is for people who look.
     void done(std::uint64_t bytes) {

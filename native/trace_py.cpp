@@ -54,7 +54,7 @@ void register_trace(nb::module_& module) {
                                     .count = 0, .site = 0, .name = name, .thread = 0,
                                     .waits_for = -1, .kind = Traced(kind), .collective = 0xff,
                                     .algorithm = 0xff, .dtype = 0xff, .op = 0xff, .failed = 0,
-                                    .unused = 0},
+                                    .way = 0, .unused = 0},
                                    0);
             },
             nb::arg("kind"), nb::arg("name") = 0, nb::arg("number") = 0, nb::arg("nbytes") = 0)
@@ -68,7 +68,7 @@ void register_trace(nb::module_& module) {
                      .site = trace.string(site), .name = trace.take_name(), .thread = 0,
                      .waits_for = -1, .kind = Traced::call, .collective = std::uint8_t(collective),
                      .algorithm = std::uint8_t(algorithm), .dtype = std::uint8_t(dtype),
-                     .op = std::uint8_t(op), .failed = 0, .unused = 0},
+                     .op = std::uint8_t(op), .failed = 0, .way = 0, .unused = 0},
                     0);
             },
             nb::arg("group"), nb::arg("call"), nb::arg("collective"), nb::arg("algorithm"),

@@ -16,6 +16,7 @@ LIVES: tuple[str, ...]
 LOSSES: tuple[str, ...]
 WAITS: tuple[str, ...]
 TRACED: tuple[str, ...]  # kinds of events
+TRACED_WAYS: tuple[str, ...]  # kinds of events
 
 ENDING: int  # in a call record, in place of a collective
 INNER_TAGS: int
@@ -137,7 +138,7 @@ class View:
 def cut(count: int, parts: int, part: int) -> int: ...
 
 class Program:
-    def __init__(self, data: bytes) -> None: ...
+    def __init__(self, data: bytes, algorithm: int = 0xFF) -> None: ...
 
 class Ways:
     in_here: int  # blocks of this rank's input and output, and of any buffer

@@ -12,7 +12,7 @@ import pytest
 from roundelay import _core
 from roundelay.errors import RecordError
 from roundelay.records import read_rank, read_run
-from roundelay.records.events import KINDS
+from roundelay.records.events import KINDS, WAYS
 from roundelay.records.read import EVENT, HEADER, VERSION
 
 JOB = bytes(range(16))
@@ -40,6 +40,7 @@ def test_only_ordinary_files_are_read(tmp_path: Path, make: Callable[[Path], Non
 
 def test_kinds_are_the_native_ones() -> None:
     assert KINDS == _core.TRACED
+    assert ("", *_core.TRACED_WAYS) == WAYS
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 50])

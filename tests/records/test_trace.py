@@ -223,3 +223,38 @@ some = dist.new_group([0, 1])  # another group, which is not taken down
 dist.all_reduce(x, group=some)
 dist.destroy_process_group()
 """
+
+
+RUNS = 12  # of each way of a race, at least
+
+
+@pytest.mark.parametrize("engine", ["threads", "shared_memory"])
+def test_the_way_that_really_ran_is_told(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A race tries algorithms in turn: each call's event has its own, the same on all ranks."""
+
+    def raced(comm: Communicator) -> None:
+        x, arena = np.ones(100_000), comm.empty(100_000)
+        for _ in range(8 * RUNS):
+            comm.scan(x)
+        for _ in range(3):
+            comm.all_reduce(arena)
+        comm.barrier()
+
+    monkeypatch.setenv("RD_TRACE", str(tmp_path))
+    rd.run(raced, 2, engine)
+    run = read_run(tmp_path)
+    told: dict[tuple[str, int], set[tuple[str, str]]] = {}
+    for _, event in run.calls():
+        told.setdefault((event.collective, event.call), set()).add((event.algorithm, event.way))
+    assert all(len(each) == 1 for each in told.values())
+    found = {name: {one for (other, _), each in told.items() if other == name for one in each}
+             for name in ("scan", "all_reduce", "barrier")}  # fmt: skip
+    assert found["scan"] == {
+        (algorithm, way)
+        for algorithm in ("direct", "pipeline")
+        for way in ("slots", "slots past caches")
+    }
+    assert found["all_reduce"] == {("two_shot", "arena")}
+    assert found["barrier"] == {("dissemination", "")}

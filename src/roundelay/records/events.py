@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["KINDS", "Event", "RankRecord", "RunRecord"]
+__all__ = ["KINDS", "WAYS", "Event", "RankRecord", "RunRecord"]
 
 #: What an event can be, by number; the native core has the same list as `TRACED`.
 KINDS = ("call", "forward", "backward", "exchange", "gather", "step", "checkpoint", "phase",
          "message")  # fmt: skip
+
+#: By which way a call ran; the first is for engines that have one only.
+WAYS = ("", "slots", "slots past caches", "reading", "reading past caches", "arena")
 
 
 class Event(NamedTuple):
@@ -35,6 +38,7 @@ class Event(NamedTuple):
     op: str
     thread: int
     failed: bool
+    way: str = ""  # of a call that has several: by slots, by reading others' memory, in the arena
 
     @property
     def title(self) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from roundelay.errors import RecordError
-from roundelay.records.events import KINDS, Event, RankRecord, RunRecord
+from roundelay.records.events import KINDS, WAYS, Event, RankRecord, RunRecord
 
 __all__ = ["read_rank", "read_run"]
 
@@ -24,7 +24,7 @@ NAME = re.compile(r"rank-(\d{1,7})\.rdtrace")
 MAGIC, VERSION = b"rdtrace\n", 1
 HEADER = struct.Struct("<8s4I16s40s2q4Q4IQ8I2I2Q")
 GROUP = struct.Struct("<Q2I")
-EVENT = struct.Struct("<Q4q4Q3IiB5BH")
+EVENT = struct.Struct("<Q4q4Q3IiB7B")
 SITES = 256  # strings that are source lines come first
 MOST_BYTES = 1 << 28  # of one file
 MOST_RANKS = 1 << 20
@@ -228,7 +228,7 @@ def _events(header: _Header, data: bytes, strings: _Strings, most: int) -> list[
 
 def _event(row: tuple[int, ...], strings: _Strings) -> Event | None:
     number, asked, began, ended, waited, call, nbytes, group, count = row[:9]
-    site, name, thread, waits_for, kind, collective, algorithm, dtype, op, failed, _ = row[9:]
+    site, name, thread, waits_for, kind, collective, algorithm, dtype, op, failed, way, _ = row[9:]
     if kind >= len(KINDS) or not 0 < asked <= began or (ended and ended < began):
         return None
     return Event(
@@ -238,4 +238,5 @@ def _event(row: tuple[int, ...], strings: _Strings) -> Event | None:
         collective=strings.of("collectives", collective),
         algorithm=strings.of("algorithms", algorithm), dtype=strings.of("dtypes", dtype),
         op=strings.of("ops", op), thread=thread, failed=bool(failed),
+        way=WAYS[way] if way < len(WAYS) else "",
     )  # fmt: skip

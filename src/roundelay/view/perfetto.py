@@ -83,7 +83,7 @@ def _slice(record: RankRecord, track: int, event: Event, length: int) -> Json:
     if event.kind == "call":
         args = {
             "call": event.call, "group": event.group, "collective": event.collective,
-            "algorithm": event.algorithm, "dtype": event.dtype, "op": event.op,
+            "algorithm": event.algorithm, "way": event.way, "dtype": event.dtype, "op": event.op,
             "elements": event.elements, "bytes": event.nbytes, "line": printable(event.site),
             "waited_us": event.waited / 1e3, "waits_for_rank": event.waits_for,
             "queued_us": (event.began - event.asked) / 1e3,

@@ -233,7 +233,9 @@ class _Drawing:
         told = [f"{event.title}: {took}"]
         if event.kind == "call":
             what = f"{event.collective} #{event.call} {event.dtype}, {nbytes_text(event.nbytes)}"
-            told.append(f"{what} ({event.algorithm})" if event.algorithm else what)
+            way = self.say(f"way {event.way}") if event.way else ""
+            how = ", ".join(word for word in (event.algorithm, way) if word)
+            told.append(f"{what} ({how})" if how else what)
             if event.waited:
                 waited = seconds_text(event.waited / 1e9)
                 told.append(self.say("waited", time=waited, rank=event.waits_for))

@@ -108,7 +108,8 @@ class ProgramCache:
         key = (name, root, reach)
         found = self._known.get(key)
         if found is None:
-            found = self._known.setdefault(key, _core.Program(self._compiled(name, root, reach)))
+            made = _core.Program(self._compiled(name, root, reach), self._selector.number(name))
+            found = self._known.setdefault(key, made)
         return found
 
     def _compiled(self, name: str, root: int, reach: Reach) -> bytes:
