@@ -33,11 +33,10 @@ std::uint64_t Group::show(CallMark& mark, const Call& call, const Program& progr
     return bytes;
 }
 
-// As a trace numbers ways; 0 where nothing goes by any.
+// As a trace numbers ways.
 std::uint8_t Group::way_number(const Ways& ways, const Way& way) {
     if (way.program == ways.in_arena) return 5;
     const bool reads = way.program->reaches_in;
-    if (!reads && way.program->slots == 0) return 0;
     return std::uint8_t(1 + (reads ? 2 : 0) + (way.past ? 1 : 0));
 }
 

@@ -257,4 +257,4 @@ def test_the_way_that_really_ran_is_told(
         for way in ("slots", "slots past caches")
     }
     assert found["all_reduce"] == {("two_shot", "arena")}
-    assert found["barrier"] == {("dissemination", "")}
+    assert found["barrier"] == {("dissemination", "slots")}
