@@ -24,7 +24,7 @@ WORDS = ("Pss_Anon", "Pss_Shmem", "SwapPss")
 STRATEGIES = [name for name in known_strategies() if not name.startswith("ps")]
 KINDS = {"fp32": "float32", "bf16": "bfloat16"}
 WIDTH, DEPTH = 512, 8  # 8 MiB of parameters in fp32
-LEAST, MOST = 0.95, 1.15
+LEAST, MOST = 0.95, 1.1
 NO_HUGE_PAGES, MMAP_THRESHOLD = 41, -3  # of prctl and of mallopt
 
 pytestmark = pytest.mark.skipif(
@@ -92,15 +92,32 @@ def in_processes(work: Any, size: int, *args: Any) -> list[Any]:
         gc.unfreeze()
 
 
+def in_a_new_process(call: str) -> Any:
+    """Return what a call of this module gives there.
+
+    Of a process that ran other tests, ranks copy what they touch: a small object that goes into a
+    hole left by what was freed there takes a whole page.
+    """
+    code = f"import {Path(__file__).stem} as own; print(own.{call})"
+    place = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    words = [sys.executable, "-c", code]
+    said = subprocess.run(words, env=place, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return ast.literal_eval(said)
+
+
+def found_by_ranks(precision: str, size: int) -> list[dict[str, tuple[int, int]]]:
+    rd.run(lambda comm: [trained(comm, name, precision, 8) for name in STRATEGIES], 2, "threads")
+    return in_processes(be_rank, size, precision)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("precision", KINDS)
 def test_ranks_take_what_is_predicted(precision: str, size: int) -> None:
-    """But for Python's own objects, 0.5 MiB of slots, and a little over for kernels of torch.
+    """But for Python's own objects, 0.4 MiB of slots and flags, and a little for kernels of torch.
 
-    Where reading others' memory is found to be quicker, 0.4 MiB to fold in are added.
+    Whichever way calls take, by slots or by reading, adds no more.
     """
-    rd.run(lambda comm: [trained(comm, name, precision, 8) for name in STRATEGIES], 2, "threads")
-    every = in_processes(be_rank, size, precision)
+    every = in_a_new_process(f"found_by_ranks({precision!r}, {size})")
     for rank, found in enumerate(every):
         for name, (real, predicted) in found.items():
             assert LEAST < real / predicted < MOST, (name, rank, real, predicted)
@@ -140,22 +157,12 @@ def peak(comm: Any) -> tuple[int, int, int]:
     return max(seen) - before, held, unit
 
 
-def in_processes_of_a_new_one() -> list[tuple[int, int, int]]:
-    code = f"import {Path(__file__).stem} as own; print(own.in_processes(own.peak, 2))"
-    place = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    words = [sys.executable, "-c", code]
-    said = subprocess.run(words, env=place, capture_output=True, text=True, check=True).stdout
-    found: list[tuple[int, int, int]] = ast.literal_eval(said)
-    return found
-
-
 def test_zero3_takes_two_units_beside_its_shards() -> None:
     """And while backward runs, the gradients of one, which autograd has made.
 
     What else a forked process takes meanwhile only adds, so the least of some runs is the model's.
-    The process that forks is new: of one that ran other tests, ranks copy what they touch.
     """
-    runs = [in_processes_of_a_new_one() for _ in range(3)]
+    runs = [in_a_new_process("in_processes(own.peak, 2)") for _ in range(3)]
     for rank in range(2):
         most, held, unit = min(run[rank] for run in runs)
         assert most < held + 4 * unit, [run[rank] for run in runs]
