@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from roundelay.engines import no_fast_path
+from roundelay.errors import InvalidArgumentError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -170,6 +171,42 @@ def test_odd_tensors_are_taken_or_refused_as_the_long_way_does(context: str, thr
         warnings.simplefilter("ignore")
         for found in threads(2, work):
             assert found == []
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_has_no_memory_is_refused(use: str, threads: Any) -> None:
+    """A functionalized tensor's own memory was given back, and its value lies elsewhere."""
+
+    def work(comm: Any) -> list[str]:
+        found = []
+        wrapped: Callable[[Any], Any] = torch.func.functionalize(lambda x: USES[use](comm, x))
+        calls: list[Callable[[], Any]] = [
+            lambda: USES[use](comm, functional()),
+            lambda: wrapped(torch.ones(4)),
+        ]
+        for call in calls:
+            try:
+                found.append(str(call()))
+            except InvalidArgumentError as error:
+                found.append("refused" if "functionalized" in str(error) else str(error))
+        return found
+
+    assert threads(2, work) == [["refused"] * 2] * 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 40_003])
+def test_to_rank_0_nothing_comes_in_an_exscan(count: int, threads: Any) -> None:
+    def work(comm: Any) -> list[tuple[bool, int]]:
+        seen = []
+        for _ in range(3):
+            x, out = torch.ones(count), torch.ones(2 * count)[::2]
+            same = comm.exscan(x) is x and comm.exscan(torch.ones(count), out=out) is out
+            seen.append((same, x._version + out._version))
+        return seen
+
+    first, *others = threads(3, work)
+    assert first == [(True, 0)] * 3
+    assert others == [[(True, 2)] * 3] * 2
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])

@@ -203,19 +203,18 @@ def test_hosts_with_different_secrets_do_not_join(hosts: Any) -> None:
         assert "ROUNDELAY_SECRET is not the same on all hosts" in told
 
 
-def test_pods_that_are_told_their_place_by_variables_alone_run_one_job(
-    hosts: Any, tmp_path: Path
-) -> None:
+def on_pods(hosts: Any, script: Path, folder: Path) -> list[str]:
+    """Return what a script's ranks print, two on each host, once all have ended well."""
     started = []
     for host in range(2):
         environ = {
-            **os.environ, "TMPDIR": str(tmp_path),
+            **os.environ, "TMPDIR": str(folder),
             # The five that Kubeflow's Trainer sets; PyTorchJob adds a RANK that is the pod's.
             "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(host),
             "PET_MASTER_ADDR": "10.213.77.1", "PET_MASTER_PORT": "29533",
             **({"RANK": "1", "WORLD_SIZE": "4"} if host else {}),
         }  # fmt: skip
-        command = hosts.inside(host, sys.executable, "-m", "roundelay", "run", str(EXAMPLE))
+        command = hosts.inside(host, sys.executable, "-m", "roundelay", "run", str(script))
         started.append(
             subprocess.Popen(
                 command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -223,10 +222,30 @@ def test_pods_that_are_told_their_place_by_variables_alone_run_one_job(
         )
     ended = [process.communicate(timeout=200) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
+    return [output for output, _ in ended]
+
+
+def test_pods_that_are_told_their_place_by_variables_alone_run_one_job(
+    hosts: Any, tmp_path: Path
+) -> None:
+    ended = on_pods(hosts, EXAMPLE, tmp_path)
     # torchrun's ranks share an output and print unbuffered: the ends of lines may come late.
     printed = sorted(
-        line for output, _ in ended for line in re.findall(r"rank \d of.*?on rank \d", output)
+        line for output in ended for line in re.findall(r"rank \d of.*?on rank \d", output)
     )
     text = EXAMPLE.read_text(encoding="utf-8")
     said = [line.split("] ", 1)[1] for line in text.splitlines() if line.strip().startswith("[")]
     assert printed == said != []
+
+
+def test_a_script_may_close_before_it_ends_and_twice(hosts: Any, tmp_path: Path) -> None:
+    script = tmp_path / "closes.py"
+    script.write_text(
+        "import roundelay as rd\n"
+        "comm = rd.init()\n"
+        "comm.barrier()\n"
+        "comm.close()\n"
+        "comm.close()\n"
+        "print('closed')\n"
+    )
+    assert sum(output.count("closed") for output in on_pods(hosts, script, tmp_path)) == 4

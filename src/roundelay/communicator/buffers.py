@@ -54,6 +54,10 @@ class Bound:
         """The dtype's number in the native core."""
         return CODES[self.dtype]
 
+    def unchanged(self) -> Any:
+        """Return what the caller passed, to which nothing was done."""
+        return self.given if self.given is not None else self.wrap(self.array)
+
     def require_writable(self, call: str, word: str, *, or_out: bool = False) -> None:
         """Refuse a buffer that the call must write and can't; `or_out` if it takes out= instead."""
         if not self.array.flags.writeable:
@@ -173,6 +177,11 @@ def _check_tensor(call: str, tensor: Any, torch: Any) -> None:
         )  # fmt: skip
         raise InvalidArgumentError(
             f"{call} needs a plain dense tensor, not a {kind} one; pass tensor.{way}."
+        )
+    if torch._is_functional_tensor(tensor):
+        raise InvalidArgumentError(
+            f"{call} needs a tensor with memory of its own, not a functionalized one. Make the "
+            f"call outside of torch.func.functionalize."
         )
     if tensor.is_conj() or tensor.is_neg():
         raise InvalidArgumentError(

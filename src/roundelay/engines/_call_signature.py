@@ -110,4 +110,5 @@ def _user_site() -> str:
     code, _, line = place
     path = Path(code.co_filename)
     here = Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
+    inside = here.name and path.is_relative_to(here)  # all lies in the root folder
+    return f"{path.relative_to(here) if inside else path}:{line}"

@@ -21,6 +21,9 @@ IN_NUMPY = frozenset({
     torch.complex64, torch.complex128,
 })  # fmt: skip
 
+#: Whether a tensor's value lies elsewhere, in place of memory of its own.
+functionalized = torch._is_functional_tensor  # noqa: SLF001 - torch's name for it
+
 
 def plain(call: str, tensor: Tensor) -> Tensor:
     """Return the tensor without autograd, if it is dense and on the CPU; else say the way out."""
@@ -39,6 +42,11 @@ def plain(call: str, tensor: Tensor) -> Tensor:
             f"{call} takes dense tensors, not {tensor.layout}; of sparse ones, all_reduce takes "
             f"COO. Pass tensor.to_dense()."
         )
+    if functionalized(tensor):
+        raise InvalidArgumentError(
+            f"{call} writes into memory, which a functionalized tensor has none of. Make the call "
+            f"outside of torch.func.functionalize."
+        )
     if tensor.is_conj() or tensor.is_neg():
         raise InvalidArgumentError(
             f"{call} writes into memory, which a lazily conjugated or negated tensor shares with "
@@ -49,7 +57,7 @@ def plain(call: str, tensor: Tensor) -> Tensor:
 
 def memory(call: str, tensor: Tensor, *, reduces: bool = False) -> Buffer:
     """Return the memory of a contiguous tensor, flat; dtypes that only move are bytes."""
-    if tensor.dtype in IN_NUMPY:
+    if tensor.dtype in IN_NUMPY and not functionalized(tensor):
         try:
             return (tensor.detach() if tensor.requires_grad else tensor).numpy().reshape(-1)
         except (TypeError, RuntimeError, NotImplementedError):

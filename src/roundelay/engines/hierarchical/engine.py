@@ -39,7 +39,7 @@ class Hierarchical(Engine):
     def __init__(self, places: HostTopology, inside: Engine, everyone: Engine | None) -> None:
         self.rank, self.size = places.rank, places.size
         self._places, self._inside, self._everyone = places, inside, everyone
-        self._queue = CallQueue()
+        self._queue, self._open = CallQueue(), True
         self._told: CommunicationError | None = None
         self._lane: Engine | None = None
         self._calls: HierarchicalCalls | None = None
@@ -186,6 +186,8 @@ class Hierarchical(Engine):
 
     def end_calls(self, how: str, *, together: bool, why: str = "") -> None:
         """Compare the end as a last call: with all hosts, and then inside this one."""
+        if not self._open:
+            return
         if together and self._calls is not None and self._told is None:
             nothing = np.empty(0, np.uint8)
             met = CollectiveCall(
@@ -206,6 +208,9 @@ class Hierarchical(Engine):
 
     def close(self) -> None:
         """Say goodbye, here and elsewhere, once all that was begun is over."""
+        if not self._open:
+            return
+        self._open = False
         self._queue.run(lambda: None)
         for engine in self._engines():
             engine.close()
