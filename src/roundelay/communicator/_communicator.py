@@ -20,7 +20,7 @@ from roundelay.communicator.groups import GroupCalls, not_over
 from roundelay.communicator.memory import require_host
 from roundelay.communicator.objects import ObjectCalls
 from roundelay.communicator.start import Handle, Start
-from roundelay.engines import CollectiveCall, Engine, narrowed, no_fast_path
+from roundelay.engines import CollectiveCall, Engine, no_fast_path
 from roundelay.errors import InvalidArgumentError
 from roundelay.processes.death import note_handled, raised_now
 from roundelay.records import Trace
@@ -185,7 +185,7 @@ class Communicator(GroupCalls, ObjectCalls):
         if not self._engine.devices:
             require_host(call.collective, (call.input, call.output))
         call.label = call.label or self._label
-        return call if self._engine.rounds else narrowed(call, self._engine.own_memory)
+        return self._engine.narrowed(call) if call.wide and not self._engine.rounds else call
 
     def _run(self, call: CollectiveCall, algorithm: str | None = None) -> Any:
         call = self._for_engine(call)

@@ -22,7 +22,6 @@ from roundelay.engines._call import (
 )
 from roundelay.engines._device_arrays import DeviceArray
 from roundelay.engines._inputs import ScheduleBuffer
-from roundelay.engines._narrow import narrowed
 from roundelay.engines._run_schedule import ScheduleRunner
 from roundelay.engines._selector import Candidates, ScheduleFor, Select, Selector, SizeClass
 from roundelay.reductions import Op
@@ -53,7 +52,6 @@ __all__ = [
     "Selector",
     "SizeClass",
     "engines",
-    "narrowed",
     "no_fast_path",
     "run_schedule",
     "wire_name",

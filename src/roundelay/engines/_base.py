@@ -156,6 +156,12 @@ class Engine(ABC):
         """Return bytes that the engine reaches best, as they are; other ranks need not ask."""
         return _own_bytes(nbytes)
 
+    def narrowed(self, call: CollectiveCall) -> CollectiveCall:
+        """Return a wide call rounded, in memory of its own, for who does not round by itself."""
+        from roundelay.engines._narrow import narrowed  # noqa: PLC0415 - see above
+
+        return narrowed(call, self.own_memory)
+
     def arena(self, *, closed: bool = False) -> Arena | None:  # noqa: ARG002 - of who has one
         """Return the memory that arrays can move into, if there is any; `closed`: even then."""
         return None
