@@ -95,6 +95,7 @@ def refused_in(comm: rd.Communicator, strategy: str, end: str, way: str) -> int 
     trained = Trained(comm, strategy, end)
     for step in range(4):
         try:
+            comm.barrier()  # else who is behind may hear of it a step earlier
             trained.step(way, apart=step == APART)
         except CollectiveMismatch as error:
             # Of targets rd.cross_entropy tells by itself, in the forward pass.
