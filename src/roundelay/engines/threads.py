@@ -22,6 +22,7 @@ __all__ = ["Threads"]
 
 Result = TypeVar("Result")
 SOON_S = 1.0  # for ranks to end by themselves after Ctrl-C
+LOOK_S = 0.2  # between two looks for signals
 TINY_S = 5e-5  # between two looks at a thread that ends
 
 
@@ -79,7 +80,10 @@ class _RankThread(threading.Thread, Generic[Result]):
     def wait(self) -> None:
         """Wait until the rank has ended, if it ever began."""
         if self.ident is not None:
-            self._ended.wait()  # join alone, interrupted once, forgets to wait
+            # Join alone, interrupted once, forgets to wait. And a signal that comes just before a
+            # wait begins does not interrupt it: it is heard at the next look.
+            while not self._ended.wait(LOOK_S):
+                pass
             self.join()
             self._see_off(time.monotonic() + SOON_S)
 
